@@ -1,0 +1,1 @@
+"""The rules of the broker: deterministic, no sockets, no clock, no asyncio."""

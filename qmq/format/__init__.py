@@ -1,0 +1,1 @@
+"""The bytes of QMQ: one format for wire, disk and Spark. No I/O, no clock."""

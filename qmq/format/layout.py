@@ -1,0 +1,162 @@
+"""Every fixed record layout of QMQ on one page: magics, versions, offsets, sizes, dtypes.
+
+All integers are little-endian. Times are microseconds since 1970-01-01 UTC (u64) and end in ``_us`` in code. The bytes
+are drawn in docs/FORMAT.md; this sheet is what the code uses, and every size is asserted at import.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The batch: one format for wire, disk and Spark
+#
+#   header (96) | run records (32 each) | table (msgpack) | run 0 | run 1 | ...
+#   each run:   length u32[n] | header_size u16[n] | crc32c u32[n] | optional columns | payload
+#
+# A piece is the same thing cut down to part of one run (magic PIECE_MAGIC); only the broker makes pieces, for pulls.
+
+BATCH_MAGIC: Final = 0x62514D51  # the bytes "QMQb"
+PIECE_MAGIC: Final = 0x70514D51  # the bytes "QMQp"
+BATCH_VERSION: Final = 1
+
+#: magic u32 | version u8 | reserved u8 | flags u16 | size u32 | table_size u32 | count u32 | runs u32 |
+#: position u64 | stored_at_us u64 | created_at_us u64 | partition u16 | store_id 6s | producer_id 16s |
+#: producer_sequence u64 | data_crc u32 | header_crc u32 | mark 8s
+BATCH_HEADER: Final = struct.Struct("<IBBHIIIIQQQH6s16sQII8s")
+BATCH_HEADER_SIZE: Final = 96
+
+#: What the broker stamps, as one packed write: position, stored_at_us (offset 24, 16 bytes) and partition, store id
+#: (offset 48, 8 bytes); then header_crc and mark (offset 84, 12 bytes).
+STAMP_PLACE: Final = struct.Struct("<QQ")
+STAMP_PLACE_OFFSET: Final = 24
+STAMP_STORE: Final = struct.Struct("<H6s")
+STAMP_STORE_OFFSET: Final = 48
+STAMP_SEAL: Final = struct.Struct("<I8s")
+STAMP_SEAL_OFFSET: Final = 84
+HEADER_CRC_OFFSET: Final = 84
+#: header_crc covers header bytes [0, 84) and everything from 96 up to the end of the table.
+BATCH_PREFIX_SIZE: Final = 84
+
+MARK_SIZE: Final = 8
+
+#: Batch flags (also piece flags): which optional columns every run of the batch has, in this order.
+HAS_TAGS: Final = 1 << 0
+HAS_KEY_HASH: Final = 1 << 1
+HAS_DELIVER_AT: Final = 1 << 2
+HAS_EXPIRE_AT: Final = 1 << 3
+HAS_ORIGIN_ID: Final = 1 << 4
+KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH  # the others are reserved: refused until something writes them
+
+#: (flag, bytes a message) of the optional columns, in file order.
+OPTIONAL_COLUMNS: Final = (
+    (HAS_TAGS, 4),
+    (HAS_KEY_HASH, 8),
+    (HAS_DELIVER_AT, 8),
+    (HAS_EXPIRE_AT, 8),
+    (HAS_ORIGIN_ID, 16),
+)
+#: length u32, header_size u16, crc32c u32
+FIXED_COLUMN_BYTES: Final = 10
+
+#: subject u16 (index into the table) | lane u16 | flags u16 | reserved u16 | count u32 | offset u32 (of the run, from
+#: the end of the table) | size u32 (columns and payload) | crc32c u32 (of those bytes) | first_sequence u64 (stamped)
+RUN: Final = struct.Struct("<HHHHIIIIQ")
+RUN_SIZE: Final = 32
+RUN_FIRST_SEQUENCE_OFFSET: Final = 24
+RUN_DTYPE: Final = np.dtype(
+    [
+        ("subject", "<u2"),
+        ("lane", "<u2"),
+        ("flags", "<u2"),
+        ("reserved", "<u2"),
+        ("count", "<u4"),
+        ("offset", "<u4"),
+        ("size", "<u4"),
+        ("crc", "<u4"),
+        ("first_sequence", "<u8"),
+    ]
+)
+MAX_RUNS: Final = 65_535
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Message log: segments and their sparse index
+
+SEGMENT_MAGIC: Final = b"QMQSEGMT"
+SEGMENT_VERSION: Final = 1
+#: magic 8s | version u16 | partition u16 | store_id 6s | reserved 6s | base u64 (position of file offset 0) |
+#: created_at_us u64 | reserved 20s | crc32c u32 (of the 60 bytes before)
+SEGMENT_HEADER: Final = struct.Struct("<8sHH6s6sQQ20sI")
+SEGMENT_HEADER_SIZE: Final = 64
+
+#: position u64 | stored_at_us u64, one a batch, in position order
+INDEX_ENTRY: Final = struct.Struct("<QQ")
+INDEX_ENTRY_SIZE: Final = 16
+INDEX_DTYPE: Final = np.dtype([("position", "<u8"), ("stored_at_us", "<u8")])
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Consumer log: one entry a run, in position order; and its order by (subject, lane, sequence)
+
+#: first_sequence u64 | position u64 (of the batch) | stored_at_us u64 | subject u32 (store-wide number) | count u32 |
+#: run u16 (index in the batch) | lane u16 | runs u16 (of the batch) | flags u16 (of the run) | run_size u32 |
+#: batch_size u32
+ENTRY: Final = struct.Struct("<QQQIIHHHHII")
+ENTRY_SIZE: Final = 48
+ENTRY_DTYPE: Final = np.dtype(
+    [
+        ("first_sequence", "<u8"),
+        ("position", "<u8"),
+        ("stored_at_us", "<u8"),
+        ("subject", "<u4"),
+        ("count", "<u4"),
+        ("run", "<u2"),
+        ("lane", "<u2"),
+        ("runs", "<u2"),
+        ("flags", "<u2"),
+        ("run_size", "<u4"),
+        ("batch_size", "<u4"),
+    ]
+)
+
+#: What a derived file (index, entries, order) starts with:
+#: magic 8s | version u16 | partition u16 | store_id 6s | sealed u8 | reserved 5s | base u64 (of its segment) |
+#: covered u64 (position up to which it covers, when sealed) | count u64 (records, when sealed) |
+#: first_row u64 | body_crc u32 (crc32c of all after this header, when sealed) | crc32c u32 (of the 60 bytes before)
+DERIVED_HEADER: Final = struct.Struct("<8sHH6sB5sQQQQII")
+DERIVED_HEADER_SIZE: Final = 64
+INDEX_MAGIC: Final = b"QMQINDEX"
+ENTRIES_MAGIC: Final = b"QMQENTRY"
+ORDER_MAGIC: Final = b"QMQORDER"
+DERIVED_VERSION: Final = 1
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Store identity (two copies), checkpoints, subject registry
+
+IDENTITY_MAGIC: Final = b"QMQSTORE"
+IDENTITY_VERSION: Final = 1
+CHECKPOINT_MAGIC: Final = b"QMQCHECK"
+CHECKPOINT_VERSION: Final = 1
+SUBJECTS_MAGIC: Final = b"QMQSUBJS"
+SUBJECTS_VERSION: Final = 1
+
+STORE_ID_SIZE: Final = 6
+SECRET_SIZE: Final = 16
+PRODUCER_ID_SIZE: Final = 16
+MESSAGE_ID: Final = struct.Struct(">6sHQ")  # big-endian, so that the hex form sorts by store, partition, position
+MESSAGE_ID_SIZE: Final = 16
+
+#: Positions of a new directory start at a random base below this.
+MAX_POSITION_BASE: Final = 1 << 61
+
+assert struct.pack("<I", BATCH_MAGIC) == b"QMQb"
+assert struct.pack("<I", PIECE_MAGIC) == b"QMQp"
+assert BATCH_HEADER.size == BATCH_HEADER_SIZE
+assert RUN.size == RUN_SIZE == RUN_DTYPE.itemsize
+assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE
+assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_DTYPE.itemsize
+assert ENTRY.size == ENTRY_SIZE == ENTRY_DTYPE.itemsize
+assert DERIVED_HEADER.size == DERIVED_HEADER_SIZE
+assert MESSAGE_ID.size == MESSAGE_ID_SIZE

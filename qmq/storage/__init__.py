@@ -1,0 +1,1 @@
+"""The files: knows bytes, positions and numpy; nothing of sockets, groups or time."""
