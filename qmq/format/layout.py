@@ -82,6 +82,15 @@ RUN_DTYPE: Final = np.dtype(
 )
 MAX_RUNS: Final = 65_535
 
+#: A piece's header: magic u32 | version u8 | whole u8 (1: the whole run, data_crc is its crc; 0: cut, the messages' own
+#: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | count u32 | ordinal u32 (in the batch, of the
+#: piece's first message) | subject_size u16 | lane u16 | position u64 (of the batch) | stored_at_us u64 |
+#: created_at_us u64 | first_sequence u64 | partition u16 | store_id 6s | run_flags u16 | run u16 | data_crc u32 |
+#: reserved u32 | header_crc u32 (of the header before it and the subject); then the subject, then the data.
+PIECE_HEADER: Final = struct.Struct("<IBBHIIIHHQQQQH6sHHIII")
+PIECE_HEADER_SIZE: Final = 80
+PIECE_CRC_OFFSET: Final = 76
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Message log: segments and their sparse index
 
@@ -154,6 +163,7 @@ MAX_POSITION_BASE: Final = 1 << 61
 assert struct.pack("<I", BATCH_MAGIC) == b"QMQb"
 assert struct.pack("<I", PIECE_MAGIC) == b"QMQp"
 assert BATCH_HEADER.size == BATCH_HEADER_SIZE
+assert PIECE_HEADER.size == PIECE_HEADER_SIZE
 assert RUN.size == RUN_SIZE == RUN_DTYPE.itemsize
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE
 assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_DTYPE.itemsize

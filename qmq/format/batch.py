@@ -1,0 +1,361 @@
+"""The batch: checked and stamped by the broker, validated again by recovery, verify and Spark.
+
+Nothing here looks at a message: the work is per batch and, where a batch has several runs, vectorised over runs. A batch
+of one run takes a ``struct`` path without numpy, except for its length column.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import BadBatch, MessageTooLarge, QmqError
+from qmq.format.layout import (
+    BATCH_HEADER,
+    BATCH_HEADER_SIZE,
+    BATCH_MAGIC,
+    BATCH_PREFIX_SIZE,
+    BATCH_VERSION,
+    ENTRY_DTYPE,
+    FIXED_COLUMN_BYTES,
+    KNOWN_FLAGS,
+    MARK_SIZE,
+    MAX_RUNS,
+    OPTIONAL_COLUMNS,
+    RUN,
+    RUN_DTYPE,
+    RUN_FIRST_SEQUENCE_OFFSET,
+    RUN_SIZE,
+    STAMP_PLACE,
+    STAMP_PLACE_OFFSET,
+    STAMP_SEAL,
+    STAMP_SEAL_OFFSET,
+    STAMP_STORE,
+    STAMP_STORE_OFFSET,
+)
+from qmq.names import check_subject
+
+#: bytes a message takes in columns, by batch flags
+COLUMN_BYTES: Final = tuple(
+    FIXED_COLUMN_BYTES + sum(size for flag, size in OPTIONAL_COLUMNS if flags & flag) for flags in range(32)
+)
+
+#: Below this many messages ``struct`` beats numpy for a column.
+FEW: Final = 16
+
+_MARK_INPUT: Final = struct.Struct("<QI")
+_FIRST_SEQUENCE: Final = struct.Struct("<Q")
+_NAMES_CACHE_ENTRIES: Final = 4_096
+_NAMES_CACHE_KEY_BYTES: Final = 1_024
+
+Runs = npt.NDArray[np.void]
+EntryRow = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+class Header(NamedTuple):
+    """The fields of a batch header, in file order."""
+
+    magic: int
+    version: int
+    reserved: int
+    flags: int
+    size: int
+    table_size: int
+    count: int
+    runs: int
+    position: int
+    stored_at_us: int
+    created_at_us: int
+    partition: int
+    store_id: bytes
+    producer_id: bytes
+    producer_sequence: int
+    data_crc: int
+    header_crc: int
+    mark: bytes
+
+    @property
+    def data_start(self) -> int:
+        """Where run 0 begins, from the batch's first byte."""
+        return BATCH_HEADER_SIZE + RUN_SIZE * self.runs + self.table_size
+
+
+class CheckedBatch(NamedTuple):
+    """A batch that holds what it says. ``run`` is set when it has one run, else ``runs`` is the record array."""
+
+    header: Header
+    names: tuple[str, ...]
+    run: tuple[int, int, int, int, int, int, int, int, int] | None
+    runs: Runs | None
+
+
+class BatchLimits(NamedTuple):
+    """What a broker accepts: bytes a message (header and body), subjects it may name are checked elsewhere."""
+
+    max_message_bytes: int = 4 << 20
+
+
+def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
+    """The header at *offset*; says nothing about whether it is right. The view must hold 96 bytes from there."""
+    return Header._make(BATCH_HEADER.unpack_from(view, offset))
+
+
+def mark_of(secret: bytes, position: int, header_crc: int) -> bytes:
+    """8 bytes that only the store can make: they let recovery tell a header from bytes in a body."""
+    return blake2b(_MARK_INPUT.pack(position, header_crc), digest_size=MARK_SIZE, key=secret).digest()
+
+
+def header_crc_of(view: memoryview, data_start: int) -> int:
+    """The checksum over the header (but for itself and the mark), the runs and the table."""
+    return crc32c(view[BATCH_HEADER_SIZE:data_start], crc32c(view[:BATCH_PREFIX_SIZE]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The broker's check
+
+
+def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
+    """Check a batch as a client sent it: *view* is exactly the batch.
+
+    Raises BadBatch when it contradicts itself, MessageTooLarge when a message is over the limit, InvalidName.
+    """
+    if len(view) < BATCH_HEADER_SIZE + RUN_SIZE:
+        raise BadBatch(f"a batch of {len(view)} bytes is shorter than its header and one run")
+    header = parse_header(view)
+    data_start = header.data_start
+    if header.magic != BATCH_MAGIC or header.version != BATCH_VERSION:
+        raise BadBatch(f"not a batch of version {BATCH_VERSION}: magic {header.magic:#x}, version {header.version}")
+    if header.reserved or header.flags & ~KNOWN_FLAGS:
+        raise BadBatch(f"unknown flags {header.flags:#x}; this broker knows {KNOWN_FLAGS:#x}")
+    if header.size != len(view) or data_start > header.size or not 1 <= header.runs <= MAX_RUNS:
+        raise BadBatch(f"sizes do not add up: size {header.size} of {len(view)}, {header.runs} runs")
+    if header_crc_of(view, data_start) != header.header_crc:
+        raise BadBatch("the checksum of header, runs and table is wrong")
+    if crc32c(view[data_start:]) != header.data_crc:
+        raise BadBatch("the checksum of the data is wrong")
+    names = names_of(bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start]))
+    if header.runs == 1:
+        return CheckedBatch(header, names, _check_run(view, header, names, limits), None)
+    return CheckedBatch(header, names, None, _check_runs(view, header, names, limits))
+
+
+def _check_run(
+    view: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
+) -> tuple[int, int, int, int, int, int, int, int, int]:
+    run = RUN.unpack_from(view, BATCH_HEADER_SIZE)
+    subject, lane, flags, reserved, count, offset, size, crc, _ = run
+    start = header.data_start
+    column_bytes = COLUMN_BYTES[header.flags] * count
+    if subject >= len(names) or lane or flags or reserved or offset:
+        raise BadBatch(f"run 0 is not valid: subject {subject} of {len(names)}, lane {lane}, flags {flags:#x}")
+    if count != header.count or not count or size != header.size - start or column_bytes > size:
+        raise BadBatch(f"run 0 does not add up: {count} messages of {header.count} in {size} bytes")
+    if crc != header.data_crc:
+        raise BadBatch("the checksum of run 0 is wrong")
+    if count <= FEW:
+        lengths = struct.unpack_from(f"<{count}I", view, start)
+        header_sizes = struct.unpack_from(f"<{count}H", view, start + 4 * count)
+        total, longest = sum(lengths), max(lengths)
+        fits = all(map(int.__le__, header_sizes, lengths))
+    else:
+        column = np.frombuffer(view, "<u4", count, start)
+        total, longest = int(column.sum(dtype=np.uint64)), int(column.max())
+        fits = not (np.frombuffer(view, "<u2", count, start + 4 * count) > column).any()
+    if total != size - column_bytes or not fits:
+        raise BadBatch(f"the lengths of run 0 sum to {total}, its payload has {size - column_bytes} bytes")
+    if longest > limits.max_message_bytes:
+        raise _too_large(longest, limits)
+    return run
+
+
+def _check_runs(view: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits) -> Runs:
+    runs: Runs = np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
+    start = header.data_start
+    counts, sizes, offsets = runs["count"], runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
+    ends = np.cumsum(sizes)
+    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(runs["subject"].max()) >= len(names):
+        raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
+    if len(np.unique(runs["subject"])) != header.runs:
+        raise BadBatch("two runs of one batch have the same subject")
+    if int(ends[-1]) != header.size - start or not np.array_equal(offsets, ends - sizes):
+        raise BadBatch("the runs do not lie one after another")
+    if not counts.all() or int(counts.sum(dtype=np.uint64)) != header.count:
+        raise BadBatch(f"the runs do not have {header.count} messages in all")
+    column_bytes = counts.astype(np.int64) * COLUMN_BYTES[header.flags]
+    if (column_bytes > sizes).any():
+        raise BadBatch("a run is shorter than its columns")
+    data = view[start:]
+    bounds = zip(offsets.tolist(), ends.tolist(), strict=True)
+    if [crc32c(data[a:b]) for a, b in bounds] != runs["crc"].tolist():
+        raise BadBatch("the checksum of a run is wrong")
+    lengths, header_sizes = gather_lengths(data, offsets, counts)
+    firsts = np.cumsum(counts, dtype=np.int64) - counts
+    if not np.array_equal(np.add.reduceat(lengths, firsts), sizes - column_bytes) or (header_sizes > lengths).any():
+        raise BadBatch("the lengths of a run do not sum to its payload")
+    longest = int(lengths.max())
+    if longest > limits.max_message_bytes:
+        raise _too_large(longest, limits)
+    return runs
+
+
+def gather_lengths(
+    data: memoryview, offsets: npt.NDArray[np.int64], counts: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Lengths and header sizes of all messages of runs that begin at *offsets* of *data*: int64[n] each."""
+    counts = counts.astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(firsts, counts)
+    starts = np.repeat(offsets, counts)
+    # Every byte offset seen as the start of an integer: one fancy index then reads unaligned columns of many runs.
+    u4 = np.ndarray((max(len(data) - 3, 0),), "<u4", data, 0, (1,))
+    u2 = np.ndarray((max(len(data) - 1, 0),), "<u2", data, 0, (1,))
+    lengths = u4[starts + 4 * within]
+    header_sizes = u2[starts + 4 * np.repeat(counts, counts) + 2 * within]
+    return lengths.astype(np.int64), header_sizes.astype(np.int64)
+
+
+def _too_large(longest: int, limits: BatchLimits) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"a message of {longest} bytes (header and body) is over the broker's max_message_bytes of "
+        f"{limits.max_message_bytes}; send it in parts or raise the limit"
+    )
+
+
+_names_cache: dict[bytes, tuple[str, ...]] = {}
+
+
+def names_of(table: bytes) -> tuple[str, ...]:
+    """The subjects that a table names, each checked. Raises BadBatch, InvalidName. Small tables are cached."""
+    names = _names_cache.get(table)
+    if names is not None:
+        return names
+    try:
+        content = msgpack.unpackb(
+            table, raw=False, max_map_len=16, max_array_len=MAX_RUNS, max_str_len=1_024, max_bin_len=1_024, max_ext_len=0
+        )
+        names = tuple(content["subjects"])
+    except QmqError:
+        raise
+    except Exception as error:  # whatever msgpack or a wrong shape raises
+        raise BadBatch(f"the table is not a msgpack map with a list of subjects: {error!r}") from None
+    for name in names:
+        check_subject(name)
+    if len(table) <= _NAMES_CACHE_KEY_BYTES:
+        if len(_names_cache) >= _NAMES_CACHE_ENTRIES:
+            _names_cache.clear()
+        _names_cache[table] = names
+    return names
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stamping
+
+
+def stamp(
+    view: memoryview,
+    batch: CheckedBatch,
+    *,
+    position: int,
+    stored_at_us: int,
+    partition: int,
+    store_id: bytes,
+    secret: bytes,
+    first_sequences: int | npt.NDArray[np.uint64],
+) -> None:
+    """Write what the broker gives into the batch, in place: position, time, store, sequences, checksum and mark.
+
+    *first_sequences* is one int for a batch of one run, else u64[runs].
+    """
+    STAMP_PLACE.pack_into(view, STAMP_PLACE_OFFSET, position, stored_at_us)
+    STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
+    if batch.runs is None:
+        _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequences)
+    else:
+        batch.runs["first_sequence"] = first_sequences  # a view: the received buffer is writable
+    crc = header_crc_of(view, batch.header.data_start)
+    STAMP_SEAL.pack_into(view, STAMP_SEAL_OFFSET, crc, mark_of(secret, position, crc))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What lies on disk
+
+
+def validate_stored(view: memoryview, position: int, secret: bytes, store_id: bytes | None = None) -> Header:
+    """Check the stored batch that begins *view* (which may go on behind it), said to lie at *position*.
+
+    Raises BadBatch with the reason: header or data do not fit their checksums, another position or store, a wrong mark.
+    """
+    header = validate_stored_header(view, position, secret, store_id)
+    if crc32c(view[header.data_start : header.size]) != header.data_crc:
+        raise BadBatch("the checksum of the data is wrong")
+    return header
+
+
+def validate_stored_header(view: memoryview, position: int, secret: bytes, store_id: bytes | None = None) -> Header:
+    """As validate_stored, but for the data's checksum: what re-synchronising after bad bytes asks of a header."""
+    if len(view) < BATCH_HEADER_SIZE + RUN_SIZE:
+        raise BadBatch("cut short in the header")
+    header = parse_header(view)
+    if header.magic != BATCH_MAGIC:
+        raise BadBatch("no batch begins here")
+    if header.version != BATCH_VERSION:
+        raise BadBatch(f"batch version {header.version} is not known; this one reads {BATCH_VERSION}")
+    if header.position != position or (store_id is not None and header.store_id != store_id):
+        raise BadBatch(f"the batch says that it lies at {header.position} of store {header.store_id.hex()}")
+    if not header.runs or header.data_start > header.size:
+        raise BadBatch("sizes do not add up")
+    if header.size > len(view):
+        raise BadBatch(f"cut short: {len(view)} of {header.size} bytes")
+    if header_crc_of(view, header.data_start) != header.header_crc:
+        raise BadBatch("the checksum of header, runs and table is wrong")
+    if mark_of(secret, position, header.header_crc) != header.mark:
+        raise BadBatch("the mark is not this store's")
+    return header
+
+
+def runs_of(view: memoryview, header: Header) -> Runs:
+    """The run records of a batch that begins *view*: RUN_DTYPE[runs], a view."""
+    return np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
+
+
+def stored_names(view: memoryview, header: Header) -> tuple[str, ...]:
+    """The subjects in the table of a batch that begins *view*."""
+    start = BATCH_HEADER_SIZE + RUN_SIZE * header.runs
+    return names_of(bytes(view[start : header.data_start]))
+
+
+def entry_of(
+    batch: CheckedBatch, position: int, stored_at_us: int, subject_number: int, first_sequence: int
+) -> EntryRow:
+    """The consumer-log entry of a batch of one run, in the order of layout.ENTRY."""
+    run = batch.run
+    assert run is not None
+    header = batch.header
+    return (
+        first_sequence, position, stored_at_us, subject_number, run[4], 0, run[1], 1, run[2], run[6], header.size,
+    )  # fmt: skip
+
+
+def entries_of(
+    runs: Runs, size: int, position: int, stored_at_us: int, subject_numbers: npt.NDArray[Any]
+) -> npt.NDArray[np.void]:
+    """The consumer-log entries of a stamped batch: ENTRY_DTYPE[runs]. *subject_numbers* goes by run."""
+    entries = np.empty(len(runs), ENTRY_DTYPE)
+    entries["first_sequence"] = runs["first_sequence"]
+    entries["position"] = position
+    entries["stored_at_us"] = stored_at_us
+    entries["subject"] = subject_numbers
+    entries["count"] = runs["count"]
+    entries["run"] = np.arange(len(runs), dtype=np.uint16)
+    entries["lane"] = runs["lane"]
+    entries["runs"] = len(runs)
+    entries["flags"] = runs["flags"]
+    entries["run_size"] = runs["size"]
+    entries["batch_size"] = size
+    return entries
