@@ -1,0 +1,181 @@
+"""What goes into the broker's state machine and what comes out. ``connection`` is an opaque int that the server gives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import QmqError
+
+Buffer = bytes | memoryview
+
+
+class Now(NamedTuple):
+    """Time as an argument: the monotonic clock for waits, the wall clock for stamps. Both microseconds."""
+
+    monotonic_us: int
+    wall_us: int
+
+
+# --- in: from clients ------------------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """One batch; the view is writable, is stamped in place, and must stay until the next ``turn``."""
+
+    connection: int
+    request: int
+    batch: memoryview
+    flush: bool
+
+
+class Subscribe(NamedTuple):
+    """Take part in a group, or (group None) follow alone. ``start`` is None for the default of the kind.
+
+    ``start`` is "first", "last", ("time", microseconds) or ("sequence", number).
+    """
+
+    connection: int
+    request: int
+    group: str | None
+    prefixes: tuple[str, ...]
+    consumer: str
+    start: str | tuple[str, int] | None
+
+
+class Pull(NamedTuple):
+    """Ask for messages: answered with at least min_count or when timeout_ms is over, at most max_count and max_bytes."""
+
+    connection: int
+    request: int
+    subscription: int
+    max_count: int
+    min_count: int
+    max_bytes: int
+    timeout_ms: int
+
+
+class Withdraw(NamedTuple):
+    """Answer that parked pull now, with what is there (maybe nothing)."""
+
+    connection: int
+    pull_request: int
+
+
+class Unsubscribe(NamedTuple):
+    connection: int
+    request: int
+    subscription: int
+
+
+class LastSequence(NamedTuple):
+    """The last producer sequence stored of a producer."""
+
+    connection: int
+    request: int
+    producer_id: bytes
+
+
+class ListSubjects(NamedTuple):
+    """Subjects that a prefix matches, by number, from number ``after`` on."""
+
+    connection: int
+    request: int
+    prefix: str
+    after: int
+    limit: int
+
+
+class Disconnected(NamedTuple):
+    """The connection is gone: its pulls and subscriptions with it."""
+
+    connection: int
+
+
+# --- in: from the wiring ---------------------------------------------------------------------------------------------
+
+
+class Synced(NamedTuple):
+    """The fdatasync that SyncWanted asked for is done up to ``position``."""
+
+    partition: int
+    position: int
+
+
+class SyncBroken(NamedTuple):
+    """It failed: nothing more is acknowledged from that partition."""
+
+    partition: int
+    error: QmqError
+
+
+Command = (
+    Send | Subscribe | Pull | Withdraw | Unsubscribe | LastSequence | ListSubjects | Disconnected | Synced | SyncBroken
+)
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """A batch is acknowledged. ``first_sequences`` is one int for a batch of one run, else u64[runs]."""
+
+    connection: int
+    request: int
+    position: int
+    stored_at_us: int
+    partition: int
+    first_sequences: int | npt.NDArray[np.uint64]
+
+
+class Subscribed(NamedTuple):
+    connection: int
+    request: int
+    subscription: int
+
+
+class Messages(NamedTuple):
+    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all, ``count`` messages; empty when none came."""
+
+    connection: int
+    request: int
+    buffers: list[Buffer]
+    size: int
+    count: int
+
+
+class Unsubscribed(NamedTuple):
+    connection: int
+    request: int
+
+
+class LastSequenceIs(NamedTuple):
+    connection: int
+    request: int
+    sequence: int | None
+
+
+class SubjectList(NamedTuple):
+    """Rows (name, first sequence, next sequence, messages); ``after`` is what to ask for next, None at the end."""
+
+    connection: int
+    request: int
+    rows: list[tuple[str, int, int, int]]
+    after: int | None
+
+
+class Refused(NamedTuple):
+    connection: int
+    request: int
+    error: QmqError
+
+
+class SyncWanted(NamedTuple):
+    """Run ``store.sync(partition)`` in a thread, then hand in Synced(partition, position) or SyncBroken."""
+
+    partition: int
+    position: int
+
+
+Effect = Sent | Subscribed | Messages | Unsubscribed | LastSequenceIs | SubjectList | Refused | SyncWanted

@@ -1,0 +1,146 @@
+"""Frames: the wire format, without I/O. docs/PROTOCOL.md is the contract; this is its code.
+
+A frame is a header (16 bytes: size u32 of the whole frame, kind u8, flags u8, meta_size u16, request u64), a small
+msgpack map ``meta`` (may be empty: 0 bytes) and an opaque payload. Answers repeat the request number of what they answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from qmq import errors
+from qmq.errors import ProtocolError, QmqError
+
+PROTOCOL_VERSION: Final = 1
+
+FRAME: Final = struct.Struct("<IBBHQ")
+FRAME_SIZE: Final = 16
+MAX_META_BYTES: Final = 0xFFFF
+#: A hello is the first frame, and small: until it is read nobody knows who talks.
+MAX_HELLO_BYTES: Final = 4_096
+
+#: PULL payload: subscription u32 | max_count u32 | min_count u32 | max_bytes u32 | timeout_ms u32
+PULL: Final = struct.Struct("<IIIII")
+#: WITHDRAW payload: request u64 of the pull
+WITHDRAW: Final = struct.Struct("<Q")
+#: UNSUBSCRIBE payload: subscription u32
+UNSUBSCRIBE: Final = struct.Struct("<I")
+#: SENT payload: position u64 | stored_at_us u64 | partition u16 | store_id 6s | runs u32, then first_sequence u64 a run
+SENT: Final = struct.Struct("<QQH6sI")
+
+#: SEND flag: durability flush (else append)
+FLUSH: Final = 1
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Requests are below 128, answers above."""
+
+    HELLO = 1
+    SEND = 2
+    SUBSCRIBE = 3
+    PULL = 4
+    WITHDRAW = 5
+    UNSUBSCRIBE = 6
+    LAST_SEQUENCE = 7
+    SUBJECTS = 8
+    WELCOME = 129
+    SENT = 130
+    SUBSCRIBED = 131
+    MESSAGES = 132
+    UNSUBSCRIBED = 134
+    LAST_SEQUENCE_IS = 135
+    SUBJECT_LIST = 136
+    ERROR = 255
+
+
+class Frame(NamedTuple):
+    """One frame; ``payload`` is a view into the buffer it came in."""
+
+    kind: int
+    flags: int
+    request: int
+    meta: memoryview
+    payload: memoryview
+
+
+def encode_frame(kind: int, request: int, meta: bytes = b"", payload_size: int = 0, flags: int = 0) -> bytes:
+    """The header and meta of a frame whose payload (of that size) follows."""
+    return FRAME.pack(FRAME_SIZE + len(meta) + payload_size, kind, flags, len(meta), request) + meta
+
+
+def pack_meta(fields: dict[str, Any]) -> bytes:
+    """A meta part. Raises ProtocolError when it is over 65,535 bytes."""
+    meta: bytes = msgpack.packb(fields)
+    if len(meta) > MAX_META_BYTES:
+        raise ProtocolError(f"the fields of a frame take {len(meta)} bytes, at most {MAX_META_BYTES} are allowed")
+    return meta
+
+
+def unpack_meta(meta: memoryview) -> dict[str, Any]:
+    """Read a meta part; sizes inside are bounded by its own. Raises ProtocolError when it is not a map of strings."""
+    if not len(meta):
+        return {}
+    size = len(meta)
+    try:
+        fields = msgpack.unpackb(
+            meta, raw=False, max_map_len=64, max_array_len=4_096, max_str_len=size, max_bin_len=size, max_ext_len=0
+        )
+    except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
+        raise ProtocolError(f"the meta part of a frame is not valid msgpack: {error!r}") from None
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise ProtocolError("the meta part of a frame is not a map with names")
+    return fields
+
+
+def encode_error(request: int, error: QmqError) -> bytes:
+    """An ERROR frame; request 0 means the connection itself."""
+    fields = {"code": error.code, "message": str(error)[:4_000], "retryable": error.retryable}
+    return encode_frame(Kind.ERROR, request, pack_meta(fields))
+
+
+_ERRORS: Final[dict[str, type[QmqError]]] = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, QmqError) and "code" in vars(kind)
+}
+
+
+class RemoteError(QmqError):
+    """The broker answered with an error that this client has no class for."""
+
+    code = "remote_error"
+
+
+def decode_error(frame: Frame) -> QmqError:
+    """The error of an ERROR frame, as the class of that code."""
+    fields = unpack_meta(frame.meta)
+    code, message = str(fields.get("code", "")), str(fields.get("message", ""))
+    kind = _ERRORS.get(code)
+    if kind is None:
+        return RemoteError(f"{code}: {message}")
+    return kind(message)
+
+
+def split_frames(view: memoryview, max_frame_bytes: int) -> Iterator[Frame]:
+    """The complete frames that *view* begins with, in order; their sizes sum to what was used.
+
+    Raises ProtocolError at a header whose sizes lie or are over *max_frame_bytes*, after the frames before it.
+    """
+    offset, end = 0, len(view)
+    while end - offset >= FRAME_SIZE:
+        size, kind, flags, meta_size, request = FRAME.unpack_from(view, offset)
+        if not FRAME_SIZE + meta_size <= size <= max_frame_bytes:
+            raise ProtocolError(
+                f"a frame header says {size} bytes with {meta_size} of meta; "
+                f"at least {FRAME_SIZE} and at most {max_frame_bytes} bytes a frame are allowed"
+            )
+        if end - offset < size:
+            return
+        start = offset + FRAME_SIZE
+        yield Frame(kind, flags, request, view[start : start + meta_size], view[start + meta_size : offset + size])
+        offset += size
