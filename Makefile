@@ -1,0 +1,30 @@
+# The front door. `make demo` or `make test` on a fresh machine does all the set-up; it needs Python 3.11+, git, make.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help env demo serve test lint bench
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+env: .venv/ready  ## .venv with the qmq command in it
+.venv/ready: pyproject.toml requirements.lock
+	@scripts/make-env
+
+demo: env  ## a broker, real orders through it, and what happened (ARGS=... for examples/demo.py)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+serve: env  ## a broker on ./qmq-data (ARGS=... for qmq serve)
+	@exec $(BIN)/qmq serve $(ARGS)
+
+lint: env  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint  ## lint, then every test with coverage (ARGS=... for pytest)
+	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+
+bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
+	@$(BIN)/qmq bench $(ARGS)
