@@ -183,36 +183,58 @@ def _column_sizes(flags: int) -> list[int]:
     return [4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)]
 
 
-def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
-    """The buffers of a piece with messages [start, stop) of a run of a stored batch (None: to its end), and their size.
+class StoredBatch:
+    """A stored batch from which pieces are cut; its header is checked once. *view* begins with it."""
 
-    Raises BadBatch when the batch's header does not fit its checksum: what it says can't be relied on then.
-    """
-    header = parse_header(batch)
-    data_start = header.data_start
-    if header.magic != BATCH_MAGIC or data_start > len(batch) or header_crc_of(batch, data_start) != header.header_crc:
-        raise BadBatch(f"the header of the batch at position {header.position} does not fit its checksum")
-    record = RUN.unpack_from(batch, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
-    subject_index, lane, run_flags, _, count, offset, size, crc, first_sequence = record
-    ordinal = 0
-    if run_number:
-        ordinal = int(runs_of(batch, header)["count"][:run_number].sum(dtype=np.uint64))
-    subject = stored_names(batch, header)[subject_index].encode()
-    data = batch[data_start + offset : data_start + offset + size]
-    stop = count if stop is None else stop
-    whole = start == 0 and stop == count
-    slices: list[Buffer] = [data] if whole else list(cut_data(data, header.flags, count, start, stop))
-    data_size = sum(map(len, slices))
-    piece = bytearray(PIECE_HEADER_SIZE)
-    PIECE_HEADER.pack_into(
-        piece, 0, PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(subject) + data_size,
-        stop - start, ordinal + start, len(subject), lane, header.position, header.stored_at_us, header.created_at_us,
-        first_sequence + start, header.partition, header.store_id, run_flags, run_number, crc if whole else 0, 0, 0,
-    )  # fmt: skip
-    piece += subject
-    seal = crc32c(piece[PIECE_HEADER_SIZE:], crc32c(piece[:PIECE_CRC_OFFSET]))
-    piece[PIECE_CRC_OFFSET : PIECE_CRC_OFFSET + 4] = seal.to_bytes(4, "little")
-    return [bytes(piece), *slices], len(piece) + data_size
+    __slots__ = ("_data", "_firsts", "_names", "_view", "header")
+
+    def __init__(self, view: memoryview) -> None:
+        """Raises BadBatch when the header does not fit its checksum: what it says can't be relied on then."""
+        self.header = header = parse_header(view)
+        start = header.data_start
+        if header.magic != BATCH_MAGIC or start > len(view) or header_crc_of(view, start) != header.header_crc:
+            raise BadBatch(f"the header of the batch at position {header.position} does not fit its checksum")
+        self._view = view
+        self._data = view[start : header.size]
+        self._names = stored_names(view, header)
+        self._firsts: list[int] | None = None
+
+    def piece(self, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
+        """The buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in bytes."""
+        header = self.header
+        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
+        subject_index, lane, run_flags, _, count, offset, size, crc, first_sequence = record
+        subject = self._names[subject_index].encode()
+        data = self._data[offset : offset + size]
+        stop = count if stop is None else stop
+        whole = start == 0 and stop == count
+        slices: list[Buffer] = [data] if whole else list(cut_data(data, header.flags, count, start, stop))
+        data_size = sum(map(len, slices))
+        piece = bytearray(PIECE_HEADER_SIZE)
+        PIECE_HEADER.pack_into(
+            piece, 0, PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(subject) + data_size,
+            stop - start, self._ordinal(run_number) + start, len(subject), lane, header.position, header.stored_at_us,
+            header.created_at_us, first_sequence + start, header.partition, header.store_id, run_flags, run_number,
+            crc if whole else 0, 0, 0,
+        )  # fmt: skip
+        piece += subject
+        seal = crc32c(piece[PIECE_HEADER_SIZE:], crc32c(piece[:PIECE_CRC_OFFSET]))
+        piece[PIECE_CRC_OFFSET : PIECE_CRC_OFFSET + 4] = seal.to_bytes(4, "little")
+        return [bytes(piece), *slices], len(piece) + data_size
+
+    def _ordinal(self, run_number: int) -> int:
+        """Messages before that run in the batch."""
+        if not run_number:
+            return 0
+        if self._firsts is None:
+            counts = runs_of(self._view, self.header)["count"]
+            self._firsts = (np.cumsum(counts, dtype=np.int64) - counts).tolist()
+        return self._firsts[run_number]
+
+
+def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
+    """One piece of the stored batch that begins *batch*: see StoredBatch."""
+    return StoredBatch(batch).piece(run_number, start, stop)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
