@@ -136,13 +136,13 @@ class Subscribed(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all, ``count`` messages; empty when none came."""
+    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came."""
 
     connection: int
     request: int
     buffers: list[Buffer]
     size: int
-    count: int
+    messages: int
 
 
 class Unsubscribed(NamedTuple):

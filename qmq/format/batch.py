@@ -66,7 +66,7 @@ class Header(NamedTuple):
     flags: int
     size: int
     table_size: int
-    count: int
+    messages: int
     runs: int
     position: int
     stored_at_us: int
@@ -153,8 +153,8 @@ def _check_run(
     column_bytes = COLUMN_BYTES[header.flags] * count
     if subject >= len(names) or lane or flags or reserved or offset:
         raise BadBatch(f"run 0 is not valid: subject {subject} of {len(names)}, lane {lane}, flags {flags:#x}")
-    if count != header.count or not count or size != header.size - start or column_bytes > size:
-        raise BadBatch(f"run 0 does not add up: {count} messages of {header.count} in {size} bytes")
+    if count != header.messages or not count or size != header.size - start or column_bytes > size:
+        raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
     if crc != header.data_crc:
         raise BadBatch("the checksum of run 0 is wrong")
     if count <= FEW:
@@ -184,8 +184,8 @@ def _check_runs(view: memoryview, header: Header, names: tuple[str, ...], limits
         raise BadBatch("two runs of one batch have the same subject")
     if int(ends[-1]) != header.size - start or not np.array_equal(offsets, ends - sizes):
         raise BadBatch("the runs do not lie one after another")
-    if not counts.all() or int(counts.sum(dtype=np.uint64)) != header.count:
-        raise BadBatch(f"the runs do not have {header.count} messages in all")
+    if not counts.all() or int(counts.sum(dtype=np.uint64)) != header.messages:
+        raise BadBatch(f"the runs do not have {header.messages} messages in all")
     column_bytes = counts.astype(np.int64) * COLUMN_BYTES[header.flags]
     if (column_bytes > sizes).any():
         raise BadBatch("a run is shorter than its columns")

@@ -178,7 +178,7 @@ def _head(
 
 def _table(subjects: list[str]) -> bytes:
     if len(subjects) > 1:
-        return _PACK({"subjects": subjects})
+        return bytes(_PACK({"subjects": subjects}))
     table = _TABLES.get(subjects[0])
     if table is None:
         if len(_TABLES) >= _TABLES_MAX:
