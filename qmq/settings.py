@@ -1,0 +1,318 @@
+"""Every key of ``qmq serve``: its default, its bounds and what it does; and how a file, ``--set`` and flags are read.
+
+A key carries its unit (``checkpoint_ms``, ``segment_bytes``). Keys that end in ``_bytes`` also take text such as
+``"256 MiB"``. The flags of the command line win over ``--set``, ``--set`` over the file, the file over the defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from qmq.errors import InvalidOption
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+_SIZE: Final = re.compile(r"(\d+) ?(KiB|MiB|GiB)?", re.ASCII)
+_SIZE_UNITS: Final = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+#: What a frame and a batch need beside the body of one message: their headers, a run, its columns, a subject's name.
+_ONE_MESSAGE_ROOM: Final = 4 * KIB
+#: What a segment file has before its first batch.
+_SEGMENT_ROOM: Final = 64
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` (an IPv6 host in brackets); raises ValueError for anything else. Port 0 passes."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 host stands in brackets")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("not HOST:PORT")
+    return host, int(port)
+
+
+def _listen_address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+def _reachable_address(value: str) -> str:
+    if parse_address(value)[1] == 0:
+        raise ValueError("port 0 cannot be reached")
+    return value
+
+
+def _whole_number(value: object) -> object:
+    if isinstance(value, str) and value.strip().isdigit():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("not a whole number")
+
+
+def _size(value: object) -> object:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("not a size")
+        return int(match[1]) * _SIZE_UNITS[match[2]]
+    return _whole_number(value)
+
+
+def _path(value: object) -> object:
+    if value == "":
+        raise ValueError("an empty path")
+    return value
+
+
+def _paths(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    return value
+
+
+def show_bytes(count: int) -> str:
+    """*count* in the largest unit that divides it: ``64 KiB``, or plain digits; ``Settings`` reads it back."""
+    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % unit == 0:
+            return f"{count // unit} {name}"
+    return str(count)
+
+
+Count = Annotated[int, BeforeValidator(_whole_number)]
+Milliseconds = Annotated[int, BeforeValidator(_whole_number)]
+Bytes = Annotated[int, BeforeValidator(_size)]
+
+
+class Settings(BaseModel):
+    """The settings of one broker. Frozen: a broker that runs keeps what it was started with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # where
+    data_dir: Annotated[Path, BeforeValidator(_path)] = Field(
+        Path("qmq-data"), description="Where everything is kept; made when it is not there."
+    )
+    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
+        "127.0.0.1:20881", description="HOST:PORT to serve on; port 0 picks a free one."
+    )
+    advertise: Annotated[str, AfterValidator(_reachable_address)] | None = Field(
+        None, description="HOST:PORT under which clients reach this broker, where that is not the one it listens on."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="From which level on the log goes to stderr."
+    )
+
+    # the message log
+    partitions: Count = Field(
+        1, ge=1, le=256, description="Partitions of the message log, each a directory of its own."
+    )
+    partition_dirs: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = Field(
+        (), description="One directory for each partition, to spread them over disks; without: log-N in data_dir."
+    )
+    segment_bytes: Bytes = Field(
+        256 * MIB, ge=64 * KIB, le=4 * GIB, description="Size at which a file of the message log is sealed."
+    )
+    reserve_bytes: Bytes = Field(
+        1 * GIB, ge=1 * MIB, le=1024 * GIB, description="How far ahead positions are reserved against loss of power."
+    )
+    checkpoint_ms: Milliseconds = Field(
+        1_000, ge=10, le=3_600_000, description="A checkpoint is taken at least this often while anything changes."
+    )
+    checkpoint_bytes: Bytes = Field(
+        256 * MIB, ge=64 * KIB, le=64 * GIB, description="A checkpoint is taken at least every so many bytes."
+    )
+    max_unsynced_bytes: Bytes = Field(
+        512 * MIB, ge=1 * MIB, le=64 * GIB, description="Bytes not yet on disk at which sends wait for the disk."
+    )
+
+    # one connection
+    max_frame_bytes: Bytes = Field(
+        16 * MIB, ge=64 * KIB, le=1 * GIB, description="Largest frame, so also the largest batch, that is taken."
+    )
+    max_message_bytes: Bytes = Field(
+        4 * MIB, ge=1 * KIB, le=1 * GIB, description="Largest message (its key, tags, properties and body)."
+    )
+    max_connections: Count = Field(10_000, ge=1, le=1_000_000, description="Connections at the same time.")
+    max_parked_pulls: Count = Field(1_000, ge=1, le=100_000, description="Pulls that wait, for each connection.")
+    max_inflight_bytes: Bytes = Field(
+        64 * MIB, ge=64 * KIB, le=16 * GIB, description="Answers that a connection has not read yet; then it waits."
+    )
+    first_frame_timeout_ms: Milliseconds = Field(
+        10_000, ge=10, le=3_600_000, description="Time within which a new connection must say hello."
+    )
+    max_pull_count: Count = Field(1_000_000, ge=1, le=10_000_000, description="Most messages that one pull brings.")
+    max_pull_bytes: Bytes = Field(
+        16 * MIB, ge=64 * KIB, le=1 * GIB, description="Most bytes that one pull brings (one message always passes)."
+    )
+
+    # the whole broker
+    max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Subjects that may exist.")
+    max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Groups that may exist.")
+    max_producers: Count = Field(
+        100_000, ge=1, le=10_000_000, description="Producers that are remembered, to know a repeated send."
+    )
+    producer_window: Count = Field(
+        64, ge=1, le=4_096, description="Last batches remembered of each producer, and most that one has in flight."
+    )
+    producer_ttl_ms: Milliseconds = Field(
+        3_600_000, ge=60_000, le=30 * 86_400_000, description="How long a producer is remembered after its last send."
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.partition_dirs and len(self.partition_dirs) != self.partitions:
+            raise _misfit(
+                "partition_dirs", self.partition_dirs, f"one directory for each of the {self.partitions} partitions"
+            )
+        if self.segment_bytes < self.max_frame_bytes + _SEGMENT_ROOM:
+            least = self.max_frame_bytes + _SEGMENT_ROOM
+            raise _misfit(
+                "segment_bytes", self.segment_bytes, f"at least {least}, so that a batch of max_frame_bytes fits"
+            )
+        if self.max_message_bytes > self.max_frame_bytes - _ONE_MESSAGE_ROOM:
+            most = self.max_frame_bytes - _ONE_MESSAGE_ROOM
+            raise _misfit(
+                "max_message_bytes", self.max_message_bytes, f"at most {most}, so that it fits max_frame_bytes"
+            )
+        if self.reserve_bytes < 4 * self.max_frame_bytes:
+            least = 4 * self.max_frame_bytes
+            raise _misfit("reserve_bytes", self.reserve_bytes, f"at least {least}, four times max_frame_bytes")
+        return self
+
+
+def _misfit(key: str, value: object, allowed: str) -> PydanticCustomError:
+    """A value that is fine by itself and does not fit another one."""
+    return PydanticCustomError("misfit", "{key}", {"key": key, "value": value, "allowed": allowed})
+
+
+def load(
+    config: Path | None = None, assignments: Iterable[str] = (), flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Read the settings: *config* is a TOML file, *assignments* are ``key=value`` texts, *flags* those not None.
+
+    Raises InvalidOption, which names the key, where it was given, what was given and what is allowed.
+    """
+    given: dict[str, tuple[str, object]] = {}
+    if config is not None:
+        given.update((key, (str(config), value)) for key, value in _read_toml(config).items())
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise InvalidOption(f"--set {assignment!r} is not key=value; `qmq config` lists the keys")
+        given[key.strip()] = ("--set", value.strip())
+    for key, flag in (flags or {}).items():
+        if flag is not None:
+            given[key] = (f"--{key.replace('_', '-')}", flag)
+    for key, (source, _) in given.items():
+        if key not in Settings.model_fields:
+            raise InvalidOption(f"{key!r} ({source}) is no setting{_nearest(key)}; `qmq config` lists them")
+    try:
+        return Settings.model_validate({key: value for key, (_, value) in given.items()})
+    except ValidationError as error:
+        raise InvalidOption(_explain(error, given)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidOption(f"the settings file {path} cannot be read: {error.strerror}; give one that can") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidOption(
+            f"the settings file {path} is not TOML: {error}; write lines such as partitions = 2"
+        ) from None
+
+
+def _nearest(key: str) -> str:
+    near = difflib.get_close_matches(key, Settings.model_fields, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _explain(error: ValidationError, given: Mapping[str, tuple[str, object]]) -> str:
+    first = error.errors()[0]
+    context = first.get("ctx", {})
+    if first["type"] == "misfit":
+        key, allowed = context["key"], context["allowed"]
+    else:
+        key = str(first["loc"][0])
+        allowed = _allowed(key, Settings.model_fields[key])
+    source, value = given.get(key, ("the default", context.get("value")))
+    return f"{key} = {value if isinstance(value, int) else repr(value)} ({source}) is not allowed; give {allowed}"
+
+
+class SettingDescription(NamedTuple):
+    """One key of ``qmq serve`` as people read it. ``minimum`` and ``maximum`` are None where there is none."""
+
+    key: str
+    default: int | str | list[str] | None
+    unit: str
+    minimum: int | None
+    maximum: int | None
+    allowed: str
+    description: str
+
+
+def describe() -> list[SettingDescription]:
+    """Every setting, in the order of the model."""
+    return [
+        SettingDescription(
+            key=key,
+            default=_plain(field.default),
+            unit=_unit(key),
+            minimum=_bounds(field)[0],
+            maximum=_bounds(field)[1],
+            allowed=_allowed(key, field),
+            description=field.description or "",
+        )
+        for key, field in Settings.model_fields.items()
+    ]
+
+
+def _plain(value: Any) -> int | str | list[str] | None:
+    if isinstance(value, tuple):
+        return [str(part) for part in value]
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _unit(key: str) -> str:
+    suffix = key.rpartition("_")[2]
+    return suffix if suffix in ("bytes", "ms") else ""
+
+
+def _bounds(field: FieldInfo) -> tuple[int | None, int | None]:
+    least = next((int(rule.ge) for rule in field.metadata if isinstance(rule, Ge)), None)  # type: ignore[call-overload]
+    most = next((int(rule.le) for rule in field.metadata if isinstance(rule, Le)), None)  # type: ignore[call-overload]
+    return least, most
+
+
+def _allowed(key: str, field: FieldInfo) -> str:
+    least, most = _bounds(field)
+    match _unit(key):
+        case "bytes":
+            return f"{show_bytes(least or 0)} to {show_bytes(most or 0)}, in bytes or as text such as '256 MiB'"
+        case "ms":
+            return f"a whole number of milliseconds from {least} to {most}"
+        case _ if least is not None:
+            return f"a whole number from {least} to {most}"
+    texts = {
+        "data_dir": "the path of a directory",
+        "partition_dirs": "the paths of directories, with commas between",
+        "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
+        "advertise": "HOST:PORT with a port that is not 0",
+        "log_level": "debug, info, warning or error",
+    }
+    return texts[key]
