@@ -1,0 +1,81 @@
+"""Sequences that no message has: jumps after power loss, and holes of the message log.
+
+A gap is (subject, start, end): the sequences from start up to, not including, end. They are kept as three columns
+sorted by subject and start, 20 bytes a gap; gaps of a subject that touch are one, so there are never more than messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import BadBytes
+
+_COUNT: Final = struct.Struct("<I")
+_GAP_BYTES: Final = 20
+
+
+class Gaps:
+    """The gaps of all subjects. Adding sorts (in bulk after a power loss, else rarely); asking is a binary search."""
+
+    __slots__ = ("subjects", "starts", "ends")
+
+    def __init__(self) -> None:
+        self.subjects: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.starts: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self.ends: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def add(self, subjects: npt.ArrayLike, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
+        """Remember gaps: three columns of one length, or three ints. What is known or empty already changes nothing."""
+        new = [np.atleast_1d(np.asarray(column, np.uint64)) for column in (subjects, starts, ends)]
+        kept = new[2] > new[1]
+        self.subjects = np.concatenate((self.subjects, new[0][kept].astype(np.uint32)))
+        self.starts = np.concatenate((self.starts, new[1][kept]))
+        self.ends = np.concatenate((self.ends, new[2][kept]))
+        order = np.lexsort((self.starts, self.subjects))
+        self.subjects, self.starts, self.ends = self.subjects[order], self.starts[order], self.ends[order]
+        self._merge()
+
+    def _merge(self) -> None:
+        """Make one of gaps that overlap or touch; a gap within an earlier, longer one takes another round."""
+        while True:
+            touches = (self.subjects[1:] == self.subjects[:-1]) & (self.starts[1:] <= self.ends[:-1])
+            if not touches.any():
+                return
+            heads = np.flatnonzero(np.concatenate(([True], ~touches)))
+            self.ends = np.maximum.reduceat(self.ends, heads)
+            self.subjects, self.starts = self.subjects[heads], self.starts[heads]
+
+    def missing(self, subject: int, first: int, end: int) -> int:
+        """How many of the sequences [first, end) of a subject lie in gaps."""
+        if not len(self.subjects):
+            return 0
+        key: Any = np.uint32(subject)  # a plain int would make numpy copy the column
+        low, high = int(self.subjects.searchsorted(key)), int(self.subjects.searchsorted(key, "right"))
+        return sum(
+            max(0, min(gap_end, end) - max(start, first))
+            for start, gap_end in zip(self.starts[low:high].tolist(), self.ends[low:high].tolist(), strict=True)
+        )
+
+    def pack(self) -> bytes:
+        """For the checkpoint: count u32 | subjects u32[n] | starts u64[n] | ends u64[n]."""
+        columns = (self.subjects.astype("<u4"), self.starts.astype("<u8"), self.ends.astype("<u8"))
+        return b"".join((_COUNT.pack(len(self)), *(column.tobytes() for column in columns)))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Gaps:
+        """The reverse of pack. Raises BadBytes when the sizes do not fit."""
+        count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else -1
+        if len(data) != _COUNT.size + _GAP_BYTES * count:
+            raise BadBytes(f"{len(data)} bytes cannot hold {count} gaps; take the checkpoint before this one")
+        gaps = cls()
+        gaps.subjects = np.frombuffer(data, "<u4", count, 4).astype(np.uint32)
+        gaps.starts = np.frombuffer(data, "<u8", count, 4 + 4 * count).astype(np.uint64)
+        gaps.ends = np.frombuffer(data, "<u8", count, 4 + 12 * count).astype(np.uint64)
+        return gaps

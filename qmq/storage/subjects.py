@@ -1,0 +1,268 @@
+"""The registry of subjects: names and their numbers, and what the store knows of each.
+
+The file ``subjects`` is append-only; a subject's number is the place of its record, and is never given again.
+
+    header (32)   magic "QMQSUBJS" 8s | version u16 | store_id 6s | reserved 12s | crc32c u32 (of the 28 bytes before)
+    record        size u16 (of the name) | flags u16 (0) | check u32 | name (ASCII)
+
+check is crc32c(name, seed = size | flags << 16) plus the record's number, modulo 2^32. So a record says which one it
+is, and after bad bytes the next good one is found, with its number, wherever it lies.
+
+In memory a subject costs its name, a place in a dict and in a list, and 16 bytes of arrays: about 180 bytes with names
+of 36 characters, 180 MB for a million; 100,000 are read in 0.08 s.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import BadBytes, ForeignFile
+from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
+from qmq.storage.disk import Disk, failure, read_fully, write_atomically, write_fully
+from qmq.storage.gaps import Gaps
+
+SUBJECTS_HEADER: Final = struct.Struct("<8sH6s12sI")
+SUBJECTS_HEADER_SIZE: Final = 32
+RECORD: Final = struct.Struct("<HHI")
+RECORD_SIZE: Final = 8
+
+_FIRST_CAPACITY: Final = 1_024
+_MAX_NAME_BYTES: Final = 200  # as names.MAX_NAME_BYTES: bounds what a rotten size can claim
+_NO_BYTES: Final = bytes(12)
+_MODULUS: Final = 1 << 32
+
+assert SUBJECTS_HEADER.size == SUBJECTS_HEADER_SIZE
+assert RECORD.size == RECORD_SIZE
+
+
+class DamagedRecord(NamedTuple):
+    """A stretch of the registry that does not fit its checksum: from subject *number* on, at a byte of the file."""
+
+    number: int
+    position: int
+    reason: str
+
+
+class Records(NamedTuple):
+    """What the bytes of a registry hold: a name by number (None: its record is bad), and where the good bytes end."""
+
+    names: list[str | None]
+    end: int
+    damaged: list[DamagedRecord]
+
+
+def pack_header(store_id: bytes) -> bytes:
+    """The header of the registry of a store."""
+    head = SUBJECTS_HEADER.pack(SUBJECTS_MAGIC, SUBJECTS_VERSION, store_id, _NO_BYTES, 0)[:-4]
+    return head + crc32c(head).to_bytes(4, "little")
+
+
+def check_header(data: bytes, store_id: bytes | None, path: Path) -> None:
+    """Raises BadBytes when the header is rotten, ForeignFile when it is another's."""
+    if len(data) < SUBJECTS_HEADER_SIZE:
+        raise BadBytes(f"{path} has {len(data)} bytes, fewer than its header")
+    magic, version, found_id, _, crc = SUBJECTS_HEADER.unpack_from(data)
+    if crc != crc32c(data[: SUBJECTS_HEADER_SIZE - 4]):
+        raise BadBytes(f"the header of {path} does not fit its checksum")
+    if magic != SUBJECTS_MAGIC:
+        raise ForeignFile(f"{path} is no registry of subjects; move it away")
+    if version > SUBJECTS_VERSION:
+        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SUBJECTS_VERSION}: use a newer one")
+    if store_id is not None and found_id != store_id:
+        raise ForeignFile(f"{path} belongs to store {found_id.hex()}, not {store_id.hex()}; put the right file back")
+
+
+def pack_record(name: str, number: int) -> bytes:
+    """The record of subject *number*."""
+    raw = name.encode("ascii")
+    size = len(raw)
+    return RECORD.pack(size, 0, (crc32c(raw, size) + number) % _MODULUS) + raw
+
+
+def parse_records(data: bytes) -> Records:
+    """Read a registry's bytes, header and all. Bad records are skipped and told, a bad end is left off."""
+    names: list[str | None] = []
+    damaged: list[DamagedRecord] = []
+    position, size_of_data, number = SUBJECTS_HEADER_SIZE, len(data), 0
+    unpack = RECORD.unpack_from
+    while position + RECORD_SIZE <= size_of_data:
+        size, flags, check = unpack(data, position)
+        name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
+        if (crc32c(name, size | flags << 16) + number) % _MODULUS == check and len(name) == size and not flags:
+            names.append(name.decode("ascii"))
+            position += RECORD_SIZE + size
+            number += 1
+            continue
+        found = _next_record(data, position + 1, number)
+        if found is None:
+            break
+        damaged.append(DamagedRecord(number, position, f"{found[1] - number} records do not fit their checksum"))
+        position, next_number = found
+        names.extend([None] * (next_number - number))
+        number = next_number
+    return Records(names, position, damaged)
+
+
+def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None:
+    """Where the next good record after *number* begins, and its number; None when there is none."""
+    for position in range(start, len(data) - RECORD_SIZE):
+        size, flags, check = RECORD.unpack_from(data, position)
+        if flags or not 0 < size <= _MAX_NAME_BYTES or position + RECORD_SIZE + size > len(data):
+            continue
+        name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
+        found = (check - crc32c(name, size)) % _MODULUS
+        if number < found <= number + 1 + (position - start) // RECORD_SIZE and name.isascii():
+            return position, found
+    return None
+
+
+class SubjectTable:
+    """Names to numbers and back, the next and the first kept sequence of each, and the gaps between.
+
+    ``ends`` and ``firsts`` are u64 by number; they are replaced when they grow, so take them anew from here, and use
+    [:count]. New subjects begin at ``sequence_base``. What is added is on disk after flush and an fsync.
+    """
+
+    __slots__ = (
+        "_disk", "_fd", "_header", "_names", "_numbers", "_pending", "cut_bytes", "damaged", "ends", "firsts", "gaps",
+        "length_bytes", "path", "sequence_base",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: Records) -> None:
+        self._disk = disk
+        self._header = header
+        self._fd = fd
+        self._names = records.names
+        self._numbers = {name: number for number, name in enumerate(records.names) if name is not None}
+        self._pending: list[bytes] = []
+        self.path = path
+        self.damaged = records.damaged
+        self.cut_bytes = 0
+        self.length_bytes = records.end
+        self.sequence_base = 0
+        self.gaps = Gaps()
+        capacity = _FIRST_CAPACITY
+        while capacity < len(self._names):
+            capacity *= 2
+        self.ends: npt.NDArray[np.uint64] = np.zeros(capacity, np.uint64)
+        self.firsts: npt.NDArray[np.uint64] = np.zeros(capacity, np.uint64)
+
+    @classmethod
+    def open(cls, disk: Disk, path: Path, store_id: bytes, length_bytes: int | None = None) -> SubjectTable:
+        """Read the registry, or make one; cut what lies past *length_bytes* (of the checkpoint), or past the last good
+        record when that is None.
+
+        Bad records and missing bytes before *length_bytes* are told in ``damaged``; ``name`` raises BadBytes for them.
+        Raises ForeignFile, StorageFull, StorageFailed.
+        """
+        assert len(store_id) == STORE_ID_SIZE
+        try:
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise failure(error, "open", path) from error
+        try:
+            return cls._read(disk, path, fd, store_id, length_bytes)
+        except OSError as error:
+            disk.close(fd)
+            raise failure(error, "read or write", path) from error
+        except ForeignFile:
+            disk.close(fd)
+            raise
+
+    @classmethod
+    def _read(cls, disk: Disk, path: Path, fd: int, store_id: bytes, length_bytes: int | None) -> SubjectTable:
+        size = disk.size(fd)
+        data = read_fully(disk, fd, size if length_bytes is None else min(size, length_bytes), 0)
+        damaged: list[DamagedRecord] = []
+        try:
+            check_header(data, store_id, path)
+        except BadBytes as error:
+            if data or length_bytes:
+                damaged.append(DamagedRecord(0, 0, str(error)))
+            write_fully(disk, fd, [pack_header(store_id)], 0)
+        records = parse_records(data)
+        if length_bytes is not None and records.end < length_bytes:
+            reason = f"the checkpoint knows {length_bytes} bytes of {path}, good are {records.end}"
+            damaged.append(DamagedRecord(len(records.names), records.end, reason))
+        table = cls(disk, path, fd, pack_header(store_id), records._replace(damaged=damaged + records.damaged))
+        if size > records.end:
+            table.cut_bytes = size - records.end
+            disk.ftruncate(fd, records.end)
+        return table
+
+    @property
+    def count(self) -> int:
+        """How many subjects there are; the next one gets this number."""
+        return len(self._names)
+
+    def number(self, name: str) -> int | None:
+        """The number of a subject, None when it does not exist."""
+        return self._numbers.get(name)
+
+    def name(self, number: int) -> str:
+        """The name of a subject. Raises BadBytes when its record is damaged."""
+        name = self._names[number]
+        if name is None:
+            raise BadBytes(f"the record of subject {number} in {self.path} is damaged; run qmq verify")
+        return name
+
+    def add(self, name: str) -> int:
+        """Give a new name (checked before, ASCII) its number. The caller knows that it is not there."""
+        number = len(self._names)
+        if number >= len(self.ends):
+            self.ends = np.concatenate((self.ends, np.zeros_like(self.ends)))
+            self.firsts = np.concatenate((self.firsts, np.zeros_like(self.firsts)))
+        self._pending.append(pack_record(name, number))
+        self._names.append(name)
+        self._numbers[name] = number
+        self.ends[number] = self.firsts[number] = self.sequence_base
+        return number
+
+    def restore(self, names: dict[int, str]) -> None:
+        """Give damaged records, all of them, the names that the message log still has, and write the registry anew.
+
+        It is on disk when this returns. Raises StorageFull or StorageFailed; the old file stands then.
+        """
+        whole = [names.get(number) if name is None else name for number, name in enumerate(self._names)]
+        records = [pack_record(name, number) for number, name in enumerate(whole) if name is not None]
+        assert len(records) == len(whole), "every damaged record needs its name"
+        data = b"".join((self._header, *records))
+        write_atomically(self._disk, self.path, data)
+        try:
+            fd = self._disk.open(self.path, os.O_RDWR)
+        except OSError as error:
+            raise failure(error, "open", self.path) from error
+        self._disk.close(self._fd)
+        self._fd, self._names, self.length_bytes, self.damaged = fd, list(whole), len(data), []
+        self._numbers.update((name, number) for number, name in names.items())
+        self._pending.clear()
+
+    def message_count(self, number: int, first: int, end: int) -> int:
+        """How many messages the sequences [first, end) of a subject are, gaps left out."""
+        return max(0, end - first - self.gaps.missing(number, first, end))
+
+    def flush(self) -> int:
+        """Write what was added, and return the descriptor that is to be fsynced. ``length_bytes`` then covers all.
+
+        Raises StorageFull or StorageFailed; nothing is lost then, the next call tries again.
+        """
+        if self._pending:
+            data = b"".join(self._pending)
+            try:
+                write_fully(self._disk, self._fd, [data], self.length_bytes)
+            except OSError as error:
+                raise failure(error, "write", self.path, self.length_bytes) from error
+            self.length_bytes += len(data)
+            self._pending.clear()
+        return self._fd
+
+    def close(self) -> None:
+        """Close the file; what was not flushed is not kept."""
+        self._disk.close(self._fd)

@@ -1,0 +1,23 @@
+"""Disks that fail as a test asks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from qmq.storage.disk import Buffer, Disk
+
+
+class FullDisk(Disk):
+    """Takes a part of one write and then no more while ``full`` is set."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.full:
+            if len(buffers[0]) > 3:
+                os.pwrite(fd, bytes(buffers[0])[:3], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwritev(fd, buffers, offset)

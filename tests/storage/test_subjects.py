@@ -1,0 +1,193 @@
+"""The registry of subjects: numbers are places, bad bytes cost the names they hit and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import BadBytes, ForeignFile, StorageFull
+from qmq.storage.disk import Disk
+from qmq.storage.subjects import (
+    RECORD_SIZE,
+    SUBJECTS_HEADER_SIZE,
+    SubjectTable,
+    pack_header,
+    pack_record,
+    parse_records,
+)
+from tests.storage.disks import FullDisk
+
+STORE = b"store1"
+NAMES = st.lists(st.text("abc._-9", min_size=1, max_size=20), unique=True, max_size=30)
+
+
+def make(path: Path, names: list[str]) -> SubjectTable:
+    table = SubjectTable.open(Disk(), path, STORE)
+    for name in names:
+        table.add(name)
+    table.flush()
+    return table
+
+
+def test_numbers_are_given_in_order_and_kept(tmp_path: Path) -> None:
+    table = make(tmp_path / "subjects", ["a", "b.c", "d"])
+    assert [table.number(name) for name in ("a", "b.c", "d", "e")] == [0, 1, 2, None]
+    length = table.length_bytes
+    table.close()
+    again = SubjectTable.open(Disk(), tmp_path / "subjects", STORE, length)
+    assert (again.count, [again.name(n) for n in range(3)], again.length_bytes) == (3, ["a", "b.c", "d"], length)
+    assert again.damaged == []
+    again.close()
+
+
+def test_what_the_checkpoint_does_not_know_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = make(path, ["a", "b"])
+    length = table.length_bytes
+    table.add("late")
+    table.flush()
+    table.close()
+    again = SubjectTable.open(Disk(), path, STORE, length)
+    assert (again.count, again.number("late"), again.cut_bytes) == (2, None, RECORD_SIZE + 4)
+    assert path.stat().st_size == length
+    again.close()
+
+
+def test_nothing_is_written_before_flush(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = SubjectTable.open(Disk(), path, STORE)
+    table.add("a")
+    assert path.stat().st_size == SUBJECTS_HEADER_SIZE
+    table.flush()
+    assert path.read_bytes() == pack_header(STORE) + pack_record("a", 0)
+    table.close()
+
+
+def test_arrays_grow_and_new_subjects_begin_at_the_base(tmp_path: Path) -> None:
+    table = SubjectTable.open(Disk(), tmp_path / "subjects", STORE)
+    table.add("first")
+    table.ends[0] = 7
+    table.sequence_base = 1 << 40
+    for number in range(3_000):
+        table.add(f"s{number}")
+    assert int(table.ends[0]) == 7
+    assert int(table.ends[2_999]) == int(table.firsts[2_999]) == 1 << 40
+    assert len(table.ends) == len(table.firsts) == 4_096
+    table.close()
+
+
+@given(names=NAMES)
+@settings(max_examples=50)
+def test_bytes_and_back(names: list[str]) -> None:
+    data = pack_header(STORE) + b"".join(pack_record(name, number) for number, name in enumerate(names))
+    assert parse_records(data) == (names, len(data), [])
+
+
+@given(names=NAMES.filter(bool), data=st.data())
+def test_one_bad_byte_costs_one_name(names: list[str], data: st.DataObject) -> None:
+    whole = bytearray(pack_header(STORE) + b"".join(pack_record(name, number) for number, name in enumerate(names)))
+    at = data.draw(st.integers(SUBJECTS_HEADER_SIZE, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    found = parse_records(bytes(whole))
+    starts = [SUBJECTS_HEADER_SIZE]
+    for name in names:
+        starts.append(starts[-1] + RECORD_SIZE + len(name))
+    hit = max(number for number, start in enumerate(starts[:-1]) if start <= at)
+    expected: list[str | None] = list(names)
+    expected[hit] = None
+    if hit == len(names) - 1:  # nobody can say that a record was there
+        assert (found.names, found.damaged) == (expected[:-1], [])
+    else:
+        assert found.names == expected
+        assert [(bad.number, bad.position) for bad in found.damaged] == [(hit, starts[hit])]
+
+
+@given(names=NAMES.filter(bool), cut=st.integers(1, 10_000))
+@settings(max_examples=50)
+def test_a_cut_file_keeps_its_whole_records(names: list[str], cut: int) -> None:
+    records = [pack_record(name, number) for number, name in enumerate(names)]
+    body = b"".join(records)
+    body = body[: max(0, len(body) - cut)]
+    found = parse_records(pack_header(STORE) + body)
+    whole = 0
+    while whole < len(records) and sum(map(len, records[: whole + 1])) <= len(body):
+        whole += 1
+    assert found.names == names[:whole]
+
+
+def test_damage_before_the_checkpoint_is_told_and_can_be_restored(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = make(path, ["a", "bb", "cc"])
+    length = table.length_bytes
+    table.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"bb", b"bx"))
+    table = SubjectTable.open(Disk(), path, STORE, length)
+    assert [bad.number for bad in table.damaged] == [1]
+    assert (table.number("bb"), table.number("bx"), table.number("cc")) == (None, None, 2)
+    with pytest.raises(BadBytes, match="record of subject 1"):
+        table.name(1)
+    table.restore({1: "bb"})
+    assert (table.name(1), table.number("bb"), table.damaged) == ("bb", 1, [])
+    table.add("d")
+    table.flush()
+    table.close()
+    assert path.read_bytes() == whole + pack_record("d", 3)
+
+
+def test_a_file_shorter_than_the_checkpoint_says_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = make(path, ["a", "b"])
+    length = table.length_bytes
+    table.close()
+    path.write_bytes(path.read_bytes()[:-1])
+    table = SubjectTable.open(Disk(), path, STORE, length)
+    assert [(bad.number, bad.position) for bad in table.damaged] == [(1, length - RECORD_SIZE - 1)]
+    assert table.count == 1
+    table.close()
+
+
+def test_a_rotten_header_is_told_and_the_records_stand(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    make(path, ["a", "b"]).close()
+    whole = path.read_bytes()
+    path.write_bytes(b"\0" * SUBJECTS_HEADER_SIZE + whole[SUBJECTS_HEADER_SIZE:])
+    table = SubjectTable.open(Disk(), path, STORE, len(whole))
+    assert [bad.position for bad in table.damaged] == [0]
+    assert [table.name(n) for n in range(2)] == ["a", "b"]
+    table.close()
+    assert path.read_bytes() == whole
+
+
+def test_the_registry_of_another_store_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "subjects", ["a"]).close()
+    with pytest.raises(ForeignFile, match="belongs to store"):
+        SubjectTable.open(Disk(), tmp_path / "subjects", b"other1")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    disk = FullDisk()
+    table = SubjectTable.open(disk, tmp_path / "subjects", STORE)
+    table.add("a")
+    disk.full = True
+    with pytest.raises(StorageFull, match="subjects"):
+        table.flush()
+    disk.full = False
+    table.add("b")
+    table.flush()
+    table.close()
+    again = SubjectTable.open(Disk(), tmp_path / "subjects", STORE)
+    assert [again.name(n) for n in range(again.count)] == ["a", "b"]
+    again.close()
+
+
+def test_messages_are_counted_without_gaps(tmp_path: Path) -> None:
+    table = make(tmp_path / "subjects", ["a", "b"])
+    assert table.message_count(0, 10, 30) == 20
+    table.gaps.add([0, 1], [15, 0], [25, 1_000])
+    assert table.message_count(0, 10, 30) == 10
+    assert table.message_count(1, 10, 30) == 0
+    table.close()
