@@ -1,0 +1,65 @@
+"""How a command ends: an error of QMQ is one line on stderr, and the exit code tells programs what happened.
+
+0: done. 1: it failed. 2: it was called wrongly (an option, a name, a setting). 130 and 143: Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO, Any, Final
+
+import click
+
+from qmq.errors import InvalidName, InvalidOption, QmqError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
+
+
+class CommandFailed(click.ClickException):
+    """A QmqError on its way to stderr, as one line."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, error: QmqError) -> None:
+        super().__init__(" ".join(str(error).split()))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"qmq: {self.message}", file=file, err=True)
+
+
+class CalledWrongly(CommandFailed):
+    """A QmqError about what was typed."""
+
+    exit_code = EXIT_USAGE
+
+
+@contextmanager
+def ending_with_exit_code(context: click.Context) -> Iterator[None]:
+    """Turn what a command raises into its end. SIGTERM goes the way of Ctrl-C, so that what is open gets closed."""
+    terminated = False
+
+    def terminate(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+        signal.raise_signal(signal.SIGINT)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
+    try:
+        yield
+    except (InvalidName, InvalidOption) as error:
+        raise CalledWrongly(error) from error
+    except QmqError as error:
+        raise CommandFailed(error) from error
+    except KeyboardInterrupt:
+        context.exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,53 @@
+"""The command ``qmq``: a group that loads a command's module only when that command runs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import click
+
+from qmq.cli.errors import ending_with_exit_code
+
+#: Each command is a click command of its own name in the module qmq.cli.NAME; here in the order of ``qmq --help``,
+#: with its one line there, so that the list loads none of them.
+COMMANDS: Final = {
+    "serve": "Run a broker on a data directory.",
+    "config": "Show every setting of serve, its default and what it does.",
+    "produce": "Send the lines of stdin as messages.",
+    "consume": "Print messages as they come.",
+    "subjects": "List subjects and how many messages each keeps.",
+    "verify": "Check every file of a data directory.",
+    "bench": "Measure how fast QMQ is on this machine.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one at a time, when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"qmq.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command), cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with ending_with_exit_code(ctx):
+            return super().invoke(ctx)
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="qmq", message="qmq %(version)s")
+def cli() -> None:
+    """QMQ, a message broker: append-only files, pull, and no partition tied to a consumer.
+
+    `qmq serve` starts a broker; `qmq produce` and `qmq consume` talk to it.
+    """

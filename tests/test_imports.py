@@ -1,0 +1,154 @@
+"""Imports run one way, and `import qmq` takes little: the shape of the tree, kept by a test."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+#: What a module may import of QMQ. The longest entry that names the module, or a package it is in, counts.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "qmq": ("qmq.errors", "qmq.format.ids", "qmq.names", "qmq.net"),
+    "qmq.errors": (),
+    "qmq.names": ("qmq.errors",),
+    "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
+    "qmq.storage": ("qmq.errors", "qmq.format", "qmq.names", "qmq.storage"),
+    "qmq.broker": ("qmq.broker", "qmq.errors", "qmq.format", "qmq.names", "qmq.storage.store"),
+    "qmq.net": ("qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
+    "qmq.net.server": ("qmq.broker.commands", "qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
+    "qmq.settings": ("qmq.errors", "qmq.names"),
+    "qmq.wiring": ("qmq.broker", "qmq.errors", "qmq.format", "qmq.names", "qmq.net", "qmq.settings", "qmq.storage"),
+    "qmq.cli": (
+        "qmq.cli",
+        "qmq.errors",
+        "qmq.format",
+        "qmq.names",
+        "qmq.net",
+        "qmq.settings",
+        "qmq.storage.disk",
+        "qmq.storage.verify",
+        "qmq.wiring",
+    ),
+}
+
+SCREEN = ("click", "rich")
+OUTSIDE = ("asyncio", "os", "pydantic", "random", "socket", "threading", "time", "uvloop")
+
+#: What a module must not import of the world: rules have no clock and no sockets, formats do no I/O.
+MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
+    "qmq": (*SCREEN, "pydantic", "pyspark"),
+    "qmq.format": (*SCREEN, *OUTSIDE, "mmap"),
+    "qmq.storage": (*SCREEN, "asyncio", "pydantic", "random", "uvloop"),
+    "qmq.broker": (*SCREEN, *OUTSIDE),
+    "qmq.settings": (*SCREEN, "asyncio", "socket"),
+    "qmq.cli": ("pyspark",),
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(source: str) -> Iterator[str]:
+    """Every dotted name that *source* imports, at the top or inside: `from a import b` is `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}: name the module in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def lies_in(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def rule_for(module: str, rules: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    known = [name for name in rules if lies_in(module, (name,))]
+    return rules[max(known, key=len)]
+
+
+def violations(module: str, source: str) -> list[str]:
+    allowed, refused = rule_for(module, MAY_IMPORT), rule_for(module, MAY_NOT_IMPORT)
+    return [
+        f"{module} imports {name}"
+        for name in imported_names(source)
+        if (lies_in(name, ("qmq",)) and not lies_in(name, allowed)) or lies_in(name, refused)
+    ]
+
+
+def test_imports_run_one_way() -> None:
+    files = sorted((ROOT / "qmq").rglob("*.py"))
+    assert len(files) > 5
+    assert [line for path in files for line in violations(module_name(path), path.read_text("utf-8"))] == []
+
+
+def test_every_module_stands_in_the_table() -> None:
+    """A new top-level module or package takes its place in the direction of imports knowingly."""
+    tops = {module_name(path).split(".")[1] for path in (ROOT / "qmq").rglob("*.py") if path.parent != ROOT / "qmq"}
+    tops |= {path.stem for path in (ROOT / "qmq").glob("*.py") if path.stem != "__init__"}
+    assert sorted(tops - {name.split(".")[1] for name in MAY_IMPORT if "." in name}) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "count"),
+    [
+        ("qmq.net.wire", "from qmq.storage import store", 1),
+        ("qmq.storage.segment", "import qmq.net.wire", 1),
+        ("qmq.broker.groups", "from qmq.storage.store import Store", 0),
+        ("qmq.broker.groups", "from qmq.storage.segment import Segment", 1),
+        ("qmq.broker.groups", "def f():\n    from time import time", 1),
+        ("qmq.net.client", "from qmq.broker.commands import Pull", 1),
+        ("qmq.net.server", "from qmq.broker.commands import Pull", 0),
+        ("qmq.net.server", "from qmq.broker.groups import Group", 1),
+        ("qmq.errors", "import qmq.names", 1),
+        ("qmq.wiring", "from qmq.cli.main import cli", 1),
+        ("qmq.format.batch", "import os.path\nimport struct", 1),
+        ("qmq.namesake", "import qmq.net\nimport qmq.storage", 1),
+    ],
+)
+def test_the_check_finds_what_it_is_for(module: str, source: str, count: int) -> None:
+    assert len(violations(module, source)) == count
+
+
+def test_examples_use_the_public_surface_only() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        names = imported_names(path.read_text("utf-8"))
+        assert [name for name in names if lies_in(name, ("qmq",)) and name.count(".") > 1] == [], path.name
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_qmq_takes_little() -> None:
+    loaded = modules_after("import qmq")
+    assert "qmq" in loaded
+    heavy = {"click", "pydantic", "pyspark", "qmq.broker", "qmq.cli", "qmq.settings", "qmq.storage", "rich", "uvloop"}
+    assert loaded & heavy == set()
+
+
+def test_help_loads_no_command() -> None:
+    loaded = modules_after("from qmq.cli.main import cli; cli(['--help'], standalone_mode=False)")
+    assert "qmq.cli.main" in loaded
+    heavy = {
+        "asyncio",
+        "numpy",
+        "pydantic",
+        "qmq.cli.serve",
+        "qmq.net",
+        "qmq.settings",
+        "qmq.storage",
+        "rich",
+        "uvloop",
+    }
+    assert loaded & heavy == set()
