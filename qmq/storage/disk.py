@@ -1,0 +1,202 @@
+"""The operating system behind one small interface: everything in storage goes through a Disk.
+
+Tests put a faulty one in its place; a user with a bug can trace here. The methods raise OSError as the system does;
+``failure`` turns one into the StorageError that says what happened, to what, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import StorageError, StorageFailed, StorageFull
+
+Buffer = bytes | bytearray | memoryview
+
+#: The most buffers one pwritev takes.
+IOV_MAX: Final = 1_024
+
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+_ADVICE: Final = {
+    errno.EACCES: "give the user that runs QMQ read and write access",
+    errno.EPERM: "give the user that runs QMQ read and write access",
+    errno.EROFS: "mount the file system for writing",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+    errno.EIO: "check the disk: the system's log says more",
+    errno.ENOENT: "check that the disk is mounted and the path is right",
+    errno.ENOTDIR: "a part of the path is a file; choose another directory",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f) or lower segment_bytes",
+}
+
+
+class Disk:
+    """The real one."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def duplicate(self, fd: int) -> int:
+        """Another descriptor of the same open file, so that a thread can sync what the loop may close meanwhile."""
+        return os.dup(fd)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        return os.pwritev(fd, buffers, offset)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        return os.preadv(fd, buffers, offset)
+
+    def map(self, fd: int, length: int) -> mmap.mmap:
+        """The first *length* bytes, read-only; sees later writes. ValueError when the file is shorter."""
+        return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def data_end(self, fd: int) -> int:
+        """The offset from which on the file surely holds only zeros; its size where the file system does not tell."""
+        size, end = self.size(fd), 0
+        try:
+            while end < size:
+                end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return size
+            if error.errno != errno.ENXIO:  # no data from there on
+                raise
+        return end
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def fsync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def listdir(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def mkdir(self, path: Path) -> None:
+        """Make one directory; nothing happens when it is there."""
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    def flock(self, fd: int) -> bool:
+        """Take the whole file for this process alone; False when another has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def boot_id(self) -> str:
+        """Differs after every start of the machine; empty when the system does not tell, then any stop may be one."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+
+def failure(error: OSError, doing: str, path: Path | str, position: int | None = None) -> StorageError:
+    """The StorageError for *error*, met while *doing* something ("write", "open") to *path*, maybe at a position."""
+    where = f"{path}" if position is None else f"{path} at position {position}"
+    text = f"cannot {doing} {where}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return StorageFull(f"{text}; free some space: sends are taken again as soon as there is room")
+    advice = _ADVICE.get(error.errno or 0)
+    return StorageFailed(f"{text}; {advice}" if advice else text)
+
+
+def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """Write all of *buffers* at *offset*, in as few calls as the system allows. Raises OSError; some may be written."""
+    todo = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    while todo:
+        written = disk.pwritev(fd, todo[:IOV_MAX], offset)
+        if written <= 0:
+            raise OSError(errno.EIO, "the system wrote nothing")
+        offset += written
+        done = 0
+        while done < len(todo) and written >= len(todo[done]):
+            written -= len(todo[done])
+            done += 1
+        del todo[:done]
+        if written:
+            todo[0] = todo[0][written:]
+
+
+def read_whole(disk: Disk, path: Path) -> bytes:
+    """All of a file. Raises OSError."""
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        return read_fully(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def read_fully(disk: Disk, fd: int, size: int, offset: int) -> bytes:
+    """*size* bytes at *offset*, fewer only where the file ends. Raises OSError."""
+    parts = []
+    while size > 0:
+        part = disk.pread(fd, size, offset)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def write_atomically(disk: Disk, path: Path, buffers: Sequence[Buffer]) -> None:
+    """Put *buffers* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
+
+    Raises StorageFull or StorageFailed.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_fully(disk, fd, buffers, 0)
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(temporary, path)
+        disk.fsync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            disk.unlink(temporary)
+        raise failure(error, "write", path) from error

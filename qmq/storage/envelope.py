@@ -1,0 +1,83 @@
+"""A small file that is written whole: header, then msgpack, one checksum over both. Identity and checkpoints are such.
+
+Bytes: magic 8s | version u16 | reserved u16 | size u32 (of the msgpack) | crc32c u32 (of the 16 bytes before and of the
+msgpack) | msgpack.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgpack
+from crc32c import crc32c
+
+from qmq.errors import BadBytes, ForeignFile
+from qmq.storage.disk import Disk, failure, read_whole
+
+_FIELDS: Final = struct.Struct("<8sHHI")
+_CRC: Final = struct.Struct("<I")
+ENVELOPE_SIZE: Final = _FIELDS.size + _CRC.size
+
+assert ENVELOPE_SIZE == 20
+
+
+class FileState(enum.Enum):
+    """What was found where such a file should be."""
+
+    GOOD = "good"
+    ROTTEN = "rotten"
+    MISSING = "missing"
+    NEWER = "newer"
+
+
+class Opened(NamedTuple):
+    """A file that was looked at: ``content`` is set when it is good, ``reason`` when it is not."""
+
+    state: FileState
+    content: dict[str, Any] | None
+    reason: str
+
+
+def pack_envelope(magic: bytes, version: int, content: dict[str, Any]) -> list[bytes]:
+    """The buffers of a file with *content* (str, int, bytes, list, dict, bool, None)."""
+    body = msgpack.packb(content, use_bin_type=True)
+    fields = _FIELDS.pack(magic, version, 0, len(body))
+    return [fields, _CRC.pack(crc32c(body, crc32c(fields))), body]
+
+
+def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[str, Any]:
+    """The content of a file's bytes. Raises BadBytes, or ForeignFile for a version that this code does not know."""
+    if len(data) < ENVELOPE_SIZE:
+        raise BadBytes(f"{name} has {len(data)} bytes, fewer than its header")
+    found, found_version, _, size = _FIELDS.unpack_from(data)
+    if found != magic:
+        raise BadBytes(f"{name} does not begin with {magic.decode()}")
+    if found_version > version:
+        raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
+    (crc,) = _CRC.unpack_from(data, _FIELDS.size)
+    body = memoryview(data)[ENVELOPE_SIZE:]
+    if len(body) != size or crc32c(body, crc32c(data[: _FIELDS.size])) != crc:
+        raise BadBytes(f"{name} does not fit its checksum")
+    content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
+    if not isinstance(content, dict):
+        raise BadBytes(f"{name} does not hold a map")
+    return content
+
+
+def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> Opened:
+    """Look at the file at *path*. Raises StorageFailed when the system refuses to read it."""
+    try:
+        data = read_whole(disk, path)
+    except FileNotFoundError:
+        return Opened(FileState.MISSING, None, f"{path} is missing")
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    try:
+        return Opened(FileState.GOOD, unpack_envelope(data, magic, version, str(path)), "")
+    except ForeignFile as error:
+        return Opened(FileState.NEWER, None, str(error))
+    except (BadBytes, ValueError) as error:
+        return Opened(FileState.ROTTEN, None, str(error))

@@ -1,0 +1,184 @@
+"""Who a data directory is: store id, secret, partitions, what was given out ahead. Copies: ``store-a``, ``store-b``.
+
+Each copy is an envelope (see envelope.py) with magic ``QMQSTORE`` around a map: generation, store_id (6 bytes), secret
+(16 bytes), created_at_us, boot_id, clean, sequence_base, and partitions: a list of [floor, reserve, directory].
+
+Copy a is written and synced before copy b, and nothing that an identity allows is done before both are on disk. So
+either copy alone is enough, and of two good ones the one with the higher generation counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import BadBytes
+from qmq.format.layout import IDENTITY_MAGIC, IDENTITY_VERSION, MAX_POSITION_BASE, SECRET_SIZE, STORE_ID_SIZE
+from qmq.storage.disk import Disk, write_atomically
+from qmq.storage.envelope import FileState, pack_envelope, read_envelope
+
+COPY_NAMES: Final = ("store-a", "store-b")
+
+
+class PartitionIdentity(NamedTuple):
+    """What the identity says of one partition. Positions and bytes."""
+
+    #: Nothing new is placed below this position.
+    floor: int
+    #: No position from here on has been given out.
+    reserve: int
+    #: Where its files are: absolute, or relative to the data directory.
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One version of what the two copies say."""
+
+    generation: int
+    store_id: bytes
+    secret: bytes
+    created_at_us: int
+    #: The boot of the machine during which the directory was last opened.
+    boot_id: str
+    #: Whether it was closed cleanly, with everything on disk.
+    clean: bool
+    #: How far sequences were raised over all power losses; where the sequences of a new subject begin.
+    sequence_base: int
+    partitions: tuple[PartitionIdentity, ...]
+
+
+class IdentityCopy(NamedTuple):
+    """One copy as found: ``identity`` is set when the state is GOOD."""
+
+    state: FileState
+    identity: Identity | None
+    reason: str
+
+
+def new_identity(
+    disk: Disk, *, store_id_hint: bytes, directories: list[str], reserve_bytes: int, now_us: int, boot_id: str
+) -> Identity:
+    """The identity of a new data directory: partitions start at random positions, with nothing reserved behind them."""
+    identity = Identity(
+        generation=0,
+        store_id=store_id_hint,
+        secret=disk.random(SECRET_SIZE),
+        created_at_us=now_us,
+        boot_id=boot_id,
+        clean=False,
+        sequence_base=0,
+        partitions=(),
+    )
+    return add_partitions(disk, identity, directories, reserve_bytes)
+
+
+def add_partitions(disk: Disk, identity: Identity, directories: list[str], reserve_bytes: int) -> Identity:
+    """*identity* with one more partition for each of *directories*, starting at a random position each."""
+    added = []
+    for directory in directories:
+        floor = int.from_bytes(disk.random(8), "little") % MAX_POSITION_BASE & ~0xFFF
+        added.append(PartitionIdentity(floor, floor + reserve_bytes, directory))
+    return replace(identity, partitions=identity.partitions + tuple(added))
+
+
+def read_copies(disk: Disk, directory: Path) -> tuple[IdentityCopy, IdentityCopy]:
+    """Both copies as found. Raises StorageFailed when the system refuses to read one."""
+    a, b = (_read_copy(disk, directory / name) for name in COPY_NAMES)
+    return a, b
+
+
+def _read_copy(disk: Disk, path: Path) -> IdentityCopy:
+    opened = read_envelope(disk, path, IDENTITY_MAGIC, IDENTITY_VERSION)
+    if opened.content is None:
+        return IdentityCopy(opened.state, None, opened.reason)
+    try:
+        return IdentityCopy(FileState.GOOD, _from_content(opened.content), "")
+    except (KeyError, TypeError, ValueError) as error:
+        return IdentityCopy(FileState.ROTTEN, None, f"{path} lacks a field: {error!r}")
+
+
+def _from_content(content: dict[str, Any]) -> Identity:
+    identity = Identity(
+        generation=int(content["generation"]),
+        store_id=bytes(content["store_id"]),
+        secret=bytes(content["secret"]),
+        created_at_us=int(content["created_at_us"]),
+        boot_id=str(content["boot_id"]),
+        clean=bool(content["clean"]),
+        sequence_base=int(content["sequence_base"]),
+        partitions=tuple(PartitionIdentity(int(f), int(r), str(d)) for f, r, d in content["partitions"]),
+    )
+    if len(identity.store_id) != STORE_ID_SIZE or len(identity.secret) != SECRET_SIZE or not identity.partitions:
+        raise ValueError("store_id, secret or partitions")
+    return identity
+
+
+def pack_identity(identity: Identity) -> list[bytes]:
+    """The buffers of one copy."""
+    content = {
+        "generation": identity.generation,
+        "store_id": identity.store_id,
+        "secret": identity.secret,
+        "created_at_us": identity.created_at_us,
+        "boot_id": identity.boot_id,
+        "clean": identity.clean,
+        "sequence_base": identity.sequence_base,
+        "partitions": [list(partition) for partition in identity.partitions],
+    }
+    return pack_envelope(IDENTITY_MAGIC, IDENTITY_VERSION, content)
+
+
+def latest(a: IdentityCopy, b: IdentityCopy) -> Identity:
+    """The identity that counts. Raises BadBytes when neither copy is good or they are not of the same store."""
+    found = [copy.identity for copy in (a, b) if copy.identity is not None]
+    if not found:
+        raise BadBytes(f"both copies of the store's identity are lost: {a.reason}; {b.reason}")
+    if len({(identity.store_id, identity.secret) for identity in found}) > 1:
+        raise BadBytes("store-a and store-b are of different stores; remove the one that does not belong here")
+    return max(found, key=lambda identity: identity.generation)
+
+
+class IdentityFile:
+    """The two copies of an open store. ``current`` is what is on disk; changes may come from any thread."""
+
+    def __init__(self, disk: Disk, directory: Path, identity: Identity) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._lock = threading.Lock()
+        self.current = identity
+
+    def change(self, make: Callable[[Identity], Identity]) -> Identity:
+        """[thread] Write what *make* makes of the current identity, on disk when this returns, and return it.
+
+        Raises StorageFull or StorageFailed; the current identity is then still the old one.
+        """
+        with self._lock:
+            made = make(self.current)
+            made = replace(made, generation=self.current.generation + 1)
+            content = pack_identity(made)
+            for name in COPY_NAMES:
+                write_atomically(self._disk, self._directory / name, content)
+            self.current = made
+            return made
+
+    def renew(self, ends: list[int], reserve_bytes: int) -> Identity:
+        """[thread] Give every partition that has used half of its reserve a new one; writes only when one has.
+
+        *ends* are positions, one a partition.
+        """
+
+        def moved(identity: Identity) -> Identity:
+            partitions = tuple(
+                partition._replace(reserve=max(partition.reserve, end + reserve_bytes))
+                for partition, end in zip(identity.partitions, ends, strict=True)
+            )
+            return replace(identity, partitions=partitions)
+
+        partitions = self.current.partitions
+        if all(partition.reserve - end > reserve_bytes // 2 for partition, end in zip(partitions, ends, strict=True)):
+            return self.current
+        return self.change(moved)

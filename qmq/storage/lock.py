@@ -1,0 +1,80 @@
+"""One broker per data directory: the file ``lock``, held with flock. Its text says who holds it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from qmq.errors import DirectoryInUse
+from qmq.storage.disk import Disk, failure, read_fully, write_fully
+
+LOCK_NAME = "lock"
+
+
+class DirectoryLock:
+    """The hold on a data directory; the system drops it when the process ends, however it ends."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, disk: Disk, directory: Path, now_us: int) -> DirectoryLock:
+        """Take the directory. Raises DirectoryInUse, naming the holder, or StorageFailed."""
+        path = directory / LOCK_NAME
+        try:
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise failure(error, "open", path) from error
+        try:
+            if not disk.flock(fd):
+                raise DirectoryInUse(
+                    f"{directory} is in use by {_holder(disk, fd)}; stop it or choose another directory"
+                )
+            started = datetime.fromtimestamp(now_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            text = f"process {os.getpid()} on {socket.gethostname()}, since {started}\n".encode()
+            with suppress(OSError):  # a full disk must not keep anyone from reading what is there
+                disk.ftruncate(fd, 0)
+                write_fully(disk, fd, [text], 0)
+        except OSError as error:
+            disk.close(fd)
+            raise failure(error, "lock", path) from error
+        except DirectoryInUse:
+            disk.close(fd)
+            raise
+        return cls(disk, fd)
+
+    def release(self) -> None:
+        """Let another process have the directory. Calling it again does nothing."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                self._disk.ftruncate(self._fd, 0)
+            self._disk.close(self._fd)
+            self._fd = -1
+
+
+def holder_of(disk: Disk, directory: Path) -> str | None:
+    """Who holds the directory now ("process 12 on host, since ..."); None when nobody does. Takes no lock.
+
+    Raises StorageFailed when the system refuses to read the lock file.
+    """
+    path = directory / LOCK_NAME
+    try:
+        fd = disk.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(error, "open", path) from error
+    try:
+        # A try that succeeds holds the file until the close below, a few microseconds later.
+        return None if disk.flock(fd) else _holder(disk, fd)
+    finally:
+        disk.close(fd)
+
+
+def _holder(disk: Disk, fd: int) -> str:
+    text = read_fully(disk, fd, 256, 0).decode("utf-8", "replace").strip()
+    return text or "another process that has just started"

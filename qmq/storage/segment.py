@@ -1,0 +1,191 @@
+"""One file of a partition's message log: ``<base:016x>.messages``.
+
+Bytes: SEGMENT_HEADER (layout.py), then batches back to back. The position of a byte is the segment's base plus its
+offset in the file. The current segment is extended sparsely to its full size and mapped once, whole; when it is sealed
+the file is cut to its exact end. Zeros follow the last batch of a current segment, so its size never tells its end.
+
+The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It equals
+the base but for the first segment after a power loss, whose base is the reserve: so a legal gap tells itself from a loss.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from qmq.errors import ForeignFile
+from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, SEGMENT_VERSION
+from qmq.storage.disk import IOV_MAX, Buffer, Disk, failure, read_fully, write_fully
+
+SUFFIX: Final = ".messages"
+_CHECKED: Final = SEGMENT_HEADER_SIZE - 4
+_PREVIOUS_END: Final = struct.Struct("<Q")
+
+
+class Owner(NamedTuple):
+    """Whose segments these are."""
+
+    store_id: bytes
+    partition: int
+
+
+def segment_path(directory: Path, base: int) -> Path:
+    """Where the segment that begins at *base* lies."""
+    return directory / f"{base:016x}{SUFFIX}"
+
+
+def base_of(name: str) -> int | None:
+    """The base that a file name says; None when it is not the name of a segment."""
+    digits = name.removesuffix(SUFFIX)
+    if digits == name or len(digits) != 16 or digits != digits.lower():
+        return None
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return None
+
+
+def list_bases(disk: Disk, directory: Path) -> list[int]:
+    """The bases of all segments in *directory*, ascending; other files are left alone. Raises StorageFailed."""
+    try:
+        names = disk.listdir(directory)
+    except OSError as error:
+        raise failure(error, "list", directory) from error
+    return sorted(base for name in names if (base := base_of(name)) is not None)
+
+
+def pack_header(owner: Owner, base: int, previous_end: int, created_at_us: int) -> bytes:
+    """The 64 bytes that a segment begins with."""
+    rest = _PREVIOUS_END.pack(previous_end)
+    draft = SEGMENT_HEADER.pack(
+        SEGMENT_MAGIC, SEGMENT_VERSION, owner.partition, owner.store_id, b"", base, created_at_us, rest, 0
+    )
+    return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
+
+
+def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None:
+    """Judge the first 64 bytes of the file at *path*: previous_end, or None when they are not what was written.
+
+    Raises ForeignFile when they are whole, but of a newer version, another store or another place.
+    """
+    if len(data) < SEGMENT_HEADER_SIZE:
+        return None
+    magic, version, partition, store_id, _, found_base, _, rest, crc = SEGMENT_HEADER.unpack_from(data)
+    if magic != SEGMENT_MAGIC:
+        return None
+    if version > SEGMENT_VERSION:
+        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
+    if crc32c(data[:_CHECKED]) != crc:
+        return None
+    if store_id != owner.store_id:
+        raise ForeignFile(
+            f"{path} belongs to store {store_id.hex()}, this is store {owner.store_id.hex()}; move it where it belongs"
+        )
+    if partition != owner.partition or found_base != base:
+        raise ForeignFile(
+            f"{path} was written as partition {partition}, position {found_base:#x}; give it its name and place again"
+        )
+    (previous_end,) = _PREVIOUS_END.unpack_from(rest)
+    return int(previous_end)
+
+
+class Segment:
+    """An open segment file. Offsets are in the file; the descriptor stays open until ``close``."""
+
+    __slots__ = ("_disk", "base", "capacity", "fd", "path", "view")
+
+    def __init__(self, disk: Disk, fd: int, path: Path, base: int, capacity: int) -> None:
+        self._disk = disk
+        self.fd = fd
+        self.path = path
+        self.base = base
+        #: How large the file may grow, and what ``view`` spans.
+        self.capacity = capacity
+        #: The whole file, mapped; empty until ``map``.
+        self.view = memoryview(b"")
+
+    @classmethod
+    def create(
+        cls, disk: Disk, directory: Path, owner: Owner, base: int, previous_end: int, capacity: int, created_at_us: int
+    ) -> Segment:
+        """Make the file, extended to *capacity* and mapped. The directory is not synced.
+
+        Raises StorageFull or StorageFailed; no file is left then.
+        """
+        path = segment_path(directory, base)
+        fd = -1
+        try:
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            write_fully(disk, fd, [pack_header(owner, base, previous_end, created_at_us)], 0)
+            segment = cls(disk, fd, path, base, capacity)
+            segment.extend(SEGMENT_HEADER_SIZE)
+            segment.map()
+        except OSError as error:
+            if fd >= 0:
+                disk.close(fd)
+                with suppress(OSError):
+                    disk.unlink(path)
+            raise failure(error, "create", path) from error
+        return segment
+
+    @classmethod
+    def open(cls, disk: Disk, directory: Path, base: int, capacity: int, *, writable: bool) -> Segment:
+        """Open an existing file, not mapped. Raises StorageFailed."""
+        path = segment_path(directory, base)
+        try:
+            fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        except OSError as error:
+            raise failure(error, "open", path) from error
+        return cls(disk, fd, path, base, capacity)
+
+    def previous_end(self, owner: Owner) -> int | None:
+        """Judge the header, see check_header. Raises ForeignFile or StorageFailed."""
+        try:
+            data = read_fully(self._disk, self.fd, SEGMENT_HEADER_SIZE, 0)
+        except OSError as error:
+            raise failure(error, "read", self.path, self.base) from error
+        return check_header(data, self.path, owner, self.base)
+
+    def size(self) -> int:
+        """Bytes of the file. Raises StorageFailed."""
+        try:
+            return self._disk.size(self.fd)
+        except OSError as error:
+            raise failure(error, "look at", self.path) from error
+
+    def map(self) -> None:
+        """Map the file up to its capacity; nothing may shorten the part that is read from here on. Raises OSError."""
+        self.view = memoryview(self._disk.map(self.fd, self.capacity))
+
+    def extend(self, end: int) -> None:
+        """Put zeros behind offset *end*, up to the capacity, as sparse as the file system can. Raises OSError."""
+        self._disk.ftruncate(self.fd, end)
+        self._disk.ftruncate(self.fd, self.capacity)
+
+    def cut(self, end: int) -> None:
+        """End the file at offset *end*, for good. Raises OSError."""
+        self._disk.ftruncate(self.fd, end)
+
+    def write(self, buffers: Sequence[Buffer], size: int, offset: int) -> None:
+        """Write *buffers*, *size* bytes in all, at *offset*: one call to the system when it takes them whole.
+
+        Raises OSError; some of the bytes may stand in the file then.
+        """
+        if len(buffers) > IOV_MAX or self._disk.pwritev(self.fd, buffers, offset) != size:
+            write_fully(self._disk, self.fd, buffers, offset)
+
+    def sync(self) -> None:
+        """[thread] Bring what was written to the disk. Raises OSError."""
+        self._disk.fdatasync(self.fd)
+
+    def close(self) -> None:
+        """Close the descriptor; the map lives as long as views of it do."""
+        if self.fd >= 0:
+            self._disk.close(self.fd)
+            self.fd = -1
