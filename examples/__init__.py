@@ -1,0 +1,1 @@
+"""Programs that use QMQ, and the real orders that they run on."""
