@@ -1,7 +1,7 @@
 """Sequences that no message has: jumps after power loss, and holes of the message log.
 
 A gap is (subject, start, end): the sequences from start up to, not including, end. They are kept as three columns
-sorted by subject and start, 20 bytes a gap; gaps of a subject that touch are one, so there are never more than messages.
+sorted by subject and start, 20 bytes a gap; gaps of a subject that touch are one, so they are no more than messages.
 """
 
 from __future__ import annotations
