@@ -222,6 +222,11 @@ class StoredBatch:
         piece[PIECE_CRC_OFFSET : PIECE_CRC_OFFSET + 4] = seal.to_bytes(4, "little")
         return [bytes(piece), *slices], len(piece) + data_size
 
+    def lengths(self, run_number: int) -> npt.NDArray[np.uint32]:
+        """Header and body sizes of the messages of a run, in bytes: u32[its count]."""
+        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
+        return np.frombuffer(self._data, "<u4", record[4], record[5])
+
     def _ordinal(self, run_number: int) -> int:
         """Messages before that run in the batch."""
         if not run_number:

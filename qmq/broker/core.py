@@ -1,0 +1,187 @@
+"""The broker: a state machine. Commands and time go in, effects come out; no socket, no clock, no thread.
+
+Per loop turn: ``handle`` for each command that came, one ``turn``, then ``take_effects``. ``tick`` does what is due by
+time and says when it wants to be called next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from qmq.broker.commands import (
+    Command,
+    Disconnected,
+    Effect,
+    LastSequence,
+    ListSubjects,
+    Now,
+    Pull,
+    Refused,
+    Send,
+    SubjectList,
+    Subscribe,
+    SyncBroken,
+    Synced,
+    Unsubscribe,
+    Unsubscribed,
+    Withdraw,
+)
+from qmq.broker.delivery import Delivery
+from qmq.broker.intake import Intake
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.producers import Producers
+from qmq.errors import BrokerStopping, QmqError
+from qmq.names import check_prefix
+from qmq.storage.store import Store
+
+_MAX_LIST = 10_000
+#: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
+_PRODUCERS_AT_ONCE_BYTES = 1 << 20
+_PRODUCERS_EVERY_US = 30_000_000
+
+
+class Broker:
+    """The rules over one store."""
+
+    def __init__(self, store: Store, limits: BrokerLimits, now: Now) -> None:
+        self._store = store
+        self._effects: list[Effect] = []
+        self._producers = Producers(limits.producer_window, limits.max_producers, limits.producer_ttl_ms * 1_000)
+        self._intake = Intake(store, limits, self._producers, self._effects)
+        self._delivery = Delivery(store, limits, self._effects)
+        self._stopping: BrokerStopping | None = None
+        self._producers_packed = b""
+        self._producers_packed_us = 0
+        self._producers_upto: list[int] = []
+        self._restore(now)
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def handle(self, command: Command, now: Now) -> None:
+        """Take one command. What a client did wrong becomes a Refused; nothing is raised for it."""
+        if type(command) is Send:
+            try:
+                if self._stopping is not None:
+                    raise self._stopping
+                self._intake.send(command, now)
+            except QmqError as error:
+                self._effects.append(Refused(command.connection, command.request, error))
+            return
+        try:
+            self._handle(command, now)
+        except QmqError as error:
+            assert not isinstance(command, Synced | SyncBroken | Disconnected | Withdraw)
+            self._effects.append(Refused(command.connection, command.request, error))
+
+    def _handle(self, command: Command, now: Now) -> None:
+        match command:
+            case Pull():
+                if self._stopping is not None:
+                    raise self._stopping
+                self._delivery.pull(command, now.monotonic_us)
+            case Synced(partition, position):
+                self._intake.synced(partition, position)
+            case SyncBroken(partition, error):
+                self._intake.sync_broken(partition, error)
+            case Withdraw():
+                self._delivery.withdraw(command)
+            case Subscribe():
+                self._delivery.subscribe(command)
+            case Unsubscribe(connection, request, subscription):
+                self._delivery.unsubscribe(connection, subscription)
+                self._effects.append(Unsubscribed(connection, request))
+            case LastSequence(connection, request, producer_id):
+                self._intake.turn()
+                self._intake.last_sequence(connection, request, producer_id)
+            case ListSubjects():
+                self._effects.append(self._list_subjects(command))
+            case Disconnected(connection):
+                self._delivery.disconnected(connection)
+            case _:
+                raise AssertionError(command)
+
+    def turn(self, now: Now) -> None:
+        """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""
+        self._intake.turn()
+        self._delivery.turn()
+
+    def tick(self, now: Now) -> int | None:
+        """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
+        self._delivery.tick(now.monotonic_us)
+        self._producers.expire(now.wall_us)
+        if self._delivery.unfinished():
+            return now.monotonic_us
+        return self._delivery.next_deadline_us()
+
+    def stop(self) -> None:
+        """Refuse sends and pulls from now on; parked pulls are answered so."""
+        self._stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
+        self._delivery.refuse_parked(self._stopping)
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be said and done; the caller's from here on."""
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    def take_damaged(self) -> list[QmqError]:
+        """What could not be read while serving pulls since the last call."""
+        damaged, self._delivery.damaged = self._delivery.damaged, []
+        return damaged
+
+    def waiting_for_sync(self) -> int:
+        """Answers that wait for an fdatasync."""
+        return self._intake.waiting_for_sync()
+
+    def parked_pulls(self) -> int:
+        """Pulls that wait for messages."""
+        return self._delivery.parked()
+
+    def _list_subjects(self, command: ListSubjects) -> SubjectList:
+        prefix, store = check_prefix(command.prefix), self._store
+        exact = prefix != "" and not prefix.endswith(".")
+        rows: list[tuple[str, int, int, int]] = []
+        number = command.after
+        most = max(1, min(command.limit, _MAX_LIST))
+        while number < store.subject_count and len(rows) < most:
+            name = store.subject_name(number)
+            if name == prefix or (not exact and name.startswith(prefix)):
+                first, end = int(store.firsts[number]), int(store.ends[number])
+                rows.append((name, first, end, store.message_count(number, first, end)))
+            number += 1
+        after = number if number < store.subject_count else None
+        return SubjectList(command.connection, command.request, rows, after)
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def checkpoint_state(self, now: Now) -> dict[str, bytes]:
+        """The broker's part of a checkpoint: groups with their cursors, and producers."""
+        visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
+        small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
+        if small or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
+            self._producers_packed = msgpack.packb(self._producers.packed())
+            self._producers_packed_us = now.monotonic_us
+            self._producers_upto = [self._store.end(partition) for partition in range(self._store.partitions)]
+        return {
+            "groups": msgpack.packb(self._delivery.packed(visible)),
+            "producers": self._producers_packed,
+            "producers_upto": msgpack.packb(self._producers_upto),
+        }
+
+    def _restore(self, now: Now) -> None:
+        state = self._store.state
+        if "producers" in state:
+            self._producers.restore(msgpack.unpackb(state["producers"], max_buffer_size=0))
+        upto: list[Any] = msgpack.unpackb(state["producers_upto"]) if "producers_upto" in state else []
+        for partition, header in self._store.headers_since(upto):
+            self._producers.remember(
+                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
+                header.position, header.stored_at_us,
+            )  # fmt: skip
+        self._producers.expire(now.wall_us)
+        if "groups" in state:
+            self._delivery.restore(msgpack.unpackb(state["groups"], max_buffer_size=0))

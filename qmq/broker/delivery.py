@@ -1,0 +1,303 @@
+"""The pull path: subscriptions, pulls, parked pulls and who is woken by an arrival."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from qmq.broker.commands import Effect, Messages, Pull, Refused, Subscribe, Subscribed, Withdraw
+from qmq.broker.groups import Following, Group, Subscription, Waiting, resolve_start
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.selection import FEW_ROWS, Selection
+from qmq.errors import InvalidOption, Overloaded, QmqError, TooManyGroups, UnknownSubscription
+from qmq.names import check_consumer, check_group, check_prefix
+from qmq.storage.store import Store
+
+#: An arrival of more rows than this in one turn is looked at by columns, a piece at a time.
+_ROWS_AT_ONCE = 65_536
+
+
+class Delivery:
+    """Hands out messages. Everything it has to say goes to *effects*."""
+
+    def __init__(self, store: Store, limits: BrokerLimits, effects: list[Effect]) -> None:
+        self._store = store
+        self._limits = limits
+        self._effects = effects
+        self.groups: dict[str, Group] = {}
+        self.damaged: list[QmqError] = []  # what could not be read of late; the wiring logs and empties it
+        self._numbers = itertools.count(1)
+        self._subscriptions: dict[tuple[int, int], Subscription] = {}
+        self._by_connection: dict[int, set[int]] = {}
+        self._parked: dict[tuple[int, int], Waiting] = {}  # (connection, pull request)
+        self._parked_by_connection: dict[int, int] = {}
+        self._deadlines: list[tuple[int, int, Waiting]] = []
+        self._followings: dict[str, list[Following]] = {}  # by prefix, of groups with subscriptions or parked pulls
+        self._watchers: dict[int, list[Following]] = {}  # by subject number: who is to look at an arrival
+        self._seen = [store.visible_row(partition) for partition in range(store.partitions)]
+        self._ready: dict[int, Following] = {}  # to be served at the end of the turn, by id
+
+    # --- subscriptions -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, command: Subscribe) -> None:
+        """Join a group (made now, if it is new) or follow alone."""
+        mine = self._by_connection.setdefault(command.connection, set())
+        if len(mine) >= self._limits.max_subscriptions:
+            raise Overloaded(f"this connection has {len(mine)} subscriptions, the most one may have; use another")
+        if not command.prefixes:
+            raise InvalidOption("a subscription names no prefix; give at least one, '' for everything")
+        for prefix in command.prefixes:
+            check_prefix(prefix)
+        check_consumer(command.consumer)
+        group = self._group(command.group)
+        default = "last" if group.name is None else "first"
+        followings = []
+        for prefix in dict.fromkeys(command.prefixes):
+            following = group.followings.get(prefix)
+            if following is None:
+                start, scan = resolve_start(self._store, command.start, default)
+                following = group.follow(prefix, start, scan)
+            followings.append(following)
+            watched = self._followings.setdefault(prefix, [])
+            if following not in watched:
+                watched.append(following)
+                self._watchers.clear()
+        number = next(self._numbers)
+        mine.add(number)
+        self._subscriptions[command.connection, number] = Subscription(
+            number, command.connection, command.consumer, group, followings
+        )
+        self._effects.append(Subscribed(command.connection, command.request, number))
+
+    def _group(self, name: str | None) -> Group:
+        if name is None:
+            return Group(None)
+        group = self.groups.get(check_group(name))
+        if group is None:
+            if len(self.groups) >= self._limits.max_groups:
+                raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
+            group = self.groups[name] = Group(name)
+        return group
+
+    def unsubscribe(self, connection: int, number: int) -> None:
+        """Leave; parked pulls of it are answered with nothing."""
+        subscription = self._subscription(connection, number)
+        for waiting in [waiting for waiting in self._parked.values() if waiting.subscription is subscription]:
+            self._answer_empty(waiting)
+        self._drop(subscription)
+
+    def _drop(self, subscription: Subscription) -> None:
+        del self._subscriptions[subscription.connection, subscription.number]
+        self._by_connection[subscription.connection].discard(subscription.number)
+        group = subscription.group
+        if group.name is None:
+            for following in subscription.followings:
+                watched = self._followings[following.prefix]
+                watched.remove(following)
+                if not watched:
+                    del self._followings[following.prefix]
+            self._watchers.clear()
+
+    def disconnected(self, connection: int) -> None:
+        """A connection is gone: so are its pulls and subscriptions."""
+        for waiting in [waiting for (owner, _), waiting in self._parked.items() if owner == connection]:
+            self._unpark(waiting)
+        for number in list(self._by_connection.get(connection, ())):
+            self._drop(self._subscriptions[connection, number])
+        self._by_connection.pop(connection, None)
+
+    def _subscription(self, connection: int, number: int) -> Subscription:
+        subscription = self._subscriptions.get((connection, number))
+        if subscription is None:
+            raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
+        return subscription
+
+    # --- pulls -------------------------------------------------------------------------------------------------------
+
+    def pull(self, pull: Pull, now_us: int) -> None:
+        """Answer a pull at once, or park it."""
+        subscription = self._subscription(pull.connection, pull.subscription)
+        if not pull.max_count >= 1 or pull.min_count > pull.max_count or not pull.max_bytes:
+            raise InvalidOption(
+                f"a pull asks for {pull.min_count} to {pull.max_count} messages in {pull.max_bytes} bytes; "
+                "ask for at least one message and one byte, and no minimum above the maximum"
+            )
+        if (pull.connection, pull.request) in self._parked:
+            raise InvalidOption(f"request {pull.request} is parked already; number requests anew")
+        waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
+        if self._serve(waiting, final=not pull.timeout_ms):
+            return
+        if self._parked_by_connection.get(pull.connection, 0) >= self._limits.max_parked_pulls:
+            raise Overloaded(
+                f"{self._limits.max_parked_pulls} pulls of this connection are parked, the most it may have; "
+                "wait for an answer, or use another connection"
+            )
+        self._park(waiting)
+
+    def _park(self, waiting: Waiting) -> None:
+        pull = waiting.pull
+        self._parked[pull.connection, pull.request] = waiting
+        self._parked_by_connection[pull.connection] = self._parked_by_connection.get(pull.connection, 0) + 1
+        for following in waiting.subscription.followings:
+            following.waiting[id(waiting)] = waiting
+        heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
+
+    def _unpark(self, waiting: Waiting) -> None:
+        pull = waiting.pull
+        waiting.done = True
+        if self._parked.pop((pull.connection, pull.request), None) is None:
+            return
+        left = self._parked_by_connection[pull.connection] - 1
+        if left:
+            self._parked_by_connection[pull.connection] = left
+        else:
+            del self._parked_by_connection[pull.connection]
+        for following in waiting.subscription.followings:
+            following.waiting.pop(id(waiting), None)
+        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._parked):
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
+            heapq.heapify(self._deadlines)
+
+    def withdraw(self, command: Withdraw) -> None:
+        """Answer a parked pull now, with what is there; one that was answered already needs nothing."""
+        waiting = self._parked.get((command.connection, command.pull_request))
+        if waiting is not None:
+            self._answer_empty(waiting)
+
+    def _answer_empty(self, waiting: Waiting) -> None:
+        self._unpark(waiting)
+        self._effects.append(Messages(waiting.pull.connection, waiting.pull.request, [], 0, 0))
+
+    def refuse_parked(self, error: QmqError) -> None:
+        """Answer every parked pull with an error: the broker stops."""
+        for waiting in list(self._parked.values()):
+            self._unpark(waiting)
+            self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
+
+    def parked(self) -> int:
+        """Pulls that wait."""
+        return len(self._parked)
+
+    def _serve(self, waiting: Waiting, final: bool) -> bool:
+        """Answer the pull when enough is ready (``final``: with whatever is ready); True when it was answered."""
+        pull, subscription = waiting.pull, waiting.subscription
+        need = 1 if final else max(pull.min_count, 1)
+        max_count = min(pull.max_count, self._limits.max_pull_count)
+        selection = Selection(
+            self._store, max_count, min(pull.max_bytes, self._limits.max_pull_bytes), min(need, max_count)
+        )
+        followings = subscription.followings
+        subscription.turn = (subscription.turn + 1) % len(followings)
+        for following in itertools.chain(followings[subscription.turn :], followings[: subscription.turn]):
+            selection.take(following)
+            if selection.full:
+                break
+        if selection.full and not selection.count:
+            self._ready.update((id(following), following) for following in followings)  # much to pass over: go on later
+        if not final and selection.count < min(need, max_count) and not (selection.full and selection.count):
+            selection.take_back()
+            return False
+        buffers = selection.buffers(self.damaged)
+        if selection.count and not buffers and not final:
+            return False  # nothing of it could be read; it was named, and the next message is waited for
+        self._unpark(waiting)
+        size = sum(map(len, buffers))
+        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count))
+        return True
+
+    # --- arrivals and time -------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Look at what became visible since the last turn, and serve the parked pulls that it is for."""
+        for partition in range(self._store.partitions):
+            self._look(partition)
+        if self._ready:
+            ready, self._ready = self._ready, {}
+            for following in ready.values():
+                self._serve_waiting(following)
+
+    def unfinished(self) -> bool:
+        """True when a pull stopped looking at a bound and goes on in the next turn."""
+        return any(following.waiting for following in self._ready.values())
+
+    def _look(self, partition: int) -> None:
+        store = self._store
+        row, visible = self._seen[partition], store.visible_row(partition)
+        self._seen[partition] = visible
+        if row == visible or not self._parked:
+            return
+        if visible - row <= FEW_ROWS:
+            self._wake({store.read_entry(partition, number)[3] for number in range(row, visible)})
+            return
+        while row < visible:
+            rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
+            self._wake(np.unique(rows["subject"]).tolist())
+            row += len(rows)
+
+    def _wake(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            watchers = self._watchers.get(number)
+            if watchers is None:
+                watchers = self._watchers[number] = self._find_watchers(number)
+            for following in watchers:
+                if following.waiting:
+                    self._ready[id(following)] = following
+
+    def _find_watchers(self, number: int) -> list[Following]:
+        """Who follows that subject: exactly, by each of its prefixes, or everything."""
+        if len(self._watchers) > 200_000:
+            self._watchers.clear()
+        name = self._store.subject_name(number)
+        found = [*self._followings.get("", ()), *self._followings.get(name, ())]
+        end = name.find(".")
+        while end >= 0:
+            found += self._followings.get(name[: end + 1], ())
+            end = name.find(".", end + 1)
+        return found
+
+    def _serve_waiting(self, following: Following) -> None:
+        """Serve who waits for it, longest first, as long as it has something."""
+        for waiting in list(itertools.islice(following.waiting.values(), len(following.waiting))):
+            if waiting.done:
+                continue
+            self._serve(waiting, final=False)
+            if not self._has_more(following):
+                return
+
+    def _has_more(self, following: Following) -> bool:
+        store = self._store
+        if not following.exact:
+            return any(row < store.visible_row(partition) for partition, row in enumerate(following.scan))
+        number = following.subject(store)
+        if number is None:
+            return False
+        return bool(following.group.cursors.upto(number + 1)[number] < store.ends[number])
+
+    def tick(self, now_us: int) -> None:
+        """Answer the parked pulls whose time is up."""
+        while self._deadlines and (self._deadlines[0][0] <= now_us or self._deadlines[0][2].done):
+            waiting = heapq.heappop(self._deadlines)[2]
+            if not waiting.done:
+                self._serve(waiting, final=True)
+
+    def next_deadline_us(self) -> int | None:
+        """When tick has something to do, as far as known."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def packed(self, visible: list[int]) -> dict[str, Any]:
+        """For the checkpoint: the groups by name."""
+        return {name: group.packed(self._store, visible) for name, group in self.groups.items()}
+
+    def restore(self, packed: dict[str, Any]) -> None:
+        """Take over what ``packed`` gave."""
+        for name, fields in packed.items():
+            group = self.groups[name] = Group(name)
+            group.restore(self._store, fields)
+            for following in group.followings.values():
+                self._followings.setdefault(following.prefix, []).append(following)

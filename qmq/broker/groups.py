@@ -1,0 +1,219 @@
+"""Groups: what they follow, how far each has come.
+
+A group follows prefixes (and exact subjects). Its cursor in a subject is the next sequence to hand out; cursors belong to
+(group, subject), whichever prefix brought the message. Each prefix also has a scan: the row of each partition's consumer
+log before which nothing is left to hand out, so that a pull over a prefix reads on from there in message-log order and
+costs the same however many subjects match.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.commands import Pull
+from qmq.storage.store import Store
+
+RELIABLE: Final = "reliable"
+
+
+class Start(NamedTuple):
+    """Where a group begins in the subjects that existed when it began to follow them; in later ones at 0.
+
+    ``kind`` is "first", "time" (value: microseconds) or "sequence" (value: that sequence).
+    """
+
+    kind: str
+    value: int
+    subjects: int  # subject numbers below this existed then
+
+
+class Cursors:
+    """The next sequence of each subject, by subject number; 0 where nothing was handed out yet."""
+
+    def __init__(self) -> None:
+        self._next: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def upto(self, numbers: int) -> npt.NDArray[np.uint64]:
+        """The array, for at least that many subjects: u64[>= numbers]."""
+        if len(self._next) < numbers:
+            grown = np.zeros(max(numbers, 2 * len(self._next), 64), np.uint64)  # not touched, so not resident
+            grown[: len(self._next)] = self._next
+            self._next = grown
+        return self._next
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """Those that are set: subject numbers u32, sequences u64."""
+        numbers = np.flatnonzero(self._next)
+        return numbers.astype("<u4").tobytes(), self._next[numbers].astype("<u8").tobytes()
+
+    def restore(self, numbers: bytes, sequences: bytes) -> None:
+        """Take over what ``packed`` gave."""
+        which = np.frombuffer(numbers, "<u4")
+        if len(which):
+            self.upto(int(which.max()) + 1)[which] = np.frombuffer(sequences, "<u8")
+
+
+class Waiting:
+    """A parked pull."""
+
+    __slots__ = ("deadline_us", "done", "pull", "subscription")
+
+    def __init__(self, pull: Pull, subscription: Subscription, deadline_us: int) -> None:
+        self.pull = pull
+        self.subscription = subscription
+        self.deadline_us = deadline_us
+        self.done = False
+
+
+class Following:
+    """One prefix (or exact subject) that a group follows."""
+
+    def __init__(self, group: Group, prefix: str, start: Start, scan: list[int]) -> None:
+        self.group = group
+        self.prefix = prefix
+        self.start = start
+        self.scan = scan  # by partition: the row to go on at; unused for an exact subject
+        self.exact = prefix != "" and not prefix.endswith(".")
+        self.number: int | None = None  # of an exact subject, once it exists
+        self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
+        self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._matched = 0
+
+    def matches(self, store: Store) -> npt.NDArray[np.bool_] | None:
+        """Which subjects the prefix takes, by subject number; None when it takes all."""
+        if self.prefix == "":
+            return None
+        count = store.subject_count
+        if self._matched < count:
+            if len(self._matches) < count:
+                grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
+                grown[: self._matched] = self._matches[: self._matched]
+                self._matches = grown
+            for number in range(self._matched, count):
+                self._matches[number] = store.subject_name(number).startswith(self.prefix)
+            self._matched = count
+        return self._matches
+
+    def subject(self, store: Store) -> int | None:
+        """The number of the exact subject, or None while nothing was ever sent to it."""
+        if self.number is None:
+            self.number = store.subject_number(self.prefix)
+        return self.number
+
+
+class Group:
+    """One group, or (name None) a solo consumer, of which nothing is kept."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.mode = RELIABLE
+        self.cursors = Cursors()
+        self.followings: dict[str, Following] = {}
+        self.dirty = True
+        self._packed: dict[str, Any] = {}
+
+    def follow(self, prefix: str, start: Start, scan: list[int]) -> Following:
+        """Begin to follow a prefix."""
+        following = self.followings[prefix] = Following(self, prefix, start, scan)
+        self.dirty = True
+        return following
+
+    def cursor(self, store: Store, following: Following, number: int) -> int:
+        """The next sequence of a subject; where nothing was handed out yet, what the start says."""
+        cursor = int(self.cursors.upto(number + 1)[number])
+        start = following.start
+        if cursor or number >= start.subjects or start.kind == "first":
+            return cursor
+        if start.kind == "sequence":
+            return start.value
+        found = store.sequence_at_time(number, start.value)
+        return int(store.ends[number]) if found is None else found
+
+    def floor(self, following: Following, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """The cursors of many subjects, for rows that a scan brings: u64[len(numbers)].
+
+        A start by time needs no floor here: the scan itself began at that time.
+        """
+        if not len(numbers):
+            return np.zeros(0, np.uint64)
+        cursors = self.cursors.upto(int(numbers.max()) + 1)[numbers]
+        start = following.start
+        if start.kind == "sequence" and start.value:
+            unset = (cursors == 0) & (numbers < start.subjects)
+            cursors[unset] = start.value
+        return cursors
+
+    def packed(self, store: Store, visible: list[int]) -> dict[str, Any]:
+        """For the checkpoint. Scans are kept as positions, which survive a consumer log that is rebuilt."""
+        if self.dirty:
+            self._packed = {
+                "mode": self.mode,
+                "cursors": self.cursors.packed(),
+                "followings": [
+                    (following.prefix, tuple(following.start), _positions(store, following.scan, visible))
+                    for following in self.followings.values()
+                ],
+            }
+            self.dirty = False
+        return self._packed
+
+    def restore(self, store: Store, packed: dict[str, Any]) -> None:
+        """Take over what ``packed`` gave."""
+        self.mode = packed["mode"]
+        self.cursors.restore(*packed["cursors"])
+        for prefix, start, positions in packed["followings"]:
+            scan = [
+                store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
+                for partition in range(store.partitions)
+            ]
+            self.follow(prefix, Start(*start), scan)
+
+
+def _positions(store: Store, scan: list[int], visible: list[int]) -> list[int]:
+    return [
+        store.read_entry(partition, row)[1] if row < store.visible_row(partition) else visible[partition]
+        for partition, row in enumerate(scan)
+    ]
+
+
+class Subscription:
+    """One consumer's part in a group, on one connection."""
+
+    __slots__ = ("connection", "consumer", "followings", "group", "number", "turn")
+
+    def __init__(self, number: int, connection: int, consumer: str, group: Group, followings: list[Following]) -> None:
+        self.number = number
+        self.connection = connection
+        self.consumer = consumer
+        self.group = group
+        self.followings = followings
+        self.turn = 0  # which following a pull begins with
+
+
+def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:
+    """What a subscription's ``start`` means now: the rule for cursors, and the rows at which a scan begins."""
+    partitions = range(store.partitions)
+    subjects = store.subject_count
+    start = default if start is None else start
+    if start == "last":
+        start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
+        rows = [store.visible_row(partition) for partition in partitions]
+    elif start == "first":
+        return Start("first", 0, subjects), [store.first_row(partition) for partition in partitions]
+    elif start[0] == "sequence":
+        assert isinstance(start, tuple)
+        return Start("sequence", start[1], subjects), [store.first_row(partition) for partition in partitions]
+    else:
+        assert isinstance(start, tuple)
+        rows = [store.row_at_time(partition, start[1]) for partition in partitions]
+    assert isinstance(start, tuple)
+    return Start("time", start[1], subjects), rows
+
+
+def _last_visible_stamp(store: Store, partition: int) -> int:
+    visible = store.visible_row(partition)
+    return store.read_entry(partition, visible - 1)[2] if visible > store.first_row(partition) else 0

@@ -1,0 +1,338 @@
+"""The send path: check, tell repeats, place, stamp, write, acknowledge, publish.
+
+Batches that arrive in one turn are written with one vectored write a partition. A batch becomes visible in append order:
+`flush` batches once the fdatasync that covers them is done, and nothing behind one before it. With several partitions a
+batch also waits for the earlier batches of its subjects that lie in another one, so each subject is visible in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.commands import Effect, LastSequenceIs, Now, Refused, Send, Sent, SyncWanted
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.producers import Known, Producers
+from qmq.errors import QmqError, StorageError, SyncFailed
+from qmq.format.batch import (
+    BatchLimits,
+    CheckedBatch,
+    check_batch,
+    entries_of,
+    entry_of,
+    parse_header,
+    runs_of,
+    stamp,
+)
+from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
+from qmq.names import check_subject
+from qmq.storage.store import Store
+
+Numbers = npt.NDArray[np.int64]
+
+
+class _Staged(NamedTuple):
+    """A batch of this turn, stamped and staged but not written."""
+
+    command: Send
+    answer: Sent
+    end: int
+    numbers: int | Numbers
+    messages: int | npt.NDArray[Any]
+    producer_id: bytes
+    producer_sequence: int
+    after: tuple[tuple[int, int], ...]  # as in _Barrier
+
+
+class _Repeat(NamedTuple):
+    """A batch of this turn that was stored before."""
+
+    command: Send
+    known: Known
+
+
+class _Barrier(NamedTuple):
+    """Nothing of the partition from ``start`` on is visible before it is synced up to ``end`` and ``after`` holds."""
+
+    start: int
+    end: int
+    flush: bool
+    after: tuple[tuple[int, int], ...]  # (partition, position that must be visible there)
+
+
+class _Partition:
+    """What the send path keeps of one partition."""
+
+    def __init__(self, number: int, end: int) -> None:
+        self.number = number
+        self.visible = end
+        self.synced = end
+        self.staged: list[_Staged] = []
+        self.barriers: deque[_Barrier] = deque()
+        self.waiting: deque[tuple[int, Sent | LastSequenceIs]] = deque()  # (position to sync, what is said then)
+        self.sync_running = False
+        self.broken: QmqError | None = None
+
+
+class Intake:
+    """Takes batches in. Everything it has to say goes to *effects*."""
+
+    def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
+        self._store = store
+        self._limits = BatchLimits(limits.max_message_bytes)
+        self._producers = producers
+        self._effects = effects
+        self._stamp_us = store.last_stored_at_us
+        self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
+        self._repeats: list[_Repeat] = []
+        self._last_places: dict[int, tuple[int, int]] = {}  # subject number: (partition, end); several partitions only
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def send(self, command: Send, now: Now) -> None:
+        """Check and stage one batch; raises QmqError when it is refused. It is answered by ``turn`` or later."""
+        batch = check_batch(command.batch, self._limits)
+        header = batch.header
+        known = self._producers.lookup(header.producer_id, header.producer_sequence, header.messages, header.data_crc)
+        if known is not None:
+            self._repeats.append(_Repeat(command, known))
+            return
+        numbers = self._numbers_of(batch)
+        partition = self._choose(numbers)
+        try:
+            position = self._store.place(partition.number, header.size)
+            self._stage(command, batch, partition, position, numbers, now)
+        except StorageError as error:
+            self._give_up(partition, error)
+            raise
+
+    def last_sequence(self, connection: int, request: int, producer_id: bytes) -> None:
+        """Answer with the last producer sequence that is stored for good: after the sync that its batch waits for."""
+        last = self._producers.last(producer_id)
+        if last is None:
+            self._effects.append(LastSequenceIs(connection, request, None))
+            return
+        sequence, known = last
+        self._when_stored(known, False, LastSequenceIs(connection, request, sequence))
+
+    def synced(self, number: int, position: int) -> None:
+        """The fdatasync of a partition is done up to *position*."""
+        partition = self._partitions[number]
+        partition.sync_running = False
+        partition.synced = max(partition.synced, position)
+        self._store.mark_synced(number, position)
+        while partition.waiting and partition.waiting[0][0] <= partition.synced:
+            self._effects.append(partition.waiting.popleft()[1])
+        self._publish()
+        self._want_sync(partition)
+
+    def sync_broken(self, number: int, error: QmqError) -> None:
+        """The fdatasync failed: what waits for it is not acknowledged, now or later."""
+        partition = self._partitions[number]
+        partition.sync_running = False
+        partition.broken = error
+        while partition.waiting:
+            effect = partition.waiting.popleft()[1]
+            self._effects.append(Refused(effect.connection, effect.request, error))
+
+    # --- the turn ----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Write what was staged since the last turn, answer what can be answered, publish, ask for syncs."""
+        for partition in self._partitions:
+            if partition.staged:
+                self._write(partition)
+        if self._repeats:
+            repeats, self._repeats = self._repeats, []
+            for repeat in repeats:
+                self._answer_repeat(repeat)
+
+    def _write(self, partition: _Partition) -> None:
+        try:
+            self._store.write(partition.number)
+        except StorageError as error:
+            self._give_up(partition, error)
+            return
+        staged, partition.staged = partition.staged, []
+        for batch in staged:
+            flush = batch.command.flush
+            if flush or batch.after:
+                partition.barriers.append(_Barrier(batch.answer.position, batch.end, flush, batch.after))
+            if flush:
+                partition.waiting.append((batch.end, batch.answer))
+            else:
+                self._effects.append(batch.answer)
+        self._publish()
+        self._want_sync(partition)
+
+    def _want_sync(self, partition: _Partition) -> None:
+        if partition.waiting and not partition.sync_running and partition.broken is None:
+            partition.sync_running = True
+            self._effects.append(SyncWanted(partition.number, self._store.end(partition.number)))
+
+    def _publish(self) -> None:
+        """Move each partition's visible end as far as its barriers allow; one that moves may free another."""
+        moved = True
+        while moved:
+            moved = False
+            for partition in self._partitions:
+                moved |= self._publish_one(partition)
+            moved = moved and len(self._partitions) > 1
+
+    def _publish_one(self, partition: _Partition) -> bool:
+        barriers = partition.barriers
+        while barriers and self._passable(partition, barriers[0]):
+            barriers.popleft()
+        visible = barriers[0].start if barriers else self._store.end(partition.number)
+        if visible <= partition.visible:
+            return False
+        partition.visible = visible
+        self._store.publish(partition.number, visible)
+        return True
+
+    def _passable(self, partition: _Partition, barrier: _Barrier) -> bool:
+        if barrier.flush and barrier.end > partition.synced:
+            return False
+        return all(self._partitions[number].visible >= position for number, position in barrier.after)
+
+    def _must_come_first(self, partition: _Partition, numbers: int | Numbers, end: int) -> tuple[tuple[int, int], ...]:
+        """Where earlier batches of the same subjects lie that are not visible yet, in other partitions."""
+        after: dict[int, int] = {}
+        for number in (numbers,) if isinstance(numbers, int) else numbers.tolist():
+            place = self._last_places.get(number)
+            if place is not None and place[0] != partition.number and self._partitions[place[0]].visible < place[1]:
+                after[place[0]] = max(place[1], after.get(place[0], 0))
+            self._last_places[number] = (partition.number, end)
+        return tuple(after.items())
+
+    # --- one batch ---------------------------------------------------------------------------------------------------
+
+    def _numbers_of(self, batch: CheckedBatch) -> int | Numbers:
+        """The subject number of each run; new subjects are registered."""
+        if batch.run is not None:
+            return self._number(batch.names[batch.run[0]])
+        assert batch.runs is not None
+        numbers = np.fromiter(map(self._number, batch.names), np.int64, len(batch.names))
+        by_run = numbers[batch.runs["subject"]]
+        return by_run
+
+    def _number(self, name: str) -> int:
+        number = self._store.subject_number(name)
+        return self._store.add_subject(check_subject(name)) if number is None else number
+
+    def _choose(self, numbers: int | Numbers) -> _Partition:
+        """The partition of a batch: by its first subject, so that a subject mostly stays in one; never a broken one."""
+        if len(self._partitions) == 1:
+            chosen = self._partitions[0]
+        else:
+            first = numbers if isinstance(numbers, int) else int(numbers[0])
+            sound = [partition for partition in self._partitions if partition.broken is None]
+            chosen = sound[first % len(sound)] if sound else self._partitions[0]
+        if chosen.broken is not None:
+            raise SyncFailed(f"nothing more is stored in partition {chosen.number} until a restart: {chosen.broken}")
+        return chosen
+
+    def _stage(
+        self,
+        command: Send,
+        batch: CheckedBatch,
+        partition: _Partition,
+        position: int,
+        numbers: int | Numbers,
+        now: Now,
+    ) -> None:
+        header = batch.header
+        self._stamp_us = stored_at_us = max(now.wall_us, self._stamp_us + 1)
+        ends = self._store.ends
+        first: int | npt.NDArray[np.uint64]
+        messages: int | npt.NDArray[Any]
+        if isinstance(numbers, int):
+            first, messages = int(ends[numbers]), header.messages
+        else:
+            assert batch.runs is not None
+            first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
+        stamp(
+            command.batch, batch, position=position, stored_at_us=stored_at_us, partition=partition.number,
+            store_id=self._store.store_id, secret=self._store.secret, first_sequences=first,
+        )  # fmt: skip
+        if isinstance(numbers, int):
+            assert isinstance(first, int)
+            self._store.stage(
+                partition.number, position, command.batch, entry_of(batch, position, stored_at_us, numbers, first)
+            )
+        else:
+            assert batch.runs is not None
+            rows = entries_of(batch.runs, header.size, position, stored_at_us, numbers)
+            self._store.stage(partition.number, position, command.batch, rows)
+        ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
+        self._producers.remember(
+            header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
+            position, now.wall_us,
+        )  # fmt: skip
+        answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
+        end = position + header.size
+        after = self._must_come_first(partition, numbers, end) if len(self._partitions) > 1 else ()
+        partition.staged.append(
+            _Staged(command, answer, end, numbers, messages, header.producer_id, header.producer_sequence, after)
+        )
+
+    def _give_up(self, partition: _Partition, error: QmqError) -> None:
+        """A write failed: nothing that was staged is stored; take back what was given and say so."""
+        staged, partition.staged = partition.staged, []
+        ends = self._store.ends
+        for batch in reversed(staged):
+            ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
+            self._producers.forget(batch.producer_id, batch.producer_sequence)
+            self._effects.append(Refused(batch.command.connection, batch.command.request, error))
+        refused = {(partition.number, batch.answer.position) for batch in staged}
+        repeats, self._repeats = self._repeats, []
+        for repeat in repeats:
+            if repeat.known in refused:
+                self._effects.append(Refused(repeat.command.connection, repeat.command.request, error))
+            else:
+                self._repeats.append(repeat)
+
+    # --- repeats -----------------------------------------------------------------------------------------------------
+
+    def _answer_repeat(self, repeat: _Repeat) -> None:
+        command, known = repeat
+        try:
+            view = self._store.view(known.partition, known.position, BATCH_HEADER_SIZE)
+            header = parse_header(view)
+            view = self._store.view(known.partition, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
+        except QmqError as error:
+            self._effects.append(Refused(command.connection, command.request, error))
+            return
+        firsts = runs_of(view, header)["first_sequence"].copy()
+        answer = Sent(
+            command.connection, command.request, known.position, header.stored_at_us, known.partition,
+            int(firsts[0]) if header.runs == 1 else firsts,
+        )  # fmt: skip
+        self._when_stored(known, command.flush, answer)
+
+    def _when_stored(self, known: Known, flush: bool, effect: Sent | LastSequenceIs) -> None:
+        """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
+        partition = self._partitions[known.partition]
+        pending = any(barrier.flush and barrier.start == known.position for barrier in partition.barriers)
+        unsynced = known.position >= max(partition.synced, self._store.synced(known.partition))
+        if not (pending or (flush and unsynced)):
+            self._effects.append(effect)
+        elif partition.broken is not None:
+            self._effects.append(Refused(effect.connection, effect.request, partition.broken))
+        else:
+            end = self._store.end(known.partition)  # covers the batch; waiting stays in order of position
+            partition.waiting.append((end, effect))
+            self._want_sync(partition)
+
+    # --- what others ask ---------------------------------------------------------------------------------------------
+
+    def visible(self, partition: int) -> int:
+        """The position up to which that partition's messages may be pulled."""
+        return self._partitions[partition].visible
+
+    def waiting_for_sync(self) -> int:
+        """Answers that wait for an fdatasync."""
+        return sum(len(partition.waiting) for partition in self._partitions)

@@ -1,0 +1,19 @@
+"""The bounds that the broker's rules keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class BrokerLimits(NamedTuple):
+    """Defaults are those of ``qmq serve``; see docs/OPERATIONS.md for what each does."""
+
+    max_message_bytes: int = 4 << 20
+    max_groups: int = 10_000
+    max_producers: int = 100_000
+    producer_window: int = 64
+    producer_ttl_ms: int = 3_600_000
+    max_parked_pulls: int = 1_000
+    max_pull_count: int = 1_000_000
+    max_pull_bytes: int = 16 << 20
+    max_subscriptions: int = 1_000

@@ -1,0 +1,157 @@
+"""What the broker remembers of producers, so that no send makes two messages.
+
+Of each producer: the sequence it goes on at, and its last ``window`` batches as a ring of 32-byte records (first
+sequence u64, position u64, messages u32, data crc u32, partition u16, 6 bytes spare). A producer is forgotten ``ttl``
+after its last send.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
+
+_BATCH: Final = struct.Struct("<QQIIH6x")
+_BATCH_SIZE: Final = 32
+assert _BATCH.size == _BATCH_SIZE
+
+
+class Known(NamedTuple):
+    """A batch that was stored before."""
+
+    partition: int
+    position: int
+
+
+class Producer:
+    """One producer. ``ring`` holds its last batches, oldest first; below ``horizon`` they have been dropped from it."""
+
+    __slots__ = ("horizon", "last_send_us", "next_sequence", "ring")
+
+    def __init__(self, next_sequence: int = 0, horizon: int = 0, last_send_us: int = 0, ring: bytes = b"") -> None:
+        self.next_sequence = next_sequence
+        self.horizon = horizon
+        self.last_send_us = last_send_us
+        self.ring = bytearray(ring)
+
+    def records(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(first sequence, position, messages, data crc, partition) of each batch still remembered, as they came."""
+        return _BATCH.iter_unpack(bytes(self.ring))
+
+    def drop_oldest(self) -> None:
+        """Forget the oldest batch; what is older than it can't be told apart from it any more."""
+        first, _, messages, _, _ = _BATCH.unpack_from(self.ring)
+        self.horizon = max(self.horizon, first + messages)
+        del self.ring[:_BATCH_SIZE]
+
+
+class Producers:
+    """All producers, the one that sent longest ago first."""
+
+    def __init__(self, window: int, most: int, ttl_us: int) -> None:
+        self._window = window
+        self._most = most
+        self._ttl_us = ttl_us
+        self._producers: OrderedDict[bytes, Producer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> Known | None:
+        """Where that batch lies already, or None when it is new.
+
+        Raises BadBatch when its bounds or bytes differ from those of a batch it overlaps, SequenceForgotten when it is
+        too old to tell, TooManyProducers.
+        """
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            if len(self._producers) >= self._most:
+                raise TooManyProducers(
+                    f"{self._most} producers sent within the last {self._ttl_us // 1_000_000} s and are remembered; "
+                    "reuse clients, or raise max_producers"
+                )
+            return None
+        if first >= producer.next_sequence:
+            return None
+        return self._find(producer, first, messages, data_crc)
+
+    def _find(self, producer: Producer, first: int, messages: int, data_crc: int) -> Known | None:
+        for known_first, position, known_messages, known_crc, partition in producer.records():
+            if known_first == first and known_messages == messages and known_crc == data_crc:
+                return Known(partition, position)
+            if known_first < first + messages and first < known_first + known_messages:
+                raise BadBatch(
+                    f"producer sequences {first} to {first + messages - 1} overlap a stored batch ({known_first} to "
+                    f"{known_first + known_messages - 1}) that has other bounds or bytes; a retry must repeat both"
+                )
+        if first < producer.horizon:
+            raise SequenceForgotten(
+                f"producer sequence {first} is older than the last {self._window} batches, which alone are remembered "
+                f"(next is {producer.next_sequence}); whether it was stored can't be told any more"
+            )
+        return None  # it was refused before, and later ones were not
+
+    def remember(
+        self, producer_id: bytes, first: int, messages: int, data_crc: int, partition: int, position: int, now_us: int
+    ) -> None:
+        """A batch of that producer is stored (or about to be: see forget)."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = Producer()
+        else:
+            self._producers.move_to_end(producer_id)
+        if len(producer.ring) >= self._window * _BATCH_SIZE:
+            producer.drop_oldest()
+        producer.ring += _BATCH.pack(first, position, messages, data_crc, partition)
+        producer.last_send_us = now_us
+        if first + messages > producer.next_sequence:
+            producer.next_sequence = first + messages
+
+    def forget(self, producer_id: bytes, first: int) -> None:
+        """The batch just remembered was not stored after all."""
+        producer = self._producers[producer_id]
+        kept = [record for record in producer.records() if record[0] != first]
+        producer.ring = bytearray(b"".join(_BATCH.pack(*record) for record in kept))
+        producer.next_sequence = max((record[0] + record[2] for record in kept), default=producer.horizon)
+        if not producer.next_sequence:
+            del self._producers[producer_id]
+
+    def last(self, producer_id: bytes) -> tuple[int, Known] | None:
+        """The last producer sequence stored, and where its batch lies; None for a producer not remembered."""
+        producer = self._producers.get(producer_id)
+        if producer is None or not producer.ring:
+            return None
+        first, position, messages, _, partition = max(producer.records())
+        return first + messages - 1, Known(partition, position)
+
+    def expire(self, now_us: int) -> None:
+        """Forget the producers whose time is up. Costs what it forgets."""
+        while self._producers:
+            producer_id, producer = next(iter(self._producers.items()))
+            if producer.last_send_us + self._ttl_us > now_us:
+                return
+            del self._producers[producer_id]
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def bytes_remembered(self) -> int:
+        """About how large ``packed`` is (as if every window were full)."""
+        return len(self._producers) * (64 + self._window * _BATCH_SIZE)
+
+    def packed(self) -> list[Any]:
+        """For the checkpoint: one row a producer, longest ago first."""
+        return [
+            (producer_id, producer.next_sequence, producer.horizon, producer.last_send_us, bytes(producer.ring))
+            for producer_id, producer in self._producers.items()
+        ]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Take over what ``packed`` gave, also when the window has another size now."""
+        for producer_id, next_sequence, horizon, last_send_us, ring in rows:
+            producer = Producer(next_sequence, horizon, last_send_us, ring)
+            while len(producer.ring) > self._window * _BATCH_SIZE:
+                producer.drop_oldest()
+            self._producers[producer_id] = producer

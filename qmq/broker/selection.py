@@ -1,0 +1,344 @@
+"""Choosing what a pull gets: runs by columns, cut at run ends where the limits allow, and the buffers that carry them.
+
+Everything goes by consumer-log entries (one a run). Few rows are handled as tuples, many as numpy columns; a message's
+bytes are never touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.commands import Buffer
+from qmq.broker.groups import Cursors, Following, Group
+from qmq.errors import QmqError
+from qmq.format.batch import EntryRow
+from qmq.format.pieces import StoredBatch
+from qmq.storage.store import Store
+
+Rows = npt.NDArray[np.void]
+
+#: What a run may take beside its data, at most: a header, a run record or piece header, a subject name in a table.
+OVERHEAD_BYTES: Final = 352
+#: Up to this many rows go one by one.
+FEW_ROWS: Final = 4
+FIRST_CHUNK_ROWS: Final = 64
+CHUNK_ROWS: Final = 8_192
+#: Rows of others that one pull may pass over before it is put off to the next turn.
+PASS_ROWS: Final = 1 << 20
+#: Pieces cost about 5 us each to make: no more than this in one answer.
+MAX_PIECES: Final = 1_024
+
+
+class _Some(NamedTuple):
+    """Messages [start, stop) of one run."""
+
+    partition: int
+    entry: EntryRow
+    start: int
+    stop: int
+
+
+class _Many(NamedTuple):
+    """Whole runs, in row order."""
+
+    partition: int
+    rows: Rows
+
+
+class Selection:
+    """What one pull is to get, and how to take the choice back."""
+
+    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int) -> None:
+        self._store = store
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._need = need  # below this many messages a run is cut rather than left for the next pull
+        self.count = 0
+        self.passed_rows = 0
+        self._bytes = 0
+        self._parts: list[_Some | _Many] = []
+        self._undo: list[tuple[Cursors, Any, Any]] = []
+        self._undo_scans: list[tuple[Following, list[int]]] = []
+        self.full = False
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def take(self, following: Following) -> None:
+        """Choose from what a following has ready, until it or the pull is exhausted."""
+        if following.exact:
+            self._take_exact(following)
+            return
+        self._undo_scans.append((following, list(following.scan)))
+        if len(following.scan) == 1:
+            self._take_scan(following)
+        else:
+            self._take_scans(following)
+
+    def take_back(self) -> None:
+        """Forget the choice: cursors and scans are as before."""
+        for cursors, numbers, old in reversed(self._undo):
+            cursors.upto(0)[numbers] = old
+        for following, scan in reversed(self._undo_scans):
+            following.scan[:] = scan
+
+    def _take_scan(self, following: Following) -> None:
+        store, scan = self._store, following.scan
+        chunk = FIRST_CHUNK_ROWS
+        while not self.full:
+            row = scan[0]
+            left = store.visible_row(0) - row
+            if left <= 0:
+                return
+            if left <= FEW_ROWS:
+                if self._take_entry(following, 0, store.read_entry(0, row)):
+                    scan[0] = row + 1
+                continue
+            rows = store.rows(0, row, min(left, chunk))
+            scan[0] = row + self._take_rows(following, np.zeros(1, np.int64), rows)
+            chunk = min(chunk * 8, CHUNK_ROWS)
+            if self.passed_rows > PASS_ROWS:
+                self.full = True
+
+    def _take_scans(self, following: Following) -> None:
+        """Several partitions: their rows merged by stamp, which is the order in which batches were appended."""
+        store, scan = self._store, following.scan
+        chunk = FIRST_CHUNK_ROWS
+        while not self.full:
+            heads, numbers, limit = [], [], np.uint64(2**64 - 1)
+            for partition, row in enumerate(scan):
+                rows = store.rows(partition, row, chunk)
+                if not len(rows):
+                    continue
+                heads.append(rows)
+                numbers.append(np.full(len(rows), partition, np.int64))
+                if row + len(rows) < store.visible_row(partition):
+                    limit = min(limit, rows["stored_at_us"][-1])
+            if not heads:
+                return
+            merged, partitions = np.concatenate(heads), np.concatenate(numbers)
+            order = np.argsort(merged["stored_at_us"], kind="stable")
+            order = order[merged["stored_at_us"][order] <= limit]
+            merged, partitions = merged[order], partitions[order]
+            passed = self._take_rows(following, partitions, merged)
+            for partition, rows_passed in enumerate(np.bincount(partitions[:passed], minlength=len(scan)).tolist()):
+                scan[partition] += rows_passed
+            chunk = min(chunk * 8, CHUNK_ROWS)
+            if self.passed_rows > PASS_ROWS:
+                self.full = True
+
+    def _take_exact(self, following: Following) -> None:
+        number = following.subject(self._store)
+        if number is None:
+            return
+        group = following.group
+        cursors = group.cursors.upto(number + 1)
+        cursor = group.cursor(self._store, following, number)
+        if cursor != int(cursors[number]):
+            self._set(group, number, cursor)
+        chunk = FEW_ROWS
+        while not self.full and int(cursors[number]) < int(self._store.ends[number]):
+            parts = self._store.subject_rows(number, int(cursors[number]), chunk)
+            for partition, rows in parts:
+                if len(rows) > FEW_ROWS:
+                    self._take_rows(following, np.full(len(rows), partition, np.int64), rows)
+                    continue
+                for entry in rows.tolist():
+                    if not self._take_entry(following, partition, entry):
+                        break
+                if self.full:
+                    return
+            if not parts:
+                return
+            chunk = min(chunk * 16, CHUNK_ROWS)
+
+    def _take_entry(self, following: Following, partition: int, entry: EntryRow) -> bool:
+        """One row; True when nothing of it is left to hand out."""
+        first, number, count, size = entry[0], entry[3], entry[4], entry[9]
+        self.passed_rows += 1
+        matches = None if following.exact else following.matches(self._store)
+        if matches is not None and not matches[number]:
+            return True
+        group = following.group
+        cursors = group.cursors.upto(number + 1)
+        cursor = int(cursors[number])
+        if not cursor and following.start.kind == "sequence" and number < following.start.subjects:
+            cursor = following.start.value
+        start = cursor - first if cursor > first else 0
+        if start >= count:
+            return True
+        left = count - start
+        if left <= self._max_count - self.count and size + OVERHEAD_BYTES <= self._max_bytes - self._bytes:
+            self._parts.append(_Some(partition, entry, start, count))
+            self._set(group, number, first + count)
+            self._add(group, left, size + OVERHEAD_BYTES)
+            return True
+        self.full = True
+        if self.count < self._need:
+            self._cut(group, partition, entry, start)
+        return False
+
+    def _take_rows(self, following: Following, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
+        """Many rows; returns how many of them have nothing left to hand out. *partitions* may have length 1."""
+        asked = len(rows)
+        index: npt.NDArray[np.intp] | None = None
+        matches = None if following.exact else following.matches(self._store)
+        if matches is not None:
+            index = np.flatnonzero(matches[rows["subject"]])
+        rows, starts, index = self._unhandled(following, rows, index)
+        self.passed_rows += asked
+        if not len(rows):
+            return asked
+        counts = rows["count"].astype(np.int64)
+        if starts is not None:
+            counts -= starts
+        totals = np.cumsum(counts)
+        sizes = np.cumsum(rows["run_size"].astype(np.int64) + OVERHEAD_BYTES)
+        fits = min(
+            int(np.searchsorted(totals, self._max_count - self.count, "right")),
+            int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
+        )
+        if index is not None and asked != len(rows):
+            fits = min(fits, MAX_PIECES)
+        if fits:
+            self._take_whole(following.group, partitions, rows[:fits], None if starts is None else starts[:fits], index)
+            self._add(following.group, int(totals[fits - 1]), int(sizes[fits - 1]))
+        if fits == len(rows):
+            return asked
+        self.full = True
+        if self.count < self._need:
+            partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
+            self._cut(following.group, partition, rows[fits].item(), 0 if starts is None else int(starts[fits]))
+        return _at(index, fits)
+
+    def _unhandled(
+        self, following: Following, rows: Rows, index: npt.NDArray[np.intp] | None
+    ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
+        """Those rows (of *index*) with messages at or past the cursors; how many messages of each are handled."""
+        if index is not None:
+            rows = rows[index]
+        floor = following.group.floor(following, rows["subject"])
+        firsts = rows["first_sequence"]
+        if not (floor > firsts).any():
+            return rows, None, index
+        fresh = np.flatnonzero(floor < firsts + rows["count"])
+        index = fresh if index is None else index[fresh]
+        rows, floor = rows[fresh], floor[fresh]
+        starts = np.maximum(floor, rows["first_sequence"]) - rows["first_sequence"]
+        return rows, (starts.astype(np.int64) if starts.any() else None), index
+
+    def _take_whole(
+        self,
+        group: Group,
+        partitions: npt.NDArray[np.int64],
+        rows: Rows,
+        starts: npt.NDArray[np.int64] | None,
+        index: npt.NDArray[np.intp] | None,
+    ) -> None:
+        numbers = rows["subject"]
+        group.cursors.upto(int(numbers.max()) + 1)
+        # A subject may stand in several rows: later ones have the higher sequences, and the last assignment stays.
+        self._set(group, numbers, rows["first_sequence"] + rows["count"])
+        if len(partitions) > 1:
+            by_row = partitions[: len(rows)] if index is None else partitions[index[: len(rows)]]
+        else:
+            by_row = partitions
+        if starts is None and (by_row == by_row[0]).all():
+            self._parts.append(_Many(int(by_row[0]), rows))
+            return
+        places = by_row.tolist() if len(by_row) == len(rows) else by_row.tolist() * len(rows)
+        skipped = [0] * len(rows) if starts is None else starts.tolist()
+        for entry, partition, start in zip(rows.tolist(), places, skipped, strict=True):
+            self._parts.append(_Some(partition, entry, start, entry[4]))
+
+    def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
+        """Take as much of one run as fits: at least one message when nothing was chosen yet."""
+        first, number, count = entry[0], entry[3], entry[4]
+        stop = min(count, start + self._max_count - self.count)
+        try:
+            lengths = self._batch(partition, entry).lengths(entry[6])[start:stop]
+        except QmqError:
+            lengths = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
+        room = self._max_bytes - self._bytes - OVERHEAD_BYTES
+        fit = int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), room, "right"))
+        if not self.count:
+            fit = max(fit, 1)
+        if not fit:
+            return
+        self._parts.append(_Some(partition, entry, start, start + fit))
+        self._set(group, number, first + start + fit)
+        self._add(group, fit, int(lengths[:fit].sum()) + OVERHEAD_BYTES)
+
+    def _set(self, group: Group, numbers: Any, values: Any) -> None:
+        """Move cursors; *numbers* are subjects that the array is already long enough for."""
+        cursors = group.cursors.upto(0)
+        if self._need > 1:
+            self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
+        cursors[numbers] = values
+
+    def _add(self, group: Group, count: int, size: int) -> None:
+        group.dirty = True
+        self.count += count
+        self._bytes += size
+        if self.count >= self._max_count or self._bytes >= self._max_bytes:
+            self.full = True
+
+    # --- the buffers -------------------------------------------------------------------------------------------------
+
+    def buffers(self, damaged: list[QmqError]) -> list[Buffer]:
+        """What carries the chosen messages. Batches that can't be read any more are left out and named in *damaged*."""
+        buffers: list[Buffer] = []
+        for part in self._parts:
+            try:
+                if isinstance(part, _Some):
+                    self._add_some(part, buffers)
+                else:
+                    self._add_many(part, buffers, damaged)
+            except QmqError as error:
+                damaged.append(error)
+        return buffers
+
+    def _add_some(self, part: _Some, buffers: list[Buffer]) -> None:
+        entry = part.entry
+        if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
+            buffers.append(self._store.view(part.partition, entry[1], entry[10]))
+            return
+        pieces, _ = self._batch(part.partition, entry).piece(entry[6], part.start, part.stop)
+        buffers.extend(pieces)
+
+    def _add_many(self, part: _Many, buffers: list[Buffer], damaged: list[QmqError]) -> None:
+        """Batches that are wanted whole go as they lie, neighbours as one slice; of the others each run is a piece."""
+        rows = part.rows
+        positions = rows["position"].astype(np.int64)
+        edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
+        firsts = np.concatenate(([0], edges))
+        chosen = np.diff(np.concatenate((firsts, [len(rows)])))
+        starts, sizes = positions[firsts], rows["batch_size"][firsts].astype(np.int64)
+        whole = chosen == rows["runs"][firsts]
+        joined = (starts[1:] == starts[:-1] + sizes[:-1]) & whole[1:] & whole[:-1]
+        heads = np.concatenate(([0], np.flatnonzero(~joined) + 1)).tolist()
+        for head, tail in zip(heads, [*heads[1:], len(firsts)], strict=True):
+            try:
+                if whole[head]:
+                    start = int(starts[head])
+                    size = int(starts[tail - 1] + sizes[tail - 1]) - start
+                    buffers.append(self._store.view(part.partition, start, size))
+                else:
+                    first = int(firsts[head])
+                    self._add_pieces(part.partition, rows[first : first + int(chosen[head])], buffers)
+            except QmqError as error:
+                damaged.append(error)
+
+    def _add_pieces(self, partition: int, rows: Rows, buffers: list[Buffer]) -> None:
+        batch = self._batch(partition, rows[0].item())
+        for run in rows["run"].tolist():
+            buffers.extend(batch.piece(run, 0, None)[0])
+
+    def _batch(self, partition: int, entry: EntryRow) -> StoredBatch:
+        return StoredBatch(self._store.view(partition, entry[1], entry[10]))
+
+
+def _at(index: npt.NDArray[np.intp] | None, place: int) -> int:
+    return place if index is None else int(index[place])
