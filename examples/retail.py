@@ -30,7 +30,7 @@ class InvoiceMessage(NamedTuple):
 
 
 def country_segment(country: str) -> str:
-    """*country* as one segment of a subject: ``"Channel Islands"`` is ``"channel-islands"``, and ``""`` ``"unspecified"``."""
+    """*country* as a segment of a subject: ``"Channel Islands"`` is ``"channel-islands"``, ``""`` ``"unspecified"``."""
     ascii_only = unicodedata.normalize("NFKD", country).encode("ascii", "ignore").decode()
     return _NOT_IN_A_SEGMENT.sub("-", ascii_only.lower()).strip("-") or "unspecified"
 
