@@ -1,4 +1,4 @@
-"""What goes into the broker's state machine and what comes out. ``connection`` is an opaque int that the server gives."""
+"""What goes into the broker's state machine and what comes out. ``connection`` is an opaque int from the server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Subscribe(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Ask for messages: answered with at least min_count or when timeout_ms is over, at most max_count and max_bytes."""
+    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count and max_bytes at most."""
 
     connection: int
     request: int

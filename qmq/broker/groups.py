@@ -1,9 +1,9 @@
 """Groups: what they follow, how far each has come.
 
-A group follows prefixes (and exact subjects). Its cursor in a subject is the next sequence to hand out; cursors belong to
-(group, subject), whichever prefix brought the message. Each prefix also has a scan: the row of each partition's consumer
-log before which nothing is left to hand out, so that a pull over a prefix reads on from there in message-log order and
-costs the same however many subjects match.
+A group follows prefixes (and exact subjects). Its cursor in a subject is the next sequence to hand out; cursors belong
+to (group, subject), whichever prefix brought the message. Each prefix also has a scan: the row of each partition's
+consumer log before which nothing is left to hand out, so that a pull over a prefix reads on from there in message-log
+order and costs the same however many subjects match.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The send path: check, tell repeats, place, stamp, write, acknowledge, publish.
 
-Batches that arrive in one turn are written with one vectored write a partition. A batch becomes visible in append order:
+Batches that arrive in one turn are written with one vectored write a partition. They become visible in append order:
 `flush` batches once the fdatasync that covers them is done, and nothing behind one before it. With several partitions a
 batch also waits for the earlier batches of its subjects that lie in another one, so each subject is visible in order.
 """
@@ -216,8 +216,7 @@ class Intake:
             return self._number(batch.names[batch.run[0]])
         assert batch.runs is not None
         numbers = np.fromiter(map(self._number, batch.names), np.int64, len(batch.names))
-        by_run = numbers[batch.runs["subject"]]
-        return by_run
+        return numbers[batch.runs["subject"]]
 
     def _number(self, name: str) -> int:
         number = self._store.subject_number(name)
