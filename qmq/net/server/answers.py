@@ -1,0 +1,61 @@
+"""Effects of the broker to frames for clients. Without I/O.
+
+Each function gives the bytes of an answer; those of MESSAGES are followed by the buffers of the effect.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgpack
+
+from qmq.broker import commands
+from qmq.net import wire
+from qmq.net.wire import Kind
+
+#: A SENT frame of a batch with one run, whole: what most answers are.
+_SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
+assert _SENT_ONE.size == wire.FRAME_SIZE + wire.SENT.size + 8
+
+
+def sent(effect: commands.Sent, store_id: bytes) -> bytes:
+    """SENT: where a batch lies, when it was stored, and the first sequence of each run."""
+    _, request, position, stored_at_us, partition, firsts = effect
+    if isinstance(firsts, int):
+        return _SENT_ONE.pack(
+            _SENT_ONE.size, Kind.SENT, 0, 0, request, position, stored_at_us, partition, store_id, 1, firsts
+        )
+    payload = wire.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
+    payload += firsts.astype("<u8", copy=False).tobytes()
+    return wire.encode_frame(Kind.SENT, request, b"", len(payload)) + payload
+
+
+def messages(effect: commands.Messages) -> bytes:
+    """The header of MESSAGES; the buffers of the effect follow."""
+    return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
+
+
+def subscribed(effect: commands.Subscribed) -> bytes:
+    """SUBSCRIBED: the number that pulls name."""
+    return _with_meta(Kind.SUBSCRIBED, effect.request, {"subscription": effect.subscription})
+
+
+def unsubscribed(effect: commands.Unsubscribed) -> bytes:
+    """UNSUBSCRIBED: nothing but that."""
+    return wire.encode_frame(Kind.UNSUBSCRIBED, effect.request)
+
+
+def last_sequence(effect: commands.LastSequenceIs) -> bytes:
+    """LAST_SEQUENCE_IS: the number, or None."""
+    return _with_meta(Kind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
+
+
+def subject_list(effect: commands.SubjectList) -> bytes:
+    """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
+    payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
+    return wire.encode_frame(Kind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
+
+
+def _with_meta(kind: Kind, request: int, fields: dict[str, Any]) -> bytes:
+    return wire.encode_frame(kind, request, wire.pack_meta(fields))

@@ -1,0 +1,246 @@
+"""One connection of the server: bytes to frames, answers to bytes, and when it is not read from. No rules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final, Protocol, cast
+
+from qmq.errors import ProtocolError, QmqError
+from qmq.net.server.arena import Arena, Unfinished
+from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
+
+Buffer = bytes | memoryview
+
+log = logging.getLogger("qmq.server")
+
+#: Why a connection is not read from: it does not read its answers; the disk is behind; the broker stops.
+SLOW_READER: Final = 1
+SLOW_DISK: Final = 2
+STOPPING: Final = 4
+
+#: After its last word the broker reads on for so long, or a close with bytes unread would make the system take that
+#: word back (a TCP reset drops what the other side has not read yet).
+LINGER_S: Final = 1.0
+#: Answers smaller than this on average are joined: a buffer of its own costs more than copying so little.
+_JOIN_BELOW: Final = 1_024
+_JOIN_ALL_BELOW: Final = 64 << 10
+
+
+class Hub(Protocol):
+    """What a connection needs of its server."""
+
+    arena: Arena
+    max_frame_bytes: int
+    max_inflight_bytes: int
+    first_frame_timeout_s: float
+
+    def admit(self, connection: Connection) -> None:
+        """A connection was made. Raises QmqError to turn it away."""
+
+    def frames_begin(self) -> None:
+        """Frames follow: what they share is made ready."""
+
+    def frame(self, connection: Connection, frame: Frame) -> None:
+        """Take one frame. A QmqError that is raised breaks the connection."""
+
+    def frames_end(self) -> None:
+        """No more frames for now."""
+
+    def leave(self, connection: Connection) -> None:
+        """Nothing more comes from this connection, and nothing more goes to it."""
+
+    def closed(self, connection: Connection) -> None:
+        """Its socket is closed."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Bytes in both directions. ``number`` is what the broker knows it by."""
+
+    __slots__ = (
+        "_first_frame", "_hub", "_linger", "_loop", "_stops", "_transport", "_unfinished", "answers", "client", "ended",
+        "greeted", "in_flight", "listings", "number", "peer", "sends",
+    )  # fmt: skip
+
+    def __init__(self, hub: Hub, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._hub = hub
+        self._loop = loop
+        self._unfinished = Unfinished()
+        self._stops = 0
+        self._transport: asyncio.Transport | None = None
+        self._first_frame: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self.number = number
+        self.peer = ""
+        self.client = ""
+        self.greeted = False
+        #: the last word is said, or the other side is gone
+        self.ended = False
+        #: requests without an answer, and the numbers of those that ask for a list of subjects
+        self.in_flight = 0
+        self.listings: set[int] = set()
+        #: it has sent a batch
+        self.sends = False
+        #: what the turn has to write
+        self.answers: list[Buffer] = []
+
+    # --- of asyncio --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(self._hub.max_inflight_bytes)
+        self.peer = _peer_of(self._transport)
+        _keep_alive(self._transport)
+        try:
+            self._hub.admit(self)
+        except QmqError as error:
+            self.end(error)
+            return
+        self._first_frame = self._loop.call_later(self._hub.first_frame_timeout_s, self._no_first_frame)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._hub.arena.room(self._unfinished)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.ended:
+            return  # it lingers: what comes is not looked at
+        view = self._hub.arena.received(self._unfinished, nbytes)
+        if view is not None:
+            self._take(view)
+
+    def _take(self, view: memoryview) -> None:
+        """Hand the frames that *view* begins with to the server."""
+        hub = self._hub
+        used = 0
+        hub.frames_begin()
+        try:
+            if not self.greeted:
+                used = self._first(view)
+                view = view[used:]
+            if self.greeted:
+                for frame in split_frames(view, hub.max_frame_bytes):
+                    used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
+                    hub.frame(self, frame)
+                    if self.ended:
+                        break
+        except QmqError as error:
+            self.end(error)
+        if self.ended:
+            hub.arena.forget(self._unfinished)
+        else:
+            hub.arena.keep(self._unfinished, used)
+        hub.frames_end()
+
+    def eof_received(self) -> bool:
+        return False  # who sends no more reads no more: the transport closes
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        for timer in (self._first_frame, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._hub.arena.forget(self._unfinished)
+        if not self.ended:
+            self.ended = True
+            self._hub.leave(self)
+        self.answers.clear()
+        log.debug("connection %d of %s closed%s", self.number, self.peer, f": {exc}" if exc else "")
+        self._transport = None
+        self._hub.closed(self)
+
+    def pause_writing(self) -> None:
+        self.stop_reading(SLOW_READER)
+
+    def resume_writing(self) -> None:
+        self.read_on(SLOW_READER)
+
+    # --- of the server -----------------------------------------------------------------------------------------------
+
+    def stop_reading(self, why: int) -> None:
+        """Read nothing more until ``read_on`` was called for every reason given."""
+        if not self._stops and self._transport is not None and not self.ended:
+            self._transport.pause_reading()
+        self._stops |= why
+
+    def read_on(self, why: int) -> None:
+        """That reason is gone."""
+        if not self._stops & why:
+            return
+        self._stops &= ~why
+        if not self._stops and self._transport is not None:
+            self._transport.resume_reading()
+
+    def write(self) -> None:
+        """Send the answers that were gathered."""
+        answers, self.answers = self.answers, []
+        if self.ended or self._transport is None:
+            return
+        if len(answers) == 1:
+            self._transport.write(answers[0])
+            return
+        size = sum(map(len, answers))
+        if size <= _JOIN_ALL_BELOW or size < _JOIN_BELOW * len(answers):
+            self._transport.write(b"".join(answers))
+        else:
+            self._transport.writelines(answers)
+
+    def end(self, error: QmqError) -> None:
+        """Say why, then close; the socket stays open a little so that the other side can read it."""
+        if self.ended or self._transport is None:
+            return
+        log.debug("connection %d of %s ends: %s", self.number, self.peer, error)
+        if self._first_frame is not None:
+            self._first_frame.cancel()
+        self.answers.append(encode_error(0, error))
+        self.write()
+        self.ended = True
+        self._hub.leave(self)
+        if self._transport.is_closing():
+            return
+        self._stops = 0
+        self._transport.resume_reading()
+        self._transport.write_eof()
+        self._linger = self._loop.call_later(LINGER_S, self.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- its beginning -----------------------------------------------------------------------------------------------
+
+    def _first(self, view: memoryview) -> int:
+        """Take the first frame, which is a hello and small; returns the bytes used."""
+        try:
+            frame = next(split_frames(view, MAX_HELLO_BYTES), None)
+        except ProtocolError:
+            raise ProtocolError(
+                f"this is a QMQ broker, and {bytes(view[:FRAME_SIZE])!r} does not begin a hello of its protocol"
+            ) from None
+        if frame is None:
+            return 0
+        self._hub.frame(self, frame)
+        if self._first_frame is not None:
+            self._first_frame.cancel()
+            self._first_frame = None
+        return FRAME_SIZE + len(frame.meta) + len(frame.payload)
+
+    def _no_first_frame(self) -> None:
+        limit = self._hub.first_frame_timeout_s
+        self.end(ProtocolError(f"no hello within {limit:g} s of connecting (first_frame_timeout_ms)"))
+
+
+def _peer_of(transport: asyncio.Transport) -> str:
+    address = transport.get_extra_info("peername")
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """Let the system find out about clients whose machine is gone: within two minutes."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,125 @@
+"""Frames of clients to commands for the broker. Without I/O.
+
+ProtocolError: the client does not keep to docs/PROTOCOL.md, and its connection ends. Any other QmqError refuses the one
+request. What the values mean, and whether names are names, is for the broker's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from qmq.broker import commands
+from qmq.broker.commands import Command
+from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
+from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.net import wire
+from qmq.net.wire import Frame, Kind
+
+#: Rows of one list of subjects.
+MAX_LISTED: Final = 1_000
+_MAX_CLIENT_NAME: Final = 200
+
+
+def decode_hello(frame: Frame) -> str:
+    """Check the first frame of a connection; returns the name that the client gives itself, for the log."""
+    if frame.kind != Kind.HELLO or len(frame.payload) or frame.flags:
+        raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
+    fields = wire.unpack_meta(frame.meta)
+    protocol = fields.get("protocol")
+    if protocol != wire.PROTOCOL_VERSION:
+        raise UnsupportedVersion(
+            f"the client speaks version {protocol!r:.40} of the protocol, this broker version {wire.PROTOCOL_VERSION}; "
+            "use a client of the broker's version"
+        )
+    return str(fields.get("client", ""))[:_MAX_CLIENT_NAME]
+
+
+def decode_request(connection: int, frame: Frame) -> Command:
+    """The command that a frame after the first one is."""
+    if frame.kind == Kind.SEND:  # by far the most
+        if frame.flags & ~wire.FLUSH or len(frame.meta):
+            raise ProtocolError(f"SEND has no meta and no flag but {wire.FLUSH}, not flags {frame.flags}")
+        if frame.request:
+            return commands.Send(connection, frame.request, frame.payload, bool(frame.flags))
+    decode = _DECODERS.get(frame.kind)
+    if not frame.request:
+        raise ProtocolError("request number 0 is the connection's own: number requests from 1")
+    if decode is None:
+        raise ProtocolError(f"kind {frame.kind} is not a request that this broker knows")
+    return decode(connection, frame)
+
+
+def _pull(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.PULL.size)
+    return commands.Pull(connection, frame.request, *wire.PULL.unpack(frame.payload))
+
+
+def _withdraw(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.WITHDRAW.size)
+    return commands.Withdraw(connection, *wire.WITHDRAW.unpack(frame.payload))
+
+
+def _unsubscribe(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.UNSUBSCRIBE.size)
+    return commands.Unsubscribe(connection, frame.request, *wire.UNSUBSCRIBE.unpack(frame.payload))
+
+
+def _last_sequence(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, PRODUCER_ID_SIZE)
+    return commands.LastSequence(connection, frame.request, bytes(frame.payload))
+
+
+def _subscribe(connection: int, frame: Frame) -> Command:
+    fields = _fields(frame)
+    prefixes = fields.get("prefixes")
+    if not isinstance(prefixes, list):
+        raise ProtocolError("SUBSCRIBE needs a list of names in prefixes")
+    start = _start_of(fields.get("start"))
+    return commands.Subscribe(
+        connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start
+    )
+
+
+def _subjects(connection: int, frame: Frame) -> Command:
+    fields = _fields(frame)
+    after, limit = fields.get("after", 0), fields.get("limit", MAX_LISTED)
+    if not _is_count(after) or not _is_count(limit):
+        raise ProtocolError("SUBJECTS needs whole numbers in after and limit")
+    return commands.ListSubjects(connection, frame.request, fields.get("prefix", ""), after, min(limit, MAX_LISTED))
+
+
+_DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
+    Kind.SUBSCRIBE: _subscribe,
+    Kind.PULL: _pull,
+    Kind.WITHDRAW: _withdraw,
+    Kind.UNSUBSCRIBE: _unsubscribe,
+    Kind.LAST_SEQUENCE: _last_sequence,
+    Kind.SUBJECTS: _subjects,
+}
+
+
+def _expect_payload(frame: Frame, size: int) -> None:
+    if len(frame.payload) != size or len(frame.meta) or frame.flags:
+        raise ProtocolError(
+            f"{Kind(frame.kind).name} has a payload of {size} bytes and nothing else, "
+            f"not {len(frame.payload)} with {len(frame.meta)} of meta and flags {frame.flags}"
+        )
+
+
+def _fields(frame: Frame) -> dict[str, Any]:
+    if len(frame.payload) or frame.flags:
+        raise ProtocolError(f"{Kind(frame.kind).name} has meta, and no payload or flags")
+    return wire.unpack_meta(frame.meta)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _start_of(value: object) -> str | tuple[str, int] | None:
+    if value is None or value in ("first", "last"):
+        return None if value is None else str(value)
+    if isinstance(value, list) and len(value) == 2 and value[0] in ("time", "sequence") and _is_count(value[1]):
+        return str(value[0]), int(value[1])
+    raise InvalidOption(f'start {value!r:.80} is not "first", "last", ["time", microseconds] or ["sequence", number]')

@@ -1,0 +1,363 @@
+"""The one module that knows all parts: builds store, broker and server of one broker and runs them.
+
+The loop's thread does everything but wait for disks: each partition has a thread for its syncs, so that a disk that
+stalls stalls only its own partition, and checkpoints have one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from importlib import metadata
+from typing import Final
+
+from qmq.broker.commands import SyncBroken, Synced, SyncWanted
+from qmq.broker.core import Broker
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import InvalidOption, QmqError, StorageError
+from qmq.net.server import Server, ServerOptions, clock
+from qmq.settings import Settings, parse_address
+from qmq.storage.disk import Disk
+from qmq.storage.store import Store, StoreOptions
+
+log = logging.getLogger("qmq.broker")
+
+#: How long a stop waits for disks and for clients that do not read, each.
+_PATIENCE_S: Final = 3.0
+#: A thread that comes back from the disk waits this long for the interpreter when the loop is busy.
+_SWITCH_INTERVAL_S: Final = 0.0005
+
+
+class Worker:
+    """A thread that makes calls in order; the outcome comes back in the loop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Callable[[QmqError | None], None]] | None]
+        self._calls = queue.SimpleQueue()
+        # A daemon: a disk that never answers must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None:
+        """Have *work* called in the thread, then *done* in the loop, with the error or None."""
+        self._calls.put((work, done))
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Call *work* in the thread; raises what it raised."""
+        outcome: asyncio.Future[QmqError | None] = self._loop.create_future()
+        self.call(work, lambda error: None if outcome.done() else outcome.set_result(error))
+        error = await outcome
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """End the thread when its calls are made, and wait for that, but not for ever."""
+        self._calls.put(None)
+        self._thread.join(_PATIENCE_S)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            work, done = call
+            outcome: QmqError | None = None
+            try:
+                work()
+            except QmqError as error:
+                outcome = error
+            except Exception as error:
+                log.exception("a call to the disk failed in a way that nobody foresaw")
+                outcome = StorageError(f"a call to the disk failed: {error!r}; the log of the broker has the details")
+            try:
+                self._loop.call_soon_threadsafe(done, outcome)
+            except RuntimeError:
+                return  # the loop is closed: the broker has given up waiting for this disk
+
+
+class Checkpoints:
+    """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
+
+    def __init__(self, settings: Settings, store: Store, broker: Broker, changes: Callable[[], int]) -> None:
+        self._settings = settings
+        self._store = store
+        self._broker = broker
+        self._changes = changes
+        self._worker = Worker("qmq-checkpoint")
+        self._urgent = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._done_changes = changes()
+        self._last_error = ""
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def failing(self) -> bool:
+        """The last one could not be written."""
+        return bool(self._last_error)
+
+    def hurry(self) -> None:
+        """Take one now."""
+        self._urgent.set()
+
+    async def close(self) -> None:
+        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer."""
+        self._closing.set()
+        self._urgent.set()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._task
+                await self._take()
+        finally:
+            self._worker.stop()
+
+    async def _run(self) -> None:
+        while True:
+            await self._pause(self._closing if self._last_error else self._urgent)
+            if self._closing.is_set():
+                return
+            self._urgent.clear()
+            if self._changes() == self._done_changes and not self._store.unsynced_bytes:
+                continue
+            try:
+                await self._take()
+            except StorageError as error:
+                if str(error) != self._last_error:
+                    log.error("no checkpoint could be taken, it is tried again: %s", error)
+                self._last_error = str(error)
+            else:
+                if self._last_error:
+                    log.info("checkpoints can be taken again")
+                self._last_error = ""
+
+    async def _pause(self, event: asyncio.Event) -> None:
+        """Until *event*, at most until the next checkpoint is due by time."""
+        try:
+            async with asyncio.timeout(self._settings.checkpoint_ms / 1_000):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    async def _take(self) -> None:
+        changes = self._changes()
+        checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(clock()))
+        await self._worker.run(checkpoint.write)
+        self._store.finish_checkpoint(checkpoint)
+        self._done_changes = changes
+
+
+class RunningBroker:
+    """One broker, from its settings. Made: its directory is locked and recovered, its port bound. ``start`` serves."""
+
+    def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
+        """Open everything; may take as long as recovery. Raises InvalidOption (the address) and StorageError."""
+        self.settings = settings
+        self._sockets, self.address = bind(settings.listen)
+        try:
+            now = clock()
+            self.store = Store.open(
+                settings.data_dir,
+                _store_options(settings, self.address),
+                disk if disk is not None else Disk(),
+                now.wall_us,
+            )
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.broker = Broker(self.store, _broker_limits(settings), now)
+        self._stopping = False
+        self._settled = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host, port = self.address
+        return f"qmq://[{host}]:{port}" if ":" in host else f"qmq://{host}:{port}"
+
+    async def start(self) -> None:
+        """Serve. Raises InvalidOption when another process has come to listen on the port."""
+        self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
+        self.server = Server(self.broker, _server_options(self.settings, self.store), self._sync, self._turned)
+        self._checkpoints = Checkpoints(self.settings, self.store, self.broker, lambda: self.server.changes)
+        try:
+            await self.server.listen(self._sockets)
+        except OSError as error:
+            await self.stop()
+            raise _cannot_listen(self.settings.listen, error) from error
+
+    async def stop(self) -> None:
+        """Finish what clients wait for, say goodbye, and close with everything on disk.
+
+        Raises StorageError when the last checkpoint can't be written: the next start then recovers as after a crash.
+        """
+        self._stopping = True
+        self.server.stop_reading()
+        self.broker.stop()
+        self.server.turn()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._settled.wait()
+        except TimeoutError:
+            log.error("the disk did not answer within %g s: some sends stay unanswered", _PATIENCE_S)
+        await self.server.close(_PATIENCE_S)
+        self._close_sockets()
+        try:
+            await self._checkpoints.close()
+        except TimeoutError:
+            self.store.close(clean=False)
+            raise StorageError(
+                f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
+            ) from None
+        except StorageError:
+            self.store.close(clean=False)
+            raise
+        finally:
+            for worker in self._syncs:
+                worker.stop()
+        self.store.close(clean=True)
+
+    def _close_sockets(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    # --- called by the server ----------------------------------------------------------------------------------------
+
+    def _sync(self, wanted: SyncWanted) -> None:
+        partition, position = wanted
+
+        def done(error: QmqError | None) -> None:
+            if error is None:
+                self.server.submit(Synced(partition, position))
+            else:
+                log.error("partition %d takes nothing more until a restart: %s", partition, error)
+                self.server.submit(SyncBroken(partition, error))
+
+        self._syncs[partition].call(lambda: self.store.sync(partition), done)
+
+    def _turned(self) -> None:
+        unsynced = self.store.unsynced_bytes
+        if unsynced >= self.settings.checkpoint_bytes:
+            self._checkpoints.hurry()
+        # While checkpoints fail, waiting helps nobody: sends go on, and are refused where the disk refuses them.
+        self.server.hold_sends(unsynced >= self.settings.max_unsynced_bytes and not self._checkpoints.failing)
+        for error in self.broker.take_damaged():
+            log.error("messages could not be read and were passed over: %s", error)
+        if self._stopping and not self.broker.waiting_for_sync():
+            self._settled.set()
+
+
+def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT; *ready* is called once it serves. Raises QmqError."""
+    import uvloop
+
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    running = RunningBroker(settings)  # before the loop runs, so that a signal can end a long recovery
+    uvloop.run(_serve(running, ready))
+
+
+async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await running.start()
+    # What is there now stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    ready(running)
+    await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)  # a second one ends the process at once
+    log.info("stopping")
+    await running.stop()
+    log.info("stopped")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Addresses and options
+
+
+def bind(listen: str) -> tuple[list[socket.socket], tuple[str, int]]:
+    """Sockets bound to HOST:PORT, not listening yet, and the address that they have. Raises InvalidOption."""
+    host, port = parse_address(listen)
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address[0], port or sockets[0].getsockname()[1], *address[2:]))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise _cannot_listen(listen, error) from error
+    return sockets, (host, sockets[0].getsockname()[1])
+
+
+def _cannot_listen(listen: str, error: OSError) -> InvalidOption:
+    return InvalidOption(
+        f"cannot listen on {listen}: {error.strerror or error}; stop what listens there, or give another address"
+    )
+
+
+def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes:
+    """The store id that a new directory gets: the IPv4 address that clients use, and the port."""
+    host, port = parse_address(settings.advertise) if settings.advertise else address
+    try:
+        number = ipaddress.IPv4Address(socket.gethostbyname(host))
+    except (OSError, ValueError):
+        number = ipaddress.IPv4Address(0)
+    packed = os.urandom(4) if number.is_unspecified else number.packed
+    return packed + port.to_bytes(2, "big")
+
+
+def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions:
+    return StoreOptions(
+        segment_bytes=settings.segment_bytes,
+        partitions=settings.partitions,
+        partition_dirs=settings.partition_dirs,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        reserve_bytes=settings.reserve_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        max_subjects=settings.max_subjects,
+        store_id_hint=_store_id_of(settings, address),
+    )
+
+
+def _broker_limits(settings: Settings) -> BrokerLimits:
+    return BrokerLimits(
+        max_message_bytes=settings.max_message_bytes,
+        max_groups=settings.max_groups,
+        max_producers=settings.max_producers,
+        producer_window=settings.producer_window,
+        producer_ttl_ms=settings.producer_ttl_ms,
+        max_parked_pulls=settings.max_parked_pulls,
+        max_pull_count=settings.max_pull_count,
+        max_pull_bytes=settings.max_pull_bytes,
+    )
+
+
+def _server_options(settings: Settings, store: Store) -> ServerOptions:
+    return ServerOptions(
+        store_id=store.store_id,
+        version=metadata.version("qmq"),
+        max_frame_bytes=settings.max_frame_bytes,
+        max_message_bytes=settings.max_message_bytes,
+        producer_window=settings.producer_window,
+        producer_ttl_ms=settings.producer_ttl_ms,
+        max_pull_count=settings.max_pull_count,
+        max_pull_bytes=settings.max_pull_bytes,
+        max_parked_pulls=settings.max_parked_pulls,
+        max_connections=settings.max_connections,
+        max_inflight_bytes=settings.max_inflight_bytes,
+        first_frame_timeout_ms=settings.first_frame_timeout_ms,
+    )
