@@ -1,0 +1,183 @@
+"""A broker over a real store, driven by hand: commands in, effects out, syncs when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from qmq.broker.commands import (
+    Effect,
+    Messages,
+    Now,
+    Pull,
+    Refused,
+    Send,
+    Sent,
+    Subscribe,
+    Subscribed,
+    Synced,
+    SyncWanted,
+)
+from qmq.broker.core import Broker
+from qmq.broker.limits import BrokerLimits
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.pieces import Run, read_answer
+from qmq.storage.disk import Disk
+from qmq.storage.store import Store, StoreOptions
+from qmq.storage.verify import verify
+
+PRODUCER = b"p" * 16
+START_US = 1_700_000_000_000_000
+
+
+def batch_of(
+    contents: dict[str, Sequence[bytes]], sequence: int, producer_id: bytes = PRODUCER, key: str | None = None
+) -> memoryview:
+    """A writable batch, as a server hands it in."""
+    headers = make_header(key) if key is not None else None
+    runs = [
+        RunContent(subject, bodies, None if headers is None else [headers] * len(bodies))
+        for subject, bodies in contents.items()
+    ]
+    parts = build_batch(runs, created_at_us=START_US, producer_id=producer_id, producer_sequence=sequence)
+    return memoryview(bytearray(b"".join(parts)))
+
+
+class Driven:
+    """One broker in a directory. Every call returns what the broker had to say."""
+
+    def __init__(
+        self, directory: Path, limits: BrokerLimits | None = None, auto_sync: bool = True, **options: int
+    ) -> None:
+        self.directory = directory
+        self.limits = limits if limits is not None else BrokerLimits()
+        self.options = options
+        self.auto_sync = auto_sync
+        self.now = Now(1_000_000, START_US)
+        self.requests = 0
+        self.produced = 0
+        self.wanted: list[SyncWanted] = []
+        self.open()
+
+    def open(self) -> None:
+        """Open the store and a broker on it."""
+        self.store = Store.open(self.directory, StoreOptions(**self.options), Disk(), self.now.wall_us)
+        self.broker = Broker(self.store, self.limits, self.now)
+
+    def restart(self) -> None:
+        """A clean stop and start."""
+        self.checkpoint()
+        self.store.close(clean=True)
+        self.wanted.clear()
+        self.open()
+
+    def close(self) -> None:
+        """Stop cleanly; the directory must then be faultless."""
+        self.restart()
+        self.store.close(clean=True)
+        report = verify(self.directory, Disk(), None)
+        assert not report.faults, report.faults
+
+    def checkpoint(self) -> None:
+        """Take a checkpoint."""
+        checkpoint = self.store.begin_checkpoint(self.broker.checkpoint_state(self.now))
+        checkpoint.write()
+        self.store.finish_checkpoint(checkpoint)
+
+    def advance(self, milliseconds: int) -> list[Effect]:
+        """Let time pass and tick."""
+        self.now = Now(self.now.monotonic_us + milliseconds * 1_000, self.now.wall_us + milliseconds * 1_000)
+        self.broker.tick(self.now)
+        return self.effects()
+
+    def do(self, *commands: object) -> list[Effect]:
+        """One loop turn with these commands."""
+        for command in commands:
+            self.broker.handle(command, self.now)  # type: ignore[arg-type]
+        self.broker.turn(self.now)
+        return self.effects()
+
+    def effects(self) -> list[Effect]:
+        """Take effects; run the syncs that are wanted, if they are to run by themselves."""
+        said: list[Effect] = []
+        while effects := self.broker.take_effects():
+            said += [effect for effect in effects if not isinstance(effect, SyncWanted)]
+            self.wanted += [effect for effect in effects if isinstance(effect, SyncWanted)]
+            if self.auto_sync:
+                self.sync(turn=False)
+        return said
+
+    def sync(self, turn: bool = True) -> list[Effect]:
+        """Do the syncs that are wanted by now."""
+        wanted, self.wanted = self.wanted, []
+        for want in wanted:
+            self.store.sync(want.partition)
+            self.broker.handle(Synced(want.partition, want.position), self.now)
+        self.broker.turn(self.now)
+        return self.effects() if turn else []
+
+    def request(self) -> int:
+        """A fresh request number."""
+        self.requests += 1
+        return self.requests
+
+    def send_command(self, contents: dict[str, Sequence[bytes]], flush: bool = True, connection: int = 1) -> Send:
+        """The next batch of the test's producer."""
+        batch = batch_of(contents, self.produced)
+        self.produced += sum(map(len, contents.values()))
+        return Send(connection, self.request(), batch, flush)
+
+    def send(self, subject: str, *bodies: bytes, flush: bool = True) -> Sent:
+        """Send one batch that is acknowledged at once."""
+        said = self.do(self.send_command({subject: bodies}, flush))
+        sent = [effect for effect in said if isinstance(effect, Sent | Refused)]
+        assert len(sent) == 1
+        assert isinstance(sent[0], Sent), sent[0]
+        return sent[0]
+
+    def subscribe(
+        self,
+        *prefixes: str,
+        group: str | None = "g",
+        start: str | tuple[str, int] | None = None,
+        connection: int = 1,
+    ) -> int:
+        """Subscribe; the subscription's number."""
+        (answer,) = self.do(Subscribe(connection, self.request(), group, prefixes, "c", start))
+        assert isinstance(answer, Subscribed), answer
+        return answer.subscription
+
+    def pull_command(
+        self,
+        subscription: int,
+        max_count: int = 1_000_000,
+        min_count: int = 1,
+        max_bytes: int = 4 << 20,
+        timeout_ms: int = 0,
+        connection: int = 1,
+    ) -> Pull:
+        """A pull."""
+        return Pull(connection, self.request(), subscription, max_count, min_count, max_bytes, timeout_ms)
+
+    def pull(self, subscription: int, **limits: int) -> list[Run]:
+        """Pull without waiting; the runs that came, verified."""
+        command = self.pull_command(subscription, **limits)
+        answers = [effect for effect in self.do(command) if isinstance(effect, Messages)]
+        (answer,) = [answer for answer in answers if answer.request == command.request]
+        return runs_of_answer(answer)
+
+
+def runs_of_answer(answer: Effect) -> list[Run]:
+    """What a Messages effect holds; nothing in it is damaged and its counts are right."""
+    assert isinstance(answer, Messages), answer
+    payload = b"".join(answer.buffers)
+    assert len(payload) == answer.size
+    runs, damaged = read_answer(memoryview(payload))
+    assert not damaged
+    assert sum(run.count for run in runs) == answer.messages
+    return runs
+
+
+def bodies_of(runs: list[Run]) -> list[bytes]:
+    """All bodies, in the order they came."""
+    return [body for run in runs for body in run.bodies()]
