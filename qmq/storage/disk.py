@@ -181,8 +181,8 @@ def read_fully(disk: Disk, fd: int, size: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def write_atomically(disk: Disk, path: Path, buffers: Sequence[Buffer]) -> None:
-    """Put *buffers* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
+def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes]) -> None:
+    """Put *content* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
 
     Raises StorageFull or StorageFailed.
     """
@@ -190,7 +190,7 @@ def write_atomically(disk: Disk, path: Path, buffers: Sequence[Buffer]) -> None:
     try:
         fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            write_fully(disk, fd, buffers, 0)
+            write_fully(disk, fd, content if isinstance(content, list) else [content], 0)
             disk.fsync(fd)
         finally:
             disk.close(fd)

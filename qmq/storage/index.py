@@ -123,7 +123,7 @@ class SegmentIndex:
         return self._fd
 
     def seal(self, covered: int) -> None:
-        """[thread] Write all, and say so in the header: the segment ends at position *covered*. On disk when it returns.
+        """[thread] Write all and say so in the header: the segment ends at position *covered*. On disk when it returns.
 
         The file is closed then. Raises StorageFull or StorageFailed; sealing can be tried again.
         """

@@ -4,8 +4,8 @@ Bytes: SEGMENT_HEADER (layout.py), then batches back to back. The position of a 
 offset in the file. The current segment is extended sparsely to its full size and mapped once, whole; when it is sealed
 the file is cut to its exact end. Zeros follow the last batch of a current segment, so its size never tells its end.
 
-The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It equals
-the base but for the first segment after a power loss, whose base is the reserve: so a legal gap tells itself from a loss.
+The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It is
+the base but for the first segment after a power loss, whose base is the reserve: so a gap tells itself from a loss.
 """
 
 from __future__ import annotations

@@ -1,0 +1,168 @@
+"""A checkpoint: how far each log is known good and on disk. ``checkpoint-<n>``, the last two are kept.
+
+Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
+
+    number, created_at_us, store_id, sequence_base (of the identity when it was taken), last_stored_at_us
+    partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...]}
+    subjects     {length_bytes, count, ends: u64[count], firsts: u64[count], gaps: bytes (see gaps.py)}
+    state        map of name to bytes: what the broker keeps
+
+Everything before a partition's position is on disk and was good when it was written, but for the holes; consumer log and
+registry cover it. The last segment ends at the position as far as the checkpoint knows.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import BadBytes
+from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
+from qmq.storage.disk import Disk, failure, write_atomically
+from qmq.storage.envelope import FileState, pack_envelope, read_envelope
+from qmq.storage.gaps import Gaps
+
+PREFIX: Final = "checkpoint-"
+KEPT: Final = 2
+
+
+class Hole(NamedTuple):
+    """Positions [start, end) whose bytes are bad, or were lost."""
+
+    start: int
+    end: int
+
+
+class SegmentSpan(NamedTuple):
+    """Where a segment lies: positions [base, end), header included."""
+
+    base: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionClaim:
+    """What a checkpoint says of one partition."""
+
+    position: int
+    segments: tuple[SegmentSpan, ...]
+    holes: tuple[Hole, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectsClaim:
+    """What a checkpoint says of the subjects: ends and firsts are u64 columns by number."""
+
+    length_bytes: int
+    count: int
+    ends: bytes
+    firsts: bytes
+    gaps: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The content of a checkpoint."""
+
+    number: int
+    created_at_us: int
+    store_id: bytes
+    sequence_base: int
+    last_stored_at_us: int
+    partitions: tuple[PartitionClaim, ...]
+    subjects: SubjectsClaim
+    state: dict[str, bytes]
+
+
+class CheckpointFile(NamedTuple):
+    """One checkpoint as found: ``claims`` is set when the state is GOOD."""
+
+    number: int
+    state: FileState
+    claims: Claims | None
+    reason: str
+
+
+def checkpoint_path(directory: Path, number: int) -> Path:
+    """Where checkpoint *number* lies."""
+    return directory / f"{PREFIX}{number}"
+
+
+def list_checkpoints(disk: Disk, directory: Path) -> list[int]:
+    """The numbers of all checkpoints in *directory*, latest first. Raises StorageFailed."""
+    try:
+        names = disk.listdir(directory)
+    except OSError as error:
+        raise failure(error, "list", directory) from error
+    digits = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+    return sorted((int(number) for number in digits if number.isascii() and number.isdecimal()), reverse=True)
+
+
+def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
+    """Look at checkpoint *number*. Raises StorageFailed when the system refuses to read it."""
+    path = checkpoint_path(directory, number)
+    opened = read_envelope(disk, path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION)
+    if opened.content is None:
+        return CheckpointFile(number, opened.state, None, opened.reason)
+    try:
+        return CheckpointFile(number, FileState.GOOD, _from_content(opened.content), "")
+    except (BadBytes, KeyError, TypeError, ValueError) as error:
+        return CheckpointFile(number, FileState.ROTTEN, None, f"{path} lacks a field: {error!r}")
+
+
+def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
+    """[thread] Write a checkpoint, on disk when this returns, and remove those older than the one before.
+
+    What it claims must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stand then.
+    """
+    content = {
+        "number": claims.number,
+        "created_at_us": claims.created_at_us,
+        "store_id": claims.store_id,
+        "sequence_base": claims.sequence_base,
+        "last_stored_at_us": claims.last_stored_at_us,
+        "partitions": [
+            {"position": claim.position, "segments": claim.segments, "holes": claim.holes}
+            for claim in claims.partitions
+        ],
+        "subjects": {
+            "length_bytes": claims.subjects.length_bytes,
+            "count": claims.subjects.count,
+            "ends": claims.subjects.ends,
+            "firsts": claims.subjects.firsts,
+            "gaps": claims.subjects.gaps,
+        },
+        "state": claims.state,
+    }
+    buffers = pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)
+    write_atomically(disk, checkpoint_path(directory, claims.number), buffers)
+    for number in list_checkpoints(disk, directory)[KEPT:]:
+        with suppress(OSError):  # one that stays does no harm, and the next checkpoint tries again
+            disk.unlink(checkpoint_path(directory, number))
+
+
+def _from_content(content: dict[str, Any]) -> Claims:
+    subjects = SubjectsClaim(**content["subjects"])
+    if len(subjects.ends) != 8 * subjects.count or len(subjects.firsts) != 8 * subjects.count:
+        raise ValueError("subjects")
+    Gaps.unpack(subjects.gaps)
+    return Claims(
+        number=int(content["number"]),
+        created_at_us=int(content["created_at_us"]),
+        store_id=bytes(content["store_id"]),
+        sequence_base=int(content["sequence_base"]),
+        last_stored_at_us=int(content["last_stored_at_us"]),
+        partitions=tuple(_partition(partition) for partition in content["partitions"]),
+        subjects=subjects,
+        state={str(name): bytes(blob) for name, blob in content["state"].items()},
+    )
+
+
+def _partition(content: dict[str, Any]) -> PartitionClaim:
+    return PartitionClaim(
+        position=int(content["position"]),
+        segments=tuple(SegmentSpan(int(base), int(end)) for base, end in content["segments"]),
+        holes=tuple(Hole(int(start), int(end)) for start, end in content["holes"]),
+    )

@@ -1,0 +1,282 @@
+"""One partition of the message log: a directory of segments, of which the last one is written.
+
+Batches are placed (a position each), staged, and written together: all of them or none. Where one does not fit, ``roll``
+prepares the next segment, and ``write`` makes it the current one. Everything but ``sync`` belongs to one thread; that
+may run in others at the same time, one after another.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import compress, pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from qmq.errors import BadBytes, StorageFailed, SyncFailed
+from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import SegmentSpan
+from qmq.storage.disk import Buffer, Disk, failure
+from qmq.storage.segment import Owner, Segment, segment_path
+
+#: Sealed segments that stay mapped, the most lately read ones.
+MAPS_KEPT: Final = 64
+
+
+class _Group(NamedTuple):
+    """Batches staged for one segment, the first at position *start*."""
+
+    segment: Segment
+    start: int
+    buffers: list[Buffer]
+
+
+class MessageLog:
+    """An open partition. Positions are plain ints; ``end`` is the position after the last written batch."""
+
+    __slots__ = (
+        "_ahead", "_created", "_created_synced", "_disk", "_maps", "_retired", "_segment_bytes", "_soiled", "_start",
+        "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit", "owner", "reserve",
+        "sealed", "staged", "staged_end", "synced",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        owner: Owner,
+        *,
+        segment_bytes: int,
+        sealed: list[SegmentSpan],
+        current: Segment,
+        end: int,
+        reserve: int,
+    ) -> None:
+        """Take over a recovered log. *current* is mapped; everything before *end* is on disk."""
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._maps: OrderedDict[int, memoryview] = OrderedDict()
+        self._sync_lock = threading.Lock()
+        self._unsynced: tuple[Segment, ...] = (current,)
+        self._retired: list[Segment] = []
+        self._created = self._created_synced = 0
+        self._soiled = False
+        self.directory = directory
+        self.owner = owner
+        self.sealed = sealed
+        self.current = current
+        self.end = self.staged_end = end
+        self.synced = end
+        #: Batches for the segment that is written next, the first of them at ``_start``.
+        self.staged: list[Buffer] = []
+        self._start = end
+        self._target = current
+        #: What is staged for segments before that one.
+        self._ahead: list[_Group] = []
+        #: No position from here on is given out until the reserve has been renewed.
+        self.reserve = reserve
+        #: A batch that would end behind this needs ``roll`` or a new reserve.
+        self.limit = 0
+        #: Why nothing is taken any more, once a sync has failed.
+        self.broken: str | None = None
+        self._set_limit()
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def set_reserve(self, reserve: int) -> None:
+        """Positions below *reserve* may be given out."""
+        self.reserve = reserve
+        self._set_limit()
+
+    def fits_segment(self, size: int) -> bool:
+        """Whether *size* more bytes fit the segment that is staged for."""
+        return self.staged_end + size <= self._target.base + self._target.capacity
+
+    def stage(self, buffer: Buffer, size: int) -> None:
+        """Add a batch, *size* bytes, to what the next ``write`` writes, at ``staged_end``."""
+        self.staged.append(buffer)
+        self.staged_end += size
+
+    def roll(self, created_at_us: int) -> int:
+        """Stage what comes next for a new segment; gives its base. It becomes the current one with the next write.
+
+        Raises StorageFull or StorageFailed; nothing has changed then.
+        """
+        base = self.staged_end
+        new = Segment.create(self._disk, self.directory, self.owner, base, base, self._segment_bytes, created_at_us)
+        self._ahead.append(_Group(self._target, self._start, self.staged))
+        self._target = new
+        self.staged = []
+        self._start = self.staged_end = base + SEGMENT_HEADER_SIZE
+        self._set_limit()
+        return base
+
+    def unstage(self) -> None:
+        """Forget what is staged; its places are free again, and segments made for it are gone."""
+        for segment in [group.segment for group in self._ahead[1:]] + ([self._target] if self._ahead else []):
+            segment.close()
+            try:
+                self._disk.unlink(segment.path)
+            except OSError as error:
+                self.broken = (
+                    f"{failure(error, 'remove', segment.path)}; nothing more is stored in this partition: it would "
+                    "overlap that segment. Remove the file and restart the broker"
+                )
+        self._ahead.clear()
+        self._target = self.current
+        self.staged.clear()
+        self._start = self.staged_end = self.end
+        self._set_limit()
+
+    def write(self) -> None:
+        """Write all that is staged: one call to the system for each segment, mostly one.
+
+        Raises StorageFull, StorageFailed or SyncFailed; nothing of it is stored then, nothing stays staged, and the
+        next write may work again.
+        """
+        if self.broken is not None:
+            self.unstage()
+            self.check()
+        segment, position = self.current, self.end
+        try:
+            if self._soiled:
+                self._clean()
+            for segment, position, buffers in self._ahead:
+                segment.write(buffers, sum(map(len, buffers)), position - segment.base)
+            segment, position = self._target, self._start
+            segment.write(self.staged, self.staged_end - position, position - segment.base)
+        except OSError as error:
+            self._soiled = True
+            self.unstage()
+            with suppress(OSError):
+                self._clean()
+            raise failure(error, "write", segment.path, position) from error
+        self.end = self._start = self.staged_end
+        self.staged.clear()
+        if self._ahead:
+            self._commit_roll()
+
+    def _clean(self) -> None:
+        """Take away what a failed write left behind the end: whole batches in it would come back after a crash."""
+        self.current.extend(self.end - self.current.base)
+        self._soiled = False
+
+    def _commit_roll(self) -> None:
+        segments = [group.segment for group in self._ahead] + [self._target]
+        self._ahead.clear()
+        for old, new in pairwise(segments):
+            with suppress(OSError):  # the next segment's base says where this one ends; recovery cuts it then
+                old.cut(new.base - old.base)
+            self._keep_map(old.base, old.view)
+            self.sealed.append(SegmentSpan(old.base, new.base))
+        self._unsynced += tuple(segments[1:])
+        self._created += 1
+        self.current = self._target
+
+    def _set_limit(self) -> None:
+        self.limit = min(self._target.base + self._target.capacity, self.reserve)
+
+    # --- syncing ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises SyncFailed when a sync has failed since the log was opened."""
+        if self.broken is not None:
+            raise SyncFailed(self.broken)
+
+    def sync(self) -> None:
+        """[thread] Bring everything written before the call to the disk.
+
+        Raises SyncFailed, also for every later call and write: what a failed sync left in memory reads well, and is not
+        on disk, and the system says so only once.
+        """
+        with self._sync_lock:
+            self.check()
+            while self._retired:
+                self._retired.pop().close()
+            segments, created = self._unsynced, self._created
+            path = self.directory
+            try:
+                for segment in segments:
+                    path = segment.path
+                    segment.sync()
+                if created != self._created_synced:
+                    path = self.directory
+                    self._disk.fsync_directory(path)
+                    self._created_synced = created
+            except OSError as error:
+                self.broken = (
+                    f"{failure(error, 'sync', path)}; nothing more is stored in this partition until the broker has "
+                    "been restarted and has read it again"
+                )
+                raise SyncFailed(self.broken) from error
+
+    def mark_synced(self, position: int) -> None:
+        """Note that a ``sync`` that began when ``end`` was *position* has succeeded."""
+        self.synced = max(self.synced, position)
+        if len(self._unsynced) > 1:
+            segments = self._unsynced
+            kept = [after > self.synced for after in (*(segment.base for segment in segments[1:]), self.synced + 1)]
+            self._unsynced = tuple(compress(segments, kept))
+            # Closed by the next sync: one that runs now may still use them.
+            self._retired += [segment for segment in segments if segment not in self._unsynced]
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def view(self, position: int, size: int) -> memoryview:
+        """*size* mapped bytes at *position*; the view keeps its map alive. Raises BadBytes when they are not there."""
+        current = self.current
+        offset = position - current.base
+        if offset < SEGMENT_HEADER_SIZE:
+            return self._sealed_view(position, size)
+        if position + size > self.end:
+            raise self._outside(position, size)
+        return current.view[offset : offset + size]
+
+    def spans(self) -> list[SegmentSpan]:
+        """All segments, the current one up to ``end``."""
+        return [*self.sealed, SegmentSpan(self.current.base, self.end)]
+
+    def close(self) -> None:
+        """Close all files; no sync may be running. Views stay usable."""
+        self.unstage()
+        for segment in {*self._unsynced, *self._retired}:
+            segment.close()
+        self._unsynced, self._retired = (), []
+        self._maps.clear()
+
+    def _sealed_view(self, position: int, size: int) -> memoryview:
+        at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
+        if at < 0 or position + size > self.sealed[at].end or position < self.sealed[at].base + SEGMENT_HEADER_SIZE:
+            raise self._outside(position, size)
+        span = self.sealed[at]
+        view = self._maps.get(span.base)
+        if view is None:
+            view = self._map(span)
+        else:
+            self._maps.move_to_end(span.base)
+        offset = position - span.base
+        if offset + size > len(view):
+            raise BadBytes(f"{segment_path(self.directory, span.base)} is shorter than it was; run qmq verify")
+        return view[offset : offset + size]
+
+    def _map(self, span: SegmentSpan) -> memoryview:
+        segment = Segment.open(self._disk, self.directory, span.base, span.end - span.base, writable=False)
+        try:
+            segment.capacity = min(segment.capacity, segment.size())
+            segment.map()
+        except (OSError, ValueError) as error:
+            raise StorageFailed(f"cannot map {segment.path}: {error}; check the disk, then run qmq verify") from error
+        finally:
+            segment.close()
+        self._keep_map(span.base, segment.view)
+        return segment.view
+
+    def _keep_map(self, base: int, view: memoryview) -> None:
+        self._maps[base] = view
+        if len(self._maps) > MAPS_KEPT:
+            self._maps.popitem(last=False)
+
+    def _outside(self, position: int, size: int) -> BadBytes:
+        return BadBytes(f"{self.directory} has no {size} bytes at position {position}; run qmq verify")
