@@ -6,8 +6,6 @@ time and says when it wants to be called next.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgpack
 
 from qmq.broker.commands import (
@@ -33,6 +31,8 @@ from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
 from qmq.errors import BrokerStopping, QmqError
+from qmq.format.batch import parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.names import check_prefix
 from qmq.storage.store import Store
 
@@ -40,6 +40,7 @@ _MAX_LIST = 10_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
+_REPLAY_ROWS = 65_536
 
 
 class Broker:
@@ -48,7 +49,8 @@ class Broker:
     def __init__(self, store: Store, limits: BrokerLimits, now: Now) -> None:
         self._store = store
         self._effects: list[Effect] = []
-        self._producers = Producers(limits.producer_window, limits.max_producers, limits.producer_ttl_ms * 1_000)
+        self._ttl_us = limits.producer_ttl_ms * 1_000
+        self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
         self._delivery = Delivery(store, limits, self._effects)
         self._stopping: BrokerStopping | None = None
@@ -176,12 +178,26 @@ class Broker:
         state = self._store.state
         if "producers" in state:
             self._producers.restore(msgpack.unpackb(state["producers"], max_buffer_size=0))
-        upto: list[Any] = msgpack.unpackb(state["producers_upto"]) if "producers_upto" in state else []
-        for partition, header in self._store.headers_since(upto):
-            self._producers.remember(
-                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
-                header.position, header.stored_at_us,
-            )  # fmt: skip
+        upto: list[int] = msgpack.unpackb(state["producers_upto"]) if "producers_upto" in state else []
+        for partition in range(self._store.partitions):
+            self._replay_producers(partition, upto[partition] if partition < len(upto) else 0, now)
         self._producers.expire(now.wall_us)
         if "groups" in state:
             self._delivery.restore(msgpack.unpackb(state["groups"], max_buffer_size=0))
+
+    def _replay_producers(self, partition: int, position: int, now: Now) -> None:
+        """Remember the batches from *position* on, as far as their producers would still be remembered."""
+        store = self._store
+        row = max(store.row_at_position(partition, position), store.row_at_time(partition, now.wall_us - self._ttl_us))
+        while len(rows := store.rows(partition, row, _REPLAY_ROWS)):
+            row += len(rows)
+            for place in rows["position"][rows["run"] == 0].tolist():
+                try:
+                    header = parse_header(store.view(partition, place, BATCH_HEADER_SIZE))
+                except QmqError as error:
+                    self._delivery.damaged.append(error)
+                    continue
+                self._producers.remember(
+                    header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
+                    place, header.stored_at_us,
+                )  # fmt: skip
