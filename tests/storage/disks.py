@@ -21,3 +21,13 @@ class FullDisk(Disk):
                 os.pwrite(fd, bytes(buffers[0])[:3], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().pwritev(fd, buffers, offset)
+
+
+class HastyDisk(Disk):
+    """Does not wait for the disk: for tests that write many files and lose no power."""
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+    def fsync(self, fd: int) -> None:
+        pass

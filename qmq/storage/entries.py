@@ -1,0 +1,183 @@
+"""The rows of one segment: ``<base:016x>.entries``, a header (derived.py) and then ENTRY records in position order.
+
+The file of the segment that is being written is a journal: header with sealed 0, rows added as they come, trusted only
+as far as a checkpoint says how many there are and what their crc32c is. When the segment is full the header is written
+again with sealed 1, the count and the checksum of the body.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import BadBytes, StorageError
+from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE
+from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.disk import Disk, failure, read_fully
+from qmq.storage.order import Order, Rows, derive_order, open_order, write_order
+
+#: Where a batch lies and how long it is; which sequences a run has; whose it is. Offsets are in an entry.
+PLACE: Final = struct.Struct("<8xQ28xI")
+SEQUENCES: Final = struct.Struct("<Q20xI")
+SUBJECT: Final = struct.Struct("<24xI")
+STORED_AT: Final = struct.Struct("<16xQ")
+
+_READ_BYTES: Final = 1 << 20
+NO_ROWS: Final[Rows] = np.empty(0, ENTRY_DTYPE)
+
+assert PLACE.size == ENTRY_SIZE
+
+
+def map_entries(disk: Disk, fd: int, count: int) -> Rows:
+    """The first *count* rows of an entries file, mapped. Raises OSError, or ValueError when the file is shorter."""
+    if not count:
+        return NO_ROWS
+    mapped = disk.map(fd, DERIVED_HEADER_SIZE + count * ENTRY_SIZE)
+    return np.frombuffer(mapped, ENTRY_DTYPE, count, DERIVED_HEADER_SIZE)
+
+
+def crc_of_body(disk: Disk, fd: int, size: int) -> int:
+    """The crc32c of *size* bytes after the header, read in pieces. Raises OSError."""
+    crc, offset, end = 0, DERIVED_HEADER_SIZE, DERIVED_HEADER_SIZE + size
+    while offset < end:
+        piece = disk.pread(fd, min(_READ_BYTES, end - offset), offset)
+        if not piece:
+            break
+        crc = crc32c(piece, crc)
+        offset += len(piece)
+    return crc
+
+
+def count_before(rows: Rows, position: int) -> int:
+    """How many of the rows lie before *position*."""
+    data = rows.data.cast("B") if len(rows) else memoryview(b"")
+    return bisect_left(range(len(rows)), position, key=lambda index: PLACE.unpack_from(data, index * ENTRY_SIZE)[0])
+
+
+class SealedSegment:
+    """The files of a full segment. They are mapped at first use, and their bodies checked unless that has been done."""
+
+    __slots__ = ("_data", "_directory", "_disk", "_order", "_rows", "checked", "count", "first_row", "header")
+
+    def __init__(self, disk: Disk, directory: Path, header: DerivedHeader, *, checked: bool = False) -> None:
+        self._disk = disk
+        self._directory = directory
+        #: Whether the body has been compared with its checksum.
+        self.checked = checked
+        self._rows: Rows | None = None
+        self._data = memoryview(b"")
+        self._order: Order | None = None
+        self.header = header
+        self.first_row = header.first_row
+        self.count = header.rows
+
+    @classmethod
+    def open(cls, disk: Disk, directory: Path, owner: DerivedHeader, end: int) -> SealedSegment:
+        """Look at the header of the segment that *owner* names and that ends at position *end*; first_row is not
+        compared. Raises BadBytes or ForeignFile when the file is not that segment's, OSError.
+        """
+        path = entries_path(directory, owner.base)
+        fd = disk.open(path, os.O_RDONLY)
+        try:
+            header = parse_derived(read_fully(disk, fd, DERIVED_HEADER_SIZE, 0), ENTRIES_MAGIC, path)
+            size = disk.size(fd)
+        finally:
+            disk.close(fd)
+        same = header.base == owner.base and header[:2] == owner[:2] and header.sealed and header.covered <= end
+        if not same or size != DERIVED_HEADER_SIZE + header.rows * ENTRY_SIZE:
+            raise BadBytes(f"{path} is not the whole of a sealed segment; delete it, it is made again")
+        return cls(disk, directory, header)
+
+    @property
+    def path(self) -> Path:
+        """The entries file."""
+        return entries_path(self._directory, self.header.base)
+
+    @property
+    def order_path(self) -> Path:
+        """The order file."""
+        return order_path(self._directory, self.header.base)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the maps are held."""
+        return self._rows is not None
+
+    def check(self) -> None:
+        """Compare the body of the entries with its checksum, once. Raises BadBytes or StorageFailed."""
+        if self.checked:
+            return
+        try:
+            fd = self._disk.open(self.path, os.O_RDONLY)
+            try:
+                crc = crc_of_body(self._disk, fd, self.count * ENTRY_SIZE)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "read", self.path) from error
+        if crc != self.header.body_crc:
+            raise BadBytes(f"{self.path} does not fit its checksum; restart the broker, it is made again then")
+        self.checked = True
+
+    def rows(self) -> Rows:
+        """ENTRY_DTYPE[count], mapped. Raises BadBytes or StorageFailed."""
+        if self._rows is None:
+            self.check()
+            try:
+                fd = self._disk.open(self.path, os.O_RDONLY)
+                try:
+                    self._rows = map_entries(self._disk, fd, self.count)
+                finally:
+                    self._disk.close(fd)
+            except (OSError, ValueError) as error:
+                raise BadBytes(f"cannot map {self.path}: {error}; restart the broker, it is made again then") from error
+            self._data = self._rows.data.cast("B") if self.count else memoryview(b"")
+        return self._rows
+
+    def data(self) -> memoryview:
+        """The bytes of rows()."""
+        self.rows()
+        return self._data
+
+    def order(self) -> Order:
+        """The order of the rows. A file that is missing or rotten is made again. Raises as rows() does."""
+        if self._order is None:
+            try:
+                columns = open_order(self._disk, self.order_path, self.header, check=True)
+            except (OSError, StorageError, ValueError):
+                columns = derive_order(self.rows())
+                with suppress(OSError):  # it is of use without the file, too
+                    write_order(self._disk, self.order_path, self.header, columns)
+            self._order = Order(columns)
+        return self._order
+
+    def write_order(self) -> None:
+        """[thread] Make the order file, on disk when this returns. Raises BadBytes, StorageFull or StorageFailed."""
+        segment = SealedSegment(self._disk, self._directory, self.header)
+        order = derive_order(segment.rows())
+        try:
+            write_order(self._disk, self.order_path, self.header, order)
+        except OSError as error:
+            raise failure(error, "write", self.order_path) from error
+
+    def span(self, subject: int) -> Sequence[int]:
+        """The indexes of a subject's rows, ascending."""
+        return self.order().span(subject)
+
+    def subjects(self) -> npt.NDArray[np.uint32]:
+        """The subjects that have rows here, ascending."""
+        return self.order().subjects
+
+    def unmap(self) -> None:
+        """Let go of the maps; views of them that are in use keep them alive."""
+        self._rows = self._order = None
+        self._data = memoryview(b"")

@@ -1,0 +1,130 @@
+"""The sealed segments of a partition's consumer logs: which there are, which are mapped, and how one is made again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from qmq.errors import BadBytes, ForeignFile
+from qmq.format.batch import EntryRow
+from qmq.format.layout import ENTRY_DTYPE, ENTRY_SIZE
+from qmq.storage.derived import DerivedHeader
+from qmq.storage.disk import Disk, failure
+from qmq.storage.entries import SealedSegment
+from qmq.storage.journal import Journal
+from qmq.storage.lookup import Shelves
+from qmq.storage.order import Rows, Stretch
+
+#: Sealed segments that are mapped at a time.
+MAPPED_SEGMENTS: Final = 64
+#: Bytes of entries that are checked when they are found at a start, newest first; the others are at their first use.
+CHECKED_AT_START: Final = 256 << 20
+
+#: Gives the rows of the batches at positions [base, end) again, in order: one tuple or array a batch.
+Reread = Callable[[int, int], Iterable[EntryRow | Rows]]
+
+
+def find_sealed(
+    disk: Disk, directory: Path, owner: DerivedHeader, segments: list[tuple[int, int, bool]], covered: int
+) -> dict[int, SealedSegment]:
+    """The segments, of (base, end, sealed), that are sealed, end before *covered* and have good files, by base.
+
+    *owner* says whose they have to be. Raises StorageFailed.
+    """
+    found: dict[int, SealedSegment] = {}
+    unchecked = CHECKED_AT_START
+    for base, end, sealed in reversed(segments):
+        if not sealed or end > covered:
+            continue
+        try:
+            segment = SealedSegment.open(disk, directory, owner._replace(base=base), end)
+            unchecked -= segment.count * ENTRY_SIZE
+            if unchecked >= 0:
+                segment.check()
+        except (FileNotFoundError, BadBytes, ForeignFile):
+            continue
+        except OSError as error:
+            raise failure(error, "read the entries in", directory, base) from error
+        found[base] = segment
+    return found
+
+
+def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, reread: Reread) -> SealedSegment:
+    """Write the files of a sealed segment from the message log. Raises StorageFull, StorageFailed or BadBytes."""
+    journal = Journal(disk, directory, owner)
+    for rows in reread(owner.base, end):
+        journal.extend(np.array([rows], ENTRY_DTYPE) if isinstance(rows, tuple) else rows)
+    journal.freeze()
+    try:
+        journal.seal()
+    finally:
+        journal.close()
+    assert journal.sealed is not None
+    return journal.sealed
+
+
+class SealedSegments:
+    """The sealed segments in use, ascending. ``reread`` is what rotten ones are made again from, if anything."""
+
+    __slots__ = ("_directory", "_disk", "_mapped", "reread", "segments", "shelves")
+
+    def __init__(self, disk: Disk, directory: Path, reread: Reread | None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._mapped: deque[SealedSegment] = deque()
+        self.reread = reread
+        self.segments: list[SealedSegment] = []
+        #: Where the rows of a subject are.
+        self.shelves = Shelves(self._touch)
+
+    def add(self, segment: SealedSegment) -> None:
+        """Put a segment behind the others."""
+        self.segments.append(segment)
+        if segment.count:
+            self.shelves.add(segment)
+
+    def rows_at(self, row: int) -> tuple[Rows, int]:
+        """The array that holds a row, and the number of that array's first row. Raises BadBytes, StorageFailed."""
+        segment = self.segments[bisect_right(self.segments, row, key=lambda segment: segment.first_row) - 1]
+        self._touch(segment)
+        return segment.rows(), segment.first_row
+
+    def unmap(self) -> None:
+        """Let go of all maps."""
+        while self._mapped:
+            self._mapped.pop().unmap()
+
+    def _touch(self, stretch: Stretch) -> None:
+        """Map a segment that is about to be used, in the place of the one that has been mapped longest."""
+        assert isinstance(stretch, SealedSegment)
+        if stretch.is_mapped:
+            return
+        try:
+            stretch.rows()
+        except BadBytes:
+            self._repair(stretch)
+            stretch.rows()
+        self._mapped.append(stretch)
+        if len(self._mapped) > MAPPED_SEGMENTS:
+            self._mapped.popleft().unmap()
+
+    def _repair(self, segment: SealedSegment) -> None:
+        """Make the files of a segment again that have rotten since they were written; where that cannot be, raise
+        BadBytes and see to it that the next start does so.
+        """
+        segment.unmap()
+        if self.reread is None:
+            with suppress(OSError):
+                self._disk.unlink(segment.path)
+            raise BadBytes(f"{segment.path} does not fit its checksum; restart the broker, it is made again then")
+        header = segment.header
+        made = make_again(self._disk, self._directory, header.unsealed(), header.covered, self.reread)
+        if made.header != header:
+            raise BadBytes(f"{segment.path} is rotten, and its part of the message log has changed; run qmq verify")
+        segment.checked = True
