@@ -1,7 +1,7 @@
 """The batch: checked and stamped by the broker, validated again by recovery, verify and Spark.
 
-Nothing here looks at a message: the work is per batch and, where a batch has several runs, vectorised over runs. A batch
-of one run takes a ``struct`` path without numpy, except for its length column.
+Nothing here looks at a message: the work is per batch and, where a batch has several runs, vectorised over runs. A
+batch of one run takes a ``struct`` path; numpy adds up its lengths where they are many.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import struct
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
@@ -39,6 +38,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
+from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
 
 #: bytes a message takes in columns, by batch flags
 COLUMN_BYTES: Final = tuple(
@@ -50,10 +50,10 @@ FEW: Final = 16
 
 _MARK_INPUT: Final = struct.Struct("<QI")
 _FIRST_SEQUENCE: Final = struct.Struct("<Q")
-_NAMES_CACHE_ENTRIES: Final = 4_096
-_NAMES_CACHE_KEY_BYTES: Final = 1_024
+_NO_MARK: Final = bytes(MARK_SIZE)
 
 Runs = npt.NDArray[np.void]
+RunRecord = tuple[int, int, int, int, int, int, int, int, int]  # in the order of layout.RUN
 EntryRow = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
@@ -90,7 +90,7 @@ class CheckedBatch(NamedTuple):
 
     header: Header
     names: tuple[str, ...]
-    run: tuple[int, int, int, int, int, int, int, int, int] | None
+    run: RunRecord | None
     runs: Runs | None
 
 
@@ -134,38 +134,42 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
         raise BadBatch(f"unknown flags {header.flags:#x}; this broker knows {KNOWN_FLAGS:#x}")
     if header.size != len(view) or data_start > header.size or not 1 <= header.runs <= MAX_RUNS:
         raise BadBatch(f"sizes do not add up: size {header.size} of {len(view)}, {header.runs} runs")
+    if header.table_size > TABLE_BYTES + TABLE_BYTES_A_RUN * header.runs:
+        raise BadBatch(f"a table of {header.table_size} bytes is too large for {header.runs} runs")
     if header_crc_of(view, data_start) != header.header_crc:
         raise BadBatch("the checksum of header, runs and table is wrong")
-    if crc32c(view[data_start:]) != header.data_crc:
+    if header.mark != _NO_MARK:
+        raise BadBatch("the mark is the store's to make; send zeros")
+    data = view[data_start:]
+    if crc32c(data) != header.data_crc:
         raise BadBatch("the checksum of the data is wrong")
     names = names_of(bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start]))
     if header.runs == 1:
-        return CheckedBatch(header, names, _check_run(view, header, names, limits), None)
-    return CheckedBatch(header, names, None, _check_runs(view, header, names, limits))
+        return CheckedBatch(header, names, _check_run(view, data, header, names, limits), None)
+    return CheckedBatch(header, names, None, _check_runs(view, data, header, names, limits))
 
 
 def _check_run(
-    view: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
-) -> tuple[int, int, int, int, int, int, int, int, int]:
-    run = RUN.unpack_from(view, BATCH_HEADER_SIZE)
+    view: memoryview, data: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
+) -> RunRecord:
+    run: RunRecord = RUN.unpack_from(view, BATCH_HEADER_SIZE)
     subject, lane, flags, reserved, count, offset, size, crc, _ = run
-    start = header.data_start
     column_bytes = COLUMN_BYTES[header.flags] * count
     if subject >= len(names) or lane or flags or reserved or offset:
         raise BadBatch(f"run 0 is not valid: subject {subject} of {len(names)}, lane {lane}, flags {flags:#x}")
-    if count != header.messages or not count or size != header.size - start or column_bytes > size:
+    if count != header.messages or not count or size != len(data) or column_bytes > size:
         raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
     if crc != header.data_crc:
         raise BadBatch("the checksum of run 0 is wrong")
-    if count <= FEW:
-        lengths = struct.unpack_from(f"<{count}I", view, start)
-        header_sizes = struct.unpack_from(f"<{count}H", view, start + 4 * count)
+    if count < FEW:
+        lengths = struct.unpack_from(f"<{count}I", data)
+        header_sizes = struct.unpack_from(f"<{count}H", data, 4 * count)
         total, longest = sum(lengths), max(lengths)
         fits = all(map(int.__le__, header_sizes, lengths))
     else:
-        column = np.frombuffer(view, "<u4", count, start)
+        column = np.frombuffer(data, "<u4", count)
         total, longest = int(column.sum(dtype=np.uint64)), int(column.max())
-        fits = not (np.frombuffer(view, "<u2", count, start + 4 * count) > column).any()
+        fits = not (np.frombuffer(data, "<u2", count, 4 * count) > column).any()
     if total != size - column_bytes or not fits:
         raise BadBatch(f"the lengths of run 0 sum to {total}, its payload has {size - column_bytes} bytes")
     if longest > limits.max_message_bytes:
@@ -173,29 +177,31 @@ def _check_run(
     return run
 
 
-def _check_runs(view: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits) -> Runs:
+def _check_runs(
+    view: memoryview, data: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
+) -> Runs:
     runs: Runs = np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
-    start = header.data_start
-    counts, sizes, offsets = runs["count"], runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
+    subjects, counts = runs["subject"], runs["count"].astype(np.int64)
+    sizes, offsets = runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
     ends = np.cumsum(sizes)
-    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(runs["subject"].max()) >= len(names):
+    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(subjects.max()) >= len(names):
         raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
-    if len(np.unique(runs["subject"])) != header.runs:
+    if int(np.bincount(subjects).max()) > 1:
         raise BadBatch("two runs of one batch have the same subject")
-    if int(ends[-1]) != header.size - start or not np.array_equal(offsets, ends - sizes):
+    if int(ends[-1]) != len(data) or not np.array_equal(offsets, ends - sizes):
         raise BadBatch("the runs do not lie one after another")
-    if not counts.all() or int(counts.sum(dtype=np.uint64)) != header.messages:
+    if not counts.all() or int(counts.sum()) != header.messages:
         raise BadBatch(f"the runs do not have {header.messages} messages in all")
-    column_bytes = counts.astype(np.int64) * COLUMN_BYTES[header.flags]
-    if (column_bytes > sizes).any():
+    payload_bytes = sizes - counts * COLUMN_BYTES[header.flags]
+    if (payload_bytes < 0).any():
         raise BadBatch("a run is shorter than its columns")
-    data = view[start:]
-    bounds = zip(offsets.tolist(), ends.tolist(), strict=True)
-    if [crc32c(data[a:b]) for a, b in bounds] != runs["crc"].tolist():
+    if [crc32c(data[a:b]) for a, b in zip(offsets.tolist(), ends.tolist(), strict=False)] != runs["crc"].tolist():
         raise BadBatch("the checksum of a run is wrong")
     lengths, header_sizes = gather_lengths(data, offsets, counts)
-    firsts = np.cumsum(counts, dtype=np.int64) - counts
-    if not np.array_equal(np.add.reduceat(lengths, firsts), sizes - column_bytes) or (header_sizes > lengths).any():
+    sums = lengths
+    if len(lengths) != len(counts):
+        sums = np.add.reduceat(lengths, np.cumsum(counts) - counts)
+    if not np.array_equal(sums, payload_bytes) or (header_sizes > lengths).any():
         raise BadBatch("the lengths of a run do not sum to its payload")
     longest = int(lengths.max())
     if longest > limits.max_message_bytes:
@@ -207,15 +213,18 @@ def gather_lengths(
     data: memoryview, offsets: npt.NDArray[np.int64], counts: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Lengths and header sizes of all messages of runs that begin at *offsets* of *data*: int64[n] each."""
-    counts = counts.astype(np.int64)
-    firsts = np.cumsum(counts) - counts
-    within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(firsts, counts)
-    starts = np.repeat(offsets, counts)
     # Every byte offset seen as the start of an integer: one fancy index then reads unaligned columns of many runs.
     u4 = np.ndarray((max(len(data) - 3, 0),), "<u4", data, 0, (1,))
     u2 = np.ndarray((max(len(data) - 1, 0),), "<u2", data, 0, (1,))
-    lengths = u4[starts + 4 * within]
-    header_sizes = u2[starts + 4 * np.repeat(counts, counts) + 2 * within]
+    total = int(counts.sum())
+    if total == len(counts):
+        lengths, header_sizes = u4[offsets], u2[offsets + 4]
+    else:
+        counts = counts.astype(np.int64)
+        within = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.repeat(offsets, counts)
+        lengths = u4[starts + 4 * within]
+        header_sizes = u2[starts + 4 * np.repeat(counts, counts) + 2 * within]
     return lengths.astype(np.int64), header_sizes.astype(np.int64)
 
 
@@ -224,33 +233,6 @@ def _too_large(longest: int, limits: BatchLimits) -> MessageTooLarge:
         f"a message of {longest} bytes (header and body) is over the broker's max_message_bytes of "
         f"{limits.max_message_bytes}; send it in parts or raise the limit"
     )
-
-
-_names_cache: dict[bytes, tuple[str, ...]] = {}
-
-
-def names_of(table: bytes) -> tuple[str, ...]:
-    """The subjects that a table names; whether they may be subjects is for who adds them. Raises BadBatch.
-
-    Small tables are cached.
-    """
-    names = _names_cache.get(table)
-    if names is not None:
-        return names
-    try:
-        content = msgpack.unpackb(
-            table, raw=False, max_map_len=16, max_array_len=MAX_RUNS, max_str_len=1_024, max_bin_len=1_024, max_ext_len=0
-        )
-        names = tuple(content["subjects"])
-    except Exception as error:  # whatever msgpack or a wrong shape raises
-        raise BadBatch(f"the table is not a msgpack map with a list of subjects: {error!r}") from None
-    if not all(type(name) is str for name in names):
-        raise BadBatch("the table names a subject that is not a string")
-    if len(table) <= _NAMES_CACHE_KEY_BYTES:
-        if len(_names_cache) >= _NAMES_CACHE_ENTRIES:
-            _names_cache.clear()
-        _names_cache[table] = names
-    return names
 
 
 # ---------------------------------------------------------------------------------------------------------------------

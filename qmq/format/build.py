@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain, repeat
+from operator import add
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack
+import numpy as np
 from crc32c import crc32c
 
-from qmq.format.hashing import key_hash, tag_bits
+from qmq.errors import InvalidOption, MessageTooLarge
+from qmq.format.batch import FEW
+from qmq.format.hashing import hash_bytes, tag_bits
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -20,17 +26,26 @@ from qmq.format.layout import (
     HAS_KEY_HASH,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
+    MAX_HEADER_BYTES,
+    MAX_RUNS,
     RUN,
-    RUN_SIZE,
+    RUN_DTYPE,
 )
+from qmq.format.table import table_of
 
-#: One part of the header of a message, packed: ``{"k": [keys], "t": [tags], "p": {properties}}``, what is empty left out.
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
+
+#: A message header is the msgpack map ``{"k": [keys], "t": [tags], "p": {properties}}``, what is empty left out. The
+#: map's first byte goes by how many of the three it has; then come the parts, packed by themselves.
+_MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83")
+_KEYS: Final = b"\xa1k"
+_TAGS: Final = b"\xa1t"
+_PROPERTIES: Final = b"\xa1p"
+#: ``[key]`` up to the key's bytes, by their number: an array of one, then a string of so many.
+_SHORT_KEYS: Final = tuple(_KEYS + _PACK(["." * size])[:-size] for size in range(1, 256))
 
 _NO_STORE: Final = bytes(6)
 _NO_MARK: Final = bytes(8)
-_TABLES: dict[str, bytes] = {}
-_TABLES_MAX: Final = 4_096
 
 
 class MessageHeader(NamedTuple):
@@ -47,17 +62,63 @@ NO_HEADER: Final = MessageHeader(b"", 0, 0)
 def make_header(
     key: str | None = None, tags: Sequence[str] | None = None, properties: dict[str, str] | None = None
 ) -> MessageHeader:
-    """Pack key, tags and properties into a message header."""
-    fields: dict[str, object] = {}
-    if key is not None:
-        fields["k"] = (key,)
-    if tags:
-        fields["t"] = tuple(tags)
-    if properties:
-        fields["p"] = properties
-    if not fields:
+    """Pack key, tags and properties into a message header.
+
+    Raises InvalidOption for what is not text, MessageTooLarge when the header is over 65,535 bytes.
+    """
+    parts = bits = hashed = 0
+    packed = b""
+    try:
+        if key is not None:
+            raw = str.encode(key)
+            packed = _SHORT_KEYS[len(raw) - 1] + raw if 0 < len(raw) < 256 else _KEYS + _PACK((key,))
+            hashed = hash_bytes(raw)
+            parts = 1
+        if tags:
+            tags_packed, bits = _tags_part(tags if type(tags) is tuple else _tuple_of(tags))
+            packed += tags_packed
+            parts += 1
+        if properties:
+            for name, value in properties.items():
+                if not (isinstance(name, str) and isinstance(value, str)):
+                    raise TypeError
+            packed += _PROPERTIES + _PACK(properties)
+            parts += 1
+    except (TypeError, AttributeError, UnicodeError):
+        _refuse(key, tags, properties)
+    if not parts:
         return NO_HEADER
-    return MessageHeader(_PACK(fields), tag_bits(tags) if tags else 0, key_hash(key) if key is not None else 0)
+    if len(packed) >= MAX_HEADER_BYTES:
+        raise MessageTooLarge(
+            f"key, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
+            "put what is large into the body"
+        )
+    return MessageHeader(_MAP[parts] + packed, bits, hashed)
+
+
+def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        raise TypeError
+    return tuple(tags)
+
+
+@lru_cache(256)
+def _tags_part(tags: tuple[str, ...]) -> tuple[bytes, int]:
+    """The packed tags of a header, and their bits. A program has few sets of tags, so they are remembered."""
+    return _TAGS + bytes(_PACK(tags)), tag_bits(tags)
+
+
+def _refuse(key: object, tags: object, properties: object) -> NoReturn:
+    """Say which of what was given is not text. Surrogates, which UTF-8 does not have, are not."""
+
+    def is_text(value: object) -> bool:
+        return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+    if key is not None and not is_text(key):
+        raise InvalidOption(f"a key must be a str that UTF-8 can hold, not {key!r:.80}")
+    if tags and (isinstance(tags, str) or not isinstance(tags, Iterable) or not all(map(is_text, tags))):
+        raise InvalidOption(f"tags must be a list of str that UTF-8 can hold, not {tags!r:.80}")
+    raise InvalidOption(f"properties must be a dict of str to str that UTF-8 can hold, not {properties!r:.80}")
 
 
 class RunContent(NamedTuple):
@@ -74,65 +135,87 @@ def message_bytes(run: RunContent) -> int:
     return total if run.headers is None else total + sum(len(header.packed) for header in run.headers)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# The batch
+
+
 def build_batch(
     runs: Sequence[RunContent], *, created_at_us: int, producer_id: bytes, producer_sequence: int
 ) -> list[bytes]:
-    """The buffers of one batch, in order; their lengths sum to its size. Every run has another subject and a message.
+    """The buffers of one batch, in order; their lengths sum to its size.
 
-    All but position, stored_at_us, partition, store id, first sequences and mark is filled in.
+    Every run has a message and another subject, and there are at most MAX_RUNS of them. All but position, stored_at_us,
+    partition, store id, first sequences and mark is filled in.
     """
-    flags = _flags_of(runs)
-    buffers: list[bytes] = []
-    records = bytearray()
-    offset = count = data_crc = 0
-    for number, run in enumerate(runs):
-        columns, payload = _run_parts(run, flags)
-        size = len(columns) + len(payload)
-        crc = crc32c(payload, crc32c(columns))
-        records += RUN.pack(number, 0, 0, 0, len(run.bodies), offset, size, crc, 0)
-        if len(runs) > 1:
-            data_crc = crc32c(payload, crc32c(columns, data_crc))
-        else:
-            data_crc = crc
-        buffers += (columns, payload)
-        offset += size
-        count += len(run.bodies)
-    head = _head(runs, records, flags, offset, count, created_at_us, producer_id, producer_sequence, data_crc)
-    if len(buffers) > 8:
-        return [head, b"".join(buffers)]
-    return [head, *buffers]
-
-
-def _flags_of(runs: Sequence[RunContent]) -> int:
-    flags = 0
-    for run in runs:
-        for header in run.headers or ():
-            if header.tags:
-                flags |= HAS_TAGS
-            if header.key:
-                flags |= HAS_KEY_HASH
-    return flags
-
-
-def _run_parts(run: RunContent, flags: int) -> tuple[bytes, bytes]:
-    """Columns and payload of one run."""
-    bodies, headers = run.bodies, run.headers
-    if headers is None:
-        messages = bodies
-        crcs = array("I", map(crc32c, messages))
-        header_sizes = bytes(2 * len(messages))
+    if len(runs) == 1:
+        content = runs[0]
+        messages, columns, flags = _columns_of(content.bodies, content.headers)
+        data = [b"".join([column for column, _ in columns]), b"".join(messages)]
+        size = len(data[0]) + len(data[1])
+        crc = crc32c(data[1], crc32c(data[0]))
+        records = RUN.pack(0, 0, 0, 0, len(messages), 0, size, crc, 0)
     else:
-        messages = [header.packed + body for header, body in zip(headers, bodies, strict=True)]
-        sizes = [len(header.packed) for header in headers]
-        seeds = sizes if not flags else [seed_of(n, h.tags, h.key) for n, h in zip(sizes, headers, strict=True)]
-        crcs = array("I", map(crc32c, messages, seeds))
-        header_sizes = little("H", sizes)
-    columns = [little("I", map(len, messages)), header_sizes, _swapped(crcs)]
+        messages, columns, flags = _columns_of(*_joined(runs))
+        counts = [len(run.bodies) for run in runs]
+        datas = _run_datas(messages, columns, counts)
+        data = [b"".join(datas)]
+        size, crc = len(data[0]), crc32c(data[0])
+        records = _records(counts, list(map(len, datas)), map(crc32c, datas))
+    table = table_of([run.subject for run in runs])
+    fields = (
+        BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
+        len(messages), len(runs), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0, _NO_MARK,
+    )  # fmt: skip
+    return [_sealed_head(fields, records + table), *data]
+
+
+def _sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
+    """The header with its checksum, then *rest*: run records and table."""
+    head = bytearray(BATCH_HEADER.pack(*fields))
+    crc = crc32c(rest, crc32c(head[:BATCH_PREFIX_SIZE]))
+    head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
+    return bytes(head) + rest
+
+
+def _joined(runs: Sequence[RunContent]) -> tuple[list[bytes], list[MessageHeader] | None]:
+    """Bodies and headers of all runs, one after another."""
+    if len(runs) > MAX_RUNS:
+        raise MessageTooLarge(f"{len(runs)} subjects in one batch, at most {MAX_RUNS} are allowed; send more batches")
+    bodies = list(chain.from_iterable(run.bodies for run in runs))
+    if all(run.headers is None for run in runs):
+        return bodies, None
+    headers: list[MessageHeader] = []
+    for run in runs:
+        if run.headers is not None and len(run.headers) != len(run.bodies):
+            raise ValueError(f"{len(run.headers)} headers for {len(run.bodies)} bodies of {run.subject!r}")
+        headers += run.headers if run.headers is not None else repeat(NO_HEADER, len(run.bodies))
+    return bodies, headers
+
+
+Column = tuple[bytes, int]  # and how many of the bytes are one message's
+
+
+def _columns_of(
+    bodies: Sequence[bytes], headers: Sequence[MessageHeader] | None
+) -> tuple[Sequence[bytes], list[Column], int]:
+    """Messages (header and body), the columns in file order, and the batch flags that say which there are."""
+    count = len(bodies)
+    if headers is None:
+        crcs = little("I", map(crc32c, bodies))
+        return bodies, [(little("I", map(len, bodies)), 4), (bytes(2 * count), 2), (crcs, 4)], 0
+    if len(headers) != count:
+        raise ValueError(f"{len(headers)} headers for {count} bodies")
+    packed, tags, keys = zip(*headers, strict=True)
+    messages = list(map(add, packed, bodies))
+    sizes = list(map(len, packed))
+    flags = (HAS_TAGS if any(tags) else 0) | (HAS_KEY_HASH if any(keys) else 0)
+    crcs = little("I", map(crc32c, messages, _seeds(sizes, tags, keys) if flags else sizes))
+    columns = [(little("I", map(len, messages)), 4), (little("H", sizes), 2), (crcs, 4)]
     if flags & HAS_TAGS:
-        columns.append(little("I", [header.tags for header in headers] if headers else [0] * len(bodies)))
+        columns.append((little("I", tags), 4))
     if flags & HAS_KEY_HASH:
-        columns.append(little("Q", [header.key for header in headers] if headers else [0] * len(bodies)))
-    return b"".join(columns), b"".join(messages)
+        columns.append((little("Q", keys), 8))
+    return messages, columns, flags
 
 
 def seed_of(header_size: int, tags: int, key: int) -> int:
@@ -140,48 +223,48 @@ def seed_of(header_size: int, tags: int, key: int) -> int:
     return header_size ^ tags ^ (key & 0xFFFFFFFF) ^ (key >> 32)
 
 
+def _seeds(sizes: list[int], tags: Sequence[int], keys: Sequence[int]) -> list[int]:
+    """seed_of for each message."""
+    if len(sizes) < FEW:
+        return list(map(seed_of, sizes, tags, keys))
+    folded = np.array(keys, np.uint64)
+    folded ^= folded >> np.uint64(32)
+    seeds: list[int] = (folded.astype(np.uint32) ^ np.array(tags, np.uint32) ^ np.array(sizes, np.uint32)).tolist()
+    return seeds
+
+
+def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[int]) -> list[bytes]:
+    """For each run its columns and then its payload, in one piece."""
+    if len(messages) == len(counts):  # one message a run: its columns are one row of all columns side by side
+        if len(counts) < FEW:
+            rows = [b"".join([column[w * i : w * i + w] for column, w in columns]) for i in range(len(counts))]
+        else:
+            side_by_side = np.hstack([np.frombuffer(column, np.uint8).reshape(-1, w) for column, w in columns])
+            rows = side_by_side.view(f"V{side_by_side.shape[1]}").ravel().tolist()
+        return list(map(add, rows, messages))
+    datas = []
+    start = 0
+    for count in counts:
+        stop = start + count
+        datas.append(b"".join([*[column[w * start : w * stop] for column, w in columns], *messages[start:stop]]))
+        start = stop
+    return datas
+
+
+def _records(counts: list[int], sizes: list[int], crcs: Iterable[int]) -> bytes:
+    """The run records of a batch, as a client fills them in."""
+    records = np.zeros(len(counts), RUN_DTYPE)
+    records["subject"] = np.arange(len(counts))
+    records["count"] = counts
+    records["size"] = sizes
+    records["offset"][1:] = np.cumsum(sizes[:-1])
+    records["crc"] = np.fromiter(crcs, np.uint32, len(counts))
+    return records.tobytes()
+
+
 def little(typecode: str, values: object) -> bytes:
     """The integers as little-endian bytes."""
-    return _swapped(array(typecode, values))  # type: ignore[call-overload]  # any iterable of ints
-
-
-def _swapped(column: array[int]) -> bytes:
+    column = array(typecode, values)  # type: ignore[call-overload]  # any iterable of ints
     if sys.byteorder == "big":
         column.byteswap()
-    return column.tobytes()
-
-
-def _head(
-    runs: Sequence[RunContent],
-    records: bytearray,
-    flags: int,
-    data_size: int,
-    count: int,
-    created_at_us: int,
-    producer_id: bytes,
-    producer_sequence: int,
-    data_crc: int,
-) -> bytes:
-    table = _table([run.subject for run in runs])
-    head = bytearray(BATCH_HEADER_SIZE)
-    size = BATCH_HEADER_SIZE + RUN_SIZE * len(runs) + len(table) + data_size
-    BATCH_HEADER.pack_into(
-        head, 0, BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), count, len(runs), 0, 0, created_at_us,
-        0, _NO_STORE, producer_id, producer_sequence, data_crc, 0, _NO_MARK,
-    )  # fmt: skip
-    head += records
-    head += table
-    crc = crc32c(head[BATCH_HEADER_SIZE:], crc32c(head[:BATCH_PREFIX_SIZE]))
-    head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
-    return bytes(head)
-
-
-def _table(subjects: list[str]) -> bytes:
-    if len(subjects) > 1:
-        return bytes(_PACK({"subjects": subjects}))
-    table = _TABLES.get(subjects[0])
-    if table is None:
-        if len(_TABLES) >= _TABLES_MAX:
-            _TABLES.clear()
-        table = _TABLES[subjects[0]] = _PACK({"subjects": subjects})
-    return table
+    return bytes(column.tobytes())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import xxhash
+
+#: 64 bits: XXH64 with seed 0.
+hash_bytes: Final[Callable[[bytes], int]] = xxhash.xxh64_intdigest
 
 
 def key_hash(key: str) -> int:
     """64 bits: XXH64 with seed 0 over the key's UTF-8 bytes."""
-    return xxhash.xxh64_intdigest(key.encode())
+    return hash_bytes(key.encode())
 
 
 def tag_bits(tags: Iterable[str]) -> int:
     """32 bits: for each tag, the bit whose number is the low 5 bits of its XXH64."""
     bits = 0
     for tag in tags:
-        bits |= 1 << (xxhash.xxh64_intdigest(tag.encode()) & 31)
+        bits |= 1 << (hash_bytes(tag.encode()) & 31)
     return bits

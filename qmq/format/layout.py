@@ -81,6 +81,8 @@ RUN_DTYPE: Final = np.dtype(
     ]
 )
 MAX_RUNS: Final = 65_535
+#: A message's header, by its u16 column.
+MAX_HEADER_BYTES: Final = 65_535
 
 #: A piece's header: magic u32 | version u8 | whole u8 (1: the whole run, data_crc is its crc; 0: cut, the messages' own
 #: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | count u32 | ordinal u32 (in the batch, of the

@@ -1,0 +1,98 @@
+"""The table of a batch: a flat msgpack map, ``{"subjects": [names]}``; other names in it are for later versions.
+
+It is the only part of a batch that the broker unpacks, so it is read without ever building what a stranger nested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+import msgpack
+
+from qmq.errors import BadBatch
+from qmq.format.layout import MAX_RUNS
+from qmq.names import MAX_NAME_BYTES
+
+_PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
+
+#: A table may take this much, and for each run a name with its msgpack header.
+TABLE_BYTES: Final = 1_024
+TABLE_BYTES_A_RUN: Final = MAX_NAME_BYTES + 2
+
+#: Both caches hold small tables only, and at most so many: a producer repeats them, a stranger must not fill memory.
+_CACHE_ENTRIES: Final = 4_096
+_CACHED_BYTES: Final = MAX_NAME_BYTES + 16
+
+_tables: dict[str, bytes] = {}
+_names: dict[bytes, tuple[str, ...]] = {}
+
+
+def table_of(subjects: Sequence[str]) -> bytes:
+    """The table that names *subjects*, in this order."""
+    if len(subjects) > 1:
+        return bytes(_PACK({"subjects": subjects}))
+    subject = subjects[0]
+    table = _tables.get(subject)
+    if table is None:
+        table = bytes(_PACK({"subjects": subjects}))
+        if len(_tables) >= _CACHE_ENTRIES:
+            _tables.clear()
+        if len(table) <= _CACHED_BYTES:
+            _tables[subject] = table
+    return table
+
+
+def names_of(table: bytes) -> tuple[str, ...]:
+    """The subjects that a table names, all different; whether they may be subjects is for who adds them.
+
+    Raises BadBatch. Takes memory in proportion to the number of names only, whatever the bytes are.
+    """
+    small = len(table) <= _CACHED_BYTES
+    if small and (known := _names.get(table)) is not None:
+        return known
+    try:
+        names = _read(table)
+        "".join(names)  # raises TypeError where one is not a string
+    except Exception as error:  # whatever msgpack or a wrong shape raises
+        raise BadBatch(f"the table is not a flat msgpack map with a list of subjects: {error!r}") from None
+    if not names:
+        raise BadBatch("the table does not name a subject")
+    if len(set(names)) != len(names):
+        raise BadBatch("the table names a subject twice")
+    if small:
+        if len(_names) >= _CACHE_ENTRIES:
+            _names.clear()
+        _names[table] = names
+    return names
+
+
+def _read(table: bytes) -> tuple[str, ...]:
+    # Nothing may nest: the map and the list of names are walked by their headers, and all else must be a scalar.
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        max_buffer_size=max(len(table), 1),
+        max_str_len=TABLE_BYTES,
+        max_bin_len=TABLE_BYTES,
+        max_array_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    unpacker.feed(table)
+    names: tuple[str, ...] = ()
+    for _ in range(unpacker.read_map_header()):
+        if unpacker.unpack() != "subjects":
+            unpacker.unpack()
+            continue
+        if names:
+            raise ValueError("subjects stands in it twice")
+        count = unpacker.read_array_header()
+        if count > MAX_RUNS:
+            raise ValueError(f"{count} subjects, at most {MAX_RUNS} are allowed")
+        names = tuple(islice(unpacker, count))
+        if len(names) != count:
+            raise ValueError(f"{len(names)} of {count} subjects")
+    if unpacker.tell() != len(table):
+        raise ValueError(f"{len(table) - unpacker.tell()} bytes behind it")
+    return names
