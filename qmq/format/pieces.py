@@ -1,157 +1,46 @@
 """What a pull's answer is made of: whole batches as they lie, and pieces of one run each.
 
-The broker makes pieces (`piece_of_run`); a client reads an answer back into runs (`read_answer`), checked.
+The broker makes pieces (`StoredBatch`); a client reads an answer back into runs (`read_answer`), checked.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+import struct
+from itertools import pairwise, repeat
+from typing import Final, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.batch import COLUMN_BYTES, Header, header_crc_of, parse_header, runs_of, stored_names
-from qmq.format.ids import MessageId
+from qmq.format.batch import (
+    COLUMN_BYTES,
+    Header,
+    Runs,
+    header_crc_of,
+    parse_header,
+    runs_of,
+    stored_names,
+)
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
+    BATCH_VERSION,
     HAS_KEY_HASH,
     HAS_TAGS,
-    OPTIONAL_COLUMNS,
     PIECE_CRC_OFFSET,
     PIECE_HEADER,
     PIECE_HEADER_SIZE,
     PIECE_MAGIC,
-    BATCH_VERSION,
     RUN,
     RUN_SIZE,
+    STAMP_PLACE_OFFSET,
 )
+from qmq.format.run import PieceHeader, cut_data
+from qmq.format.run import Run as Run
 
 Buffer = bytes | memoryview
-
-
-class Run:
-    """Messages of one subject out of one batch, as a client holds them. ``data`` is columns and payload.
-
-    The per-message columns are decoded when first asked for.
-    """
-
-    __slots__ = (
-        "_body_starts", "_ends", "_headers", "_payload", "_starts", "count", "created_at_us", "data", "first_sequence",
-        "flags", "lane", "ordinal", "partition", "position", "run_flags", "stored_at_us", "store_id", "subject",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        subject: str,
-        count: int,
-        flags: int,
-        lane: int,
-        run_flags: int,
-        first_sequence: int,
-        position: int,
-        ordinal: int,
-        stored_at_us: int,
-        created_at_us: int,
-        partition: int,
-        store_id: bytes,
-        data: memoryview,
-    ) -> None:
-        self.subject = subject
-        self.count = count
-        self.flags = flags
-        self.lane = lane
-        self.run_flags = run_flags
-        self.first_sequence = first_sequence
-        self.position = position
-        self.ordinal = ordinal
-        self.stored_at_us = stored_at_us
-        self.created_at_us = created_at_us
-        self.partition = partition
-        self.store_id = store_id
-        self.data = data
-        self._payload: bytes | None = None
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._body_starts: list[int] = []
-        self._headers: dict[int, dict[str, Any]] = {}
-
-    def lengths(self) -> npt.NDArray[np.uint32]:
-        """Header and body sizes in bytes: u32[count]."""
-        return np.frombuffer(self.data, "<u4", self.count)
-
-    def header_sizes(self) -> npt.NDArray[np.uint16]:
-        """u16[count]."""
-        return np.frombuffer(self.data, "<u2", self.count, 4 * self.count)
-
-    def crcs(self) -> npt.NDArray[np.uint32]:
-        """u32[count]."""
-        return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
-
-    def column(self, flag: int) -> npt.NDArray[Any] | None:
-        """The optional column (tags u32 or key_hash u64) of that flag, or None."""
-        if not self.flags & flag:
-            return None
-        offset = 10 * self.count
-        for other, size in OPTIONAL_COLUMNS:
-            if other == flag:
-                return np.frombuffer(self.data, f"<u{size}", self.count, offset)
-            if self.flags & other:
-                offset += size * self.count
-        raise AssertionError(flag)
-
-    @property
-    def payload(self) -> memoryview:
-        """Message after message: header and body."""
-        return self.data[COLUMN_BYTES[self.flags] * self.count :]
-
-    def _decode(self) -> bytes:
-        ends = np.cumsum(self.lengths(), dtype=np.int64)
-        starts = ends - self.lengths()
-        self._ends = ends.tolist()
-        self._starts = starts.tolist()
-        self._body_starts = (starts + self.header_sizes()).tolist()
-        self._payload = payload = bytes(self.payload)
-        return payload
-
-    def bodies(self) -> list[bytes]:
-        """All bodies."""
-        payload = self._payload or self._decode()
-        return [payload[a:b] for a, b in zip(self._body_starts, self._ends, strict=True)]
-
-    def body(self, index: int) -> bytes:
-        """The body of message *index* of this run."""
-        payload = self._payload
-        if payload is None:
-            payload = self._decode()
-        return payload[self._body_starts[index] : self._ends[index]]
-
-    def header(self, index: int) -> dict[str, Any]:
-        """The unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none."""
-        header = self._headers.get(index)
-        if header is None:
-            payload = self._payload
-            if payload is None:
-                payload = self._decode()
-            packed = payload[self._starts[index] : self._body_starts[index]]
-            header = self._headers[index] = msgpack.unpackb(packed) if packed else {}
-        return header
-
-    def id(self, index: int) -> MessageId:
-        """The message id of message *index*."""
-        return MessageId(self.store_id, self.partition, self.position + self.ordinal + index)
-
-    def slice(self, start: int, stop: int) -> Run:
-        """The messages [start, stop) as a run of their own (columns are copied, it is for cuts)."""
-        data = memoryview(b"".join(cut_data(self.data, self.flags, self.count, start, stop)))
-        return Run(
-            self.subject, stop - start, self.flags, self.lane, self.run_flags, self.first_sequence + start,
-            self.position, self.ordinal + start, self.stored_at_us, self.created_at_us, self.partition, self.store_id,
-            data,
-        )  # fmt: skip
 
 
 class Damage(NamedTuple):
@@ -164,23 +53,6 @@ class Damage(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The broker's side
-
-
-def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) -> list[memoryview]:
-    """The slices of a run's data (of *count* messages) that messages [start, stop) need: columns, then payload."""
-    slices = []
-    offset = 0
-    for size in _column_sizes(flags):
-        slices.append(data[offset + size * start : offset + size * stop])
-        offset += size * count
-    lengths = np.frombuffer(data, "<u4", count)
-    first = offset + int(lengths[:start].sum(dtype=np.uint64))
-    slices.append(data[first : first + int(lengths[start:stop].sum(dtype=np.uint64))])
-    return slices
-
-
-def _column_sizes(flags: int) -> list[int]:
-    return [4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)]
 
 
 class StoredBatch:
@@ -245,94 +117,152 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 # ---------------------------------------------------------------------------------------------------------------------
 # The client's side
 
-_MAGIC_BYTES: Final = (BATCH_MAGIC.to_bytes(4, "little"), PIECE_MAGIC.to_bytes(4, "little"))
+_MAGICS: Final = (struct.pack("<I", BATCH_MAGIC), struct.pack("<I", PIECE_MAGIC))
+_SIZE: Final = struct.Struct("<I")
+_SIZE_OFFSET: Final = 8  # in batches and pieces
+_POSITION: Final = struct.Struct("<Q")
 
 
 def read_answer(answer: memoryview) -> tuple[list[Run], list[Damage]]:
     """The runs of a pull's answer, each verified, and what could not be verified (and is left out)."""
     runs: list[Run] = []
     damaged: list[Damage] = []
-    offset = 0
-    while offset < len(answer):
+    offset, end = 0, len(answer)
+    while offset < end:
         try:
             offset += _read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
-            damaged.append(Damage(str(error), None, None))
-            offset = _next_magic(answer, offset + 4)
+            resumed = _resume(answer, offset)
+            damaged.append(Damage(f"{error}; {resumed - offset} bytes of the answer are left out", None, None))
+            offset = resumed
     return runs, damaged
 
 
 def _read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
     """Read what begins *rest*; returns its size. Raises BadBatch when nothing can be known of it, size included."""
     magic = bytes(rest[:4])
-    if magic == _MAGIC_BYTES[0] and len(rest) >= BATCH_HEADER_SIZE + RUN_SIZE:
+    if magic == _MAGICS[0] and len(rest) >= BATCH_HEADER_SIZE + RUN_SIZE:
         return _read_batch(rest, runs, damaged)
-    if magic == _MAGIC_BYTES[1] and len(rest) >= PIECE_HEADER_SIZE:
+    if magic == _MAGICS[1] and len(rest) >= PIECE_HEADER_SIZE:
         return _read_piece(rest, runs, damaged)
     raise BadBatch("neither a batch nor a piece begins here")
 
 
-def _next_magic(answer: memoryview, offset: int) -> int:
+def _resume(answer: memoryview, offset: int) -> int:
+    """Where reading goes on after something at *offset* whose header is bad; the answer's end when nobody can say.
+
+    A magic alone is not enough, since a body may hold a whole forged batch. So either the bad header's size leads to
+    the next header, or a batch follows whose position is as far from the bad header's as their places are.
+    """
+    end = len(answer)
+    if end - offset < BATCH_HEADER_SIZE:
+        return end
+    after = offset + _SIZE.unpack_from(answer, offset + _SIZE_OFFSET)[0]
+    if offset < after < end and bytes(answer[after : after + 4]) in _MAGICS:
+        return int(after)
+    (position,) = _POSITION.unpack_from(answer, offset + STAMP_PLACE_OFFSET)
     rest = bytes(answer[offset:])
-    places = [place for magic in _MAGIC_BYTES if (place := rest.find(magic)) >= 0]
-    return offset + min(places) if places else len(answer)
+    place = rest.find(_MAGICS[0], 4)
+    while 0 < place <= len(rest) - BATCH_HEADER_SIZE:
+        if _POSITION.unpack_from(rest, place + STAMP_PLACE_OFFSET)[0] - position == place:
+            return offset + place
+        place = rest.find(_MAGICS[0], place + 4)
+    return end
 
 
 def _read_batch(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
     header = parse_header(rest)
-    start = header.data_start
-    if start > header.size or header.size > len(rest) or header_crc_of(rest, start) != header.header_crc:
+    start, size = header.data_start, header.size
+    if start > size or size > len(rest) or header_crc_of(rest, start) != header.header_crc:
         raise BadBatch("the header of a batch does not fit its checksum")
-    data = rest[start : header.size]
-    sound = crc32c(data) == header.data_crc
+    if header.version != BATCH_VERSION or header.flags >= len(COLUMN_BYTES):
+        raise BadBatch(f"a batch of version {header.version} with flags {header.flags:#x} is not known here")
     names = stored_names(rest, header)
+    data = rest[start:size]
+    sound = crc32c(data) == header.data_crc
     if header.runs == 1:
-        records = [RUN.unpack_from(rest, BATCH_HEADER_SIZE)]
-    else:
-        records = runs_of(rest, header).tolist()
-    ordinal = 0
-    for subject, lane, run_flags, _, count, offset, size, crc, first_sequence in records:
-        piece = data[offset : offset + size]
-        if sound or crc32c(piece) == crc:
-            runs.append(
-                Run(
-                    names[subject], count, header.flags, lane, run_flags, first_sequence, header.position, ordinal,
-                    header.stored_at_us, header.created_at_us, header.partition, header.store_id, piece,
-                )
-            )  # fmt: skip
+        subject, lane, run_flags, _, count, offset, size, crc, first_sequence = RUN.unpack_from(rest, BATCH_HEADER_SIZE)
+        if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
+            raise BadBatch(_OUTSIDE)
+        run = Run(header, names[0], count, lane, run_flags, first_sequence, 0, data)
+        if sound:
+            runs.append(run)
         else:
-            damaged.append(_damage(header, f"run of {names[subject]!r} does not fit its checksum"))
-        ordinal += count
+            damaged.append(_damage(run, "a run", 0))
+        return header.size
+    records = runs_of(rest, header)
+    found = _runs_of_batch(header, names, records, data)
+    if sound:
+        runs += found
+        return header.size
+    for run, crc in zip(found, records["crc"].tolist(), strict=True):
+        if crc32c(run.data) == crc:
+            runs.append(run)
+        else:
+            damaged.append(_damage(run, "a run", 0))
     return header.size
 
 
-def _damage(header: Header, reason: str) -> Damage:
-    return Damage(reason, header.partition, header.position)
+_OUTSIDE: Final = "a run of a batch points outside of it"
+
+
+def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: memoryview) -> list[Run]:
+    """The runs of a batch of several, unverified. Raises BadBatch when its sound header says what can't be."""
+    counts = records["count"].astype(np.int64)
+    starts = records["offset"].astype(np.int64)
+    ends = starts + records["size"]
+    column_ends = starts + counts * COLUMN_BYTES[header.flags]
+    subjects = records["subject"]
+    if int(subjects.max()) >= len(names) or (ends > len(data)).any() or (column_ends > ends).any() or not counts.all():
+        raise BadBatch(_OUTSIDE)
+    ordinals = np.cumsum(counts)
+    ordinals -= counts
+    return list(
+        map(
+            Run,
+            repeat(header),
+            map(names.__getitem__, subjects.tolist()),
+            counts.tolist(),
+            records["lane"].tolist(),
+            records["flags"].tolist(),
+            records["first_sequence"].tolist(),
+            ordinals.tolist(),
+            map(data.__getitem__, map(slice, starts.tolist(), ends.tolist())),
+        )
+    )
 
 
 def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
-    (
-        _, version, whole, flags, size, count, ordinal, subject_size, lane, position, stored_at_us, created_at_us,
-        first_sequence, partition, store_id, run_flags, _, data_crc, _, header_crc,
-    ) = PIECE_HEADER.unpack_from(rest)  # fmt: skip
-    start = PIECE_HEADER_SIZE + subject_size
-    if start > size or size > len(rest) or version != BATCH_VERSION:
+    header = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
+    start, size = PIECE_HEADER_SIZE + header.subject_size, header.size
+    if start > size or size > len(rest):
         raise BadBatch("the sizes of a piece do not add up")
-    if crc32c(rest[PIECE_HEADER_SIZE:start], crc32c(rest[:PIECE_CRC_OFFSET])) != header_crc:
+    if crc32c(rest[PIECE_HEADER_SIZE:start], crc32c(rest[:PIECE_CRC_OFFSET])) != header.header_crc:
         raise BadBatch("the header of a piece does not fit its checksum")
-    subject = bytes(rest[PIECE_HEADER_SIZE:start]).decode()
+    if header.version != BATCH_VERSION or header.flags >= len(COLUMN_BYTES):
+        raise BadBatch(f"a piece of version {header.version} with flags {header.flags:#x} is not known here")
+    if not 0 < header.messages * COLUMN_BYTES[header.flags] <= size - start:
+        raise BadBatch("a piece is shorter than its columns")
+    try:
+        subject = str(rest[PIECE_HEADER_SIZE:start], "utf-8")
+    except UnicodeDecodeError:
+        raise BadBatch("the subject of a piece is not text") from None
     run = Run(
-        subject, count, flags, lane, run_flags, first_sequence, position, ordinal, stored_at_us, created_at_us,
-        partition, store_id, rest[start:size],
+        header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
+        rest[start:size],
     )  # fmt: skip
-    if whole:
-        if crc32c(run.data) == data_crc:
-            runs.append(run)
-        else:
-            damaged.append(Damage(f"run of {subject!r} does not fit its checksum", partition, position))
-    else:
+    if not header.whole:
         _read_cut(run, runs, damaged)
-    return int(size)
+    elif crc32c(run.data) == header.data_crc:
+        runs.append(run)
+    else:
+        damaged.append(_damage(run, "a run", 0))
+    return size
+
+
+def _damage(run: Run, what: str, index: int) -> Damage:
+    reason = f"{what} of {run.subject!r} does not fit its checksum"
+    return Damage(reason, run.partition, run.position + run.ordinal + index)
 
 
 def _read_cut(run: Run, runs: list[Run], damaged: list[Damage]) -> None:
@@ -340,22 +270,19 @@ def _read_cut(run: Run, runs: list[Run], damaged: list[Damage]) -> None:
     payload = run.payload
     lengths = run.lengths()
     if int(lengths.sum(dtype=np.uint64)) != len(payload) or (run.header_sizes() > lengths).any():
-        damaged.append(Damage(f"lengths of a cut run of {run.subject!r} do not add up", run.partition, run.position))
+        damaged.append(_damage(run, "the lengths in a part", 0))
         return
     ends = np.cumsum(lengths, dtype=np.int64)
     bounds = zip((ends - lengths).tolist(), ends.tolist(), _seeds(run).tolist(), strict=True)
     crcs = np.fromiter((crc32c(payload[a:b], seed) for a, b, seed in bounds), np.uint32, run.count)
-    bad = np.flatnonzero(crcs != run.crcs())
-    if not len(bad):
+    bad = np.flatnonzero(crcs != run.crcs()).tolist()
+    if not bad:
         runs.append(run)
         return
-    edges = [-1, *bad.tolist(), run.count]
-    for before, after in zip(edges, edges[1:], strict=False):
+    for before, after in pairwise([-1, *bad, run.count]):
         if after - before > 1:
             runs.append(run.slice(before + 1, after))
-    for index in bad.tolist():
-        place = run.position + run.ordinal + index
-        damaged.append(Damage(f"a message of {run.subject!r} does not fit its checksum", run.partition, place))
+    damaged += [_damage(run, "a message", index) for index in bad]
 
 
 def _seeds(run: Run) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,236 @@
+"""A run as a client holds it: messages of one subject out of one batch, decoded when they are touched."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from operator import add
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import BadBatch
+from qmq.format.batch import COLUMN_BYTES, FEW, Header
+from qmq.format.ids import MessageId
+from qmq.format.layout import OPTIONAL_COLUMNS, PIECE_HEADER
+
+_HEADER_SIZE: Final = struct.Struct("<H")
+
+
+class PieceHeader(NamedTuple):
+    """The fields of a piece's header, in file order; those that a batch header has too mean the same."""
+
+    magic: int
+    version: int
+    whole: int
+    flags: int
+    size: int
+    messages: int
+    ordinal: int
+    subject_size: int
+    lane: int
+    position: int
+    stored_at_us: int
+    created_at_us: int
+    first_sequence: int
+    partition: int
+    store_id: bytes
+    run_flags: int
+    run: int
+    data_crc: int
+    reserved: int
+    header_crc: int
+
+
+assert len(PIECE_HEADER.unpack(bytes(PIECE_HEADER.size))) == len(PieceHeader._fields)
+
+
+class Run:
+    """Messages of one subject out of one batch. ``data`` is columns and payload, ``origin`` the header it came under.
+
+    ``ordinal`` is the first message's in the batch. Columns are decoded when they are first asked for.
+    """
+
+    __slots__ = (
+        "_decoded", "_headers", "count", "data", "first_sequence", "lane", "ordinal", "origin", "run_flags", "subject",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        origin: Header | PieceHeader,
+        subject: str,
+        count: int,
+        lane: int,
+        run_flags: int,
+        first_sequence: int,
+        ordinal: int,
+        data: memoryview,
+    ) -> None:
+        self.origin = origin
+        self.subject = subject
+        self.count = count
+        self.lane = lane
+        self.run_flags = run_flags
+        self.first_sequence = first_sequence
+        self.ordinal = ordinal
+        self.data = data
+        #: payload, and in it where each message starts, where its body starts, and where it ends
+        self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
+        self._headers: dict[int, dict[str, Any]] | None = None
+
+    @property
+    def flags(self) -> int:
+        """The batch's flags: which optional columns there are."""
+        return self.origin.flags
+
+    @property
+    def position(self) -> int:
+        """Of the batch, in its partition."""
+        return self.origin.position
+
+    @property
+    def stored_at_us(self) -> int:
+        """When the broker stored the batch."""
+        return self.origin.stored_at_us
+
+    @property
+    def created_at_us(self) -> int:
+        """When its sender made the batch."""
+        return self.origin.created_at_us
+
+    @property
+    def partition(self) -> int:
+        """The partition of the message log that holds the batch."""
+        return self.origin.partition
+
+    @property
+    def store_id(self) -> bytes:
+        """The store that gave the batch its place."""
+        return self.origin.store_id
+
+    def lengths(self) -> npt.NDArray[np.uint32]:
+        """Header and body sizes in bytes: u32[count]."""
+        return np.frombuffer(self.data, "<u4", self.count)
+
+    def header_sizes(self) -> npt.NDArray[np.uint16]:
+        """u16[count]."""
+        return np.frombuffer(self.data, "<u2", self.count, 4 * self.count)
+
+    def crcs(self) -> npt.NDArray[np.uint32]:
+        """u32[count]."""
+        return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
+
+    def column(self, flag: int) -> npt.NDArray[Any] | None:
+        """The optional column (tags u32 or key_hash u64) of that flag, or None."""
+        if not self.flags & flag:
+            return None
+        offset = 10 * self.count
+        for other, size in OPTIONAL_COLUMNS:
+            if other == flag:
+                return np.frombuffer(self.data, f"<u{size}", self.count, offset)
+            if self.flags & other:
+                offset += size * self.count
+        raise AssertionError(flag)
+
+    @property
+    def payload(self) -> memoryview:
+        """Message after message: header and body."""
+        return self.data[COLUMN_BYTES[self.origin.flags] * self.count :]
+
+    def _decode(self) -> tuple[bytes, list[int], list[int], list[int]]:
+        count = self.count
+        if count < FEW:
+            ends = list(accumulate(struct.unpack_from(f"<{count}I", self.data)))
+            starts = [0, *ends[:-1]]
+            body_starts = list(map(add, starts, struct.unpack_from(f"<{count}H", self.data, 4 * count)))
+        else:
+            lengths = self.lengths()
+            column = np.cumsum(lengths, dtype=np.int64)
+            ends = column.tolist()
+            column -= lengths
+            starts = column.tolist()
+            column += self.header_sizes()
+            body_starts = column.tolist()
+        decoded = self._decoded = (bytes(self.payload), starts, body_starts, ends)
+        return decoded
+
+    def bodies(self) -> list[bytes]:
+        """All bodies."""
+        if self.count == 1:
+            return [self.body(0)]
+        payload, _, starts, ends = self._decoded or self._decode()
+        return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+
+    def body(self, index: int) -> bytes:
+        """The body of message *index* of this run."""
+        if self.count == 1:
+            (size,) = _HEADER_SIZE.unpack_from(self.data, 4)
+            return bytes(self.data[COLUMN_BYTES[self.origin.flags] + size :])
+        payload, _, starts, ends = self._decoded or self._decode()
+        return payload[starts[index] : ends[index]]
+
+    def header(self, index: int) -> dict[str, Any]:
+        """The unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none.
+
+        Raises BadBatch when its sender packed something else: the broker does not look into headers.
+        """
+        headers = self._headers
+        if headers is None:
+            headers = self._headers = {}
+        header = headers.get(index)
+        if header is None:
+            payload, starts, body_starts, _ = self._decoded or self._decode()
+            try:
+                header = read_header(payload[starts[index] : body_starts[index]])
+            except BadBatch as error:
+                raise BadBatch(f"message {self.id(index)} of {self.subject!r}: {error}") from None
+            headers[index] = header
+        return header
+
+    def id(self, index: int) -> MessageId:
+        """The message id of message *index*."""
+        origin = self.origin
+        return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
+
+    def slice(self, start: int, stop: int) -> Run:
+        """The messages [start, stop) as a run of their own (columns are copied, it is for cuts)."""
+        data = memoryview(b"".join(cut_data(self.data, self.flags, self.count, start, stop)))
+        return Run(
+            self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
+            self.ordinal + start, data,
+        )  # fmt: skip
+
+
+def read_header(packed: bytes) -> dict[str, Any]:
+    """Unpack a message's header; "" is {}. Names it does not know are left in. Raises BadBatch when it is not one."""
+    if not packed:
+        return {}
+    try:
+        fields = msgpack.unpackb(packed)
+    except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
+        raise BadBatch(f"its header is not valid msgpack: {error!r}") from None
+    if type(fields) is not dict:
+        raise BadBatch("its header is not a map")
+    for name, value in fields.items():
+        if name == "p":
+            fits = type(value) is dict and set(map(type, value)) == {str} == set(map(type, value.values()))
+        else:
+            fits = name not in ("k", "t") or (type(value) is list and set(map(type, value)) == {str})
+        if not fits:
+            raise BadBatch(f"its header's {name!r} is not made of text as it should be")
+    return fields
+
+
+def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) -> list[memoryview]:
+    """The slices of a run's data (of *count* messages) that messages [start, stop) need: columns, then payload."""
+    slices = []
+    offset = 0
+    for size in (4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)):
+        slices.append(data[offset + size * start : offset + size * stop])
+        offset += size * count
+    lengths = np.frombuffer(data, "<u4", count)
+    first = offset + int(lengths[:start].sum(dtype=np.uint64))
+    slices.append(data[first : first + int(lengths[start:stop].sum(dtype=np.uint64))])
+    return slices
