@@ -3,11 +3,12 @@
 Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
 
     number, created_at_us, store_id, sequence_base (of the identity when it was taken), last_stored_at_us
-    partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...]}
+    partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...],
+                 journal: [base, rows, crc32c] of the consumer log's file for the current segment, or nil}
     subjects     {length_bytes, count, ends: u64[count], firsts: u64[count], gaps: bytes (see gaps.py)}
     state        map of name to bytes: what the broker keeps
 
-Everything before a partition's position is on disk and was good when it was written, but for the holes; consumer log and
+Everything before a partition's position is on disk and was good when written, but for the holes; consumer log and
 registry cover it. The last segment ends at the position as far as the checkpoint knows.
 """
 
@@ -49,6 +50,8 @@ class PartitionClaim:
     position: int
     segments: tuple[SegmentSpan, ...]
     holes: tuple[Hole, ...]
+    #: (base, rows, crc32c): what the consumer log's file for the current segment held.
+    journal: tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
         "sequence_base": claims.sequence_base,
         "last_stored_at_us": claims.last_stored_at_us,
         "partitions": [
-            {"position": claim.position, "segments": claim.segments, "holes": claim.holes}
+            {"position": claim.position, "segments": claim.segments, "holes": claim.holes, "journal": claim.journal}
             for claim in claims.partitions
         ],
         "subjects": {
@@ -161,8 +164,13 @@ def _from_content(content: dict[str, Any]) -> Claims:
 
 
 def _partition(content: dict[str, Any]) -> PartitionClaim:
+    journal = content["journal"]
+    if journal is not None:
+        base, rows, crc = journal
+        journal = (int(base), int(rows), int(crc))
     return PartitionClaim(
         position=int(content["position"]),
         segments=tuple(SegmentSpan(int(base), int(end)) for base, end in content["segments"]),
         holes=tuple(Hole(int(start), int(end)) for start, end in content["holes"]),
+        journal=journal,
     )

@@ -45,10 +45,6 @@ class Disk:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def duplicate(self, fd: int) -> int:
-        """Another descriptor of the same open file, so that a thread can sync what the loop may close meanwhile."""
-        return os.dup(fd)
-
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)
 

@@ -165,6 +165,10 @@ class IdentityFile:
             self.current = made
             return made
 
+    def mark_clean(self) -> None:
+        """[thread] Say that everything is on disk and nobody writes any more. Raises StorageFull or StorageFailed."""
+        self.change(lambda identity: replace(identity, clean=True))
+
     def renew(self, ends: list[int], reserve_bytes: int) -> Identity:
         """[thread] Give every partition that has used half of its reserve a new one; writes only when one has.
 

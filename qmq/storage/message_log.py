@@ -1,6 +1,6 @@
 """One partition of the message log: a directory of segments, of which the last one is written.
 
-Batches are placed (a position each), staged, and written together: all of them or none. Where one does not fit, ``roll``
+Batches are placed (a position each), staged, and written together: all of them or none. If one does not fit, ``roll``
 prepares the next segment, and ``write`` makes it the current one. Everything but ``sync`` belongs to one thread; that
 may run in others at the same time, one after another.
 """

@@ -1,0 +1,61 @@
+"""A checkpoint in the making: everything it will claim is brought to the disk, then it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from qmq.storage.checkpoint import Claims, write_checkpoint
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Disk, failure
+from qmq.storage.index import SegmentIndex
+from qmq.storage.message_log import MessageLog
+
+
+class Checkpoint:
+    """Made by ``Store.begin_checkpoint``; ``write`` may run in a thread while the store goes on."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        claims: Claims,
+        *,
+        logs: list[MessageLog],
+        consumers: list[ConsumerLog],
+        descriptors: list[int],
+        indexes: list[tuple[SegmentIndex, int]],
+        renew: Callable[[], object],
+    ) -> None:
+        """*indexes* are to be sealed at a position each; those that were are taken from the list's front."""
+        self._disk = disk
+        self._directory = directory
+        self._consumers = consumers
+        self._descriptors = descriptors
+        self._indexes = indexes
+        self._index_count = len(indexes)
+        self._renew = renew
+        self.claims = claims
+        self.logs = logs
+
+    def write(self) -> None:
+        """[thread] Sync all logs, the rows and the registry, renew the reserves, then write the checkpoint.
+
+        Raises SyncFailed, StorageFull or StorageFailed; the older checkpoints stand then.
+        """
+        for log in self.logs:
+            log.sync()
+        for consumer in self._consumers:
+            consumer.seal_pending()
+        for descriptor in self._descriptors:
+            try:
+                self._disk.fdatasync(descriptor)
+            except OSError as error:
+                raise failure(error, "sync rows or subjects in", self._directory) from error
+        while self._index_count:
+            index, covered = self._indexes[0]
+            index.seal(covered)
+            self._indexes.pop(0)
+            self._index_count -= 1
+        self._renew()
+        write_checkpoint(self._disk, self._directory, self.claims)

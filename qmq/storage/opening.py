@@ -1,0 +1,416 @@
+"""Opening a data directory: lock, identity, checkpoint, registry, then each partition, in an order that bears a crash.
+
+The identity is written only when every tail has been read and is on disk again: a crash before that finds the same
+facts once more. What it says then (floors, reserves, how far sequences are raised) is done only after it is written.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from qmq.errors import BadBytes, ForeignFile, InvalidOption, StorageError
+from qmq.format.layout import SEGMENT_HEADER_SIZE, STORE_ID_SIZE
+from qmq.storage.checkpoint import (
+    PREFIX,
+    CheckpointFile,
+    Claims,
+    Hole,
+    checkpoint_path,
+    list_checkpoints,
+    read_checkpoint,
+)
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Disk, failure
+from qmq.storage.envelope import FileState
+from qmq.storage.gaps import Gaps
+from qmq.storage.identity import (
+    COPY_NAMES,
+    Identity,
+    IdentityCopy,
+    IdentityFile,
+    PartitionIdentity,
+    add_partitions,
+    latest,
+    new_identity,
+    read_copies,
+)
+from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
+from qmq.storage.lock import DirectoryLock
+from qmq.storage.message_log import MessageLog
+from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
+from qmq.storage.replay import PartitionReplay
+from qmq.storage.segment import Owner
+from qmq.storage.sequences import SequenceReplay, rows_in_order
+from qmq.storage.subjects import SubjectTable
+
+SUBJECTS_NAME: Final = "subjects"
+CONSUMER_LOG_NAME: Final = "consumer-log"
+
+_CHUNK_ROWS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How to open a store. Sizes in bytes."""
+
+    segment_bytes: int = 256 << 20
+    partitions: int = 1
+    #: One directory a partition; empty for log-0, log-1, ... in the data directory.
+    partition_dirs: tuple[Path, ...] = ()
+    #: How far ahead positions are reserved.
+    reserve_bytes: int = 1 << 30
+    #: The largest batch that will come.
+    max_frame_bytes: int = 16 << 20
+    max_subjects: int = 1_000_000
+    #: The store id of a directory that is made new, 6 bytes: IPv4 and port; None for a random one.
+    store_id_hint: bytes | None = None
+
+
+@dataclass(slots=True)
+class OpenedPartition:
+    """One partition, ready."""
+
+    log: MessageLog
+    consumer: ConsumerLog
+    index: SegmentIndex
+    holes: list[Hole]
+
+
+@dataclass(slots=True)
+class Opened:
+    """A data directory, ready: what Store is made of."""
+
+    disk: Disk
+    directory: Path
+    options: StoreOptions
+    now_us: int
+    lock: DirectoryLock
+    identity: IdentityFile
+    subjects: SubjectTable
+    partitions: list[OpenedPartition]
+    checkpoint_number: int
+    state: dict[str, bytes]
+    last_stored_at_us: int
+    report: RecoveryReport
+
+    def close(self) -> None:
+        """Close everything, changing nothing."""
+        for part in self.partitions:
+            part.log.close()
+            part.consumer.close()
+            part.index.close()
+        self.subjects.close()
+        self.lock.release()
+
+
+def open_directory(directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Opened:
+    """Do all of it. Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then."""
+    if options.segment_bytes < options.max_frame_bytes + SEGMENT_HEADER_SIZE:
+        raise InvalidOption(
+            f"segment_bytes = {options.segment_bytes} has no room for a batch of max_frame_bytes = "
+            f"{options.max_frame_bytes}; raise it to {options.max_frame_bytes + SEGMENT_HEADER_SIZE} or more"
+        )
+    _make_directory(disk, directory)
+    lock = DirectoryLock.acquire(disk, directory, now_us)
+    opening = _Opening(directory, options, disk, now_us, lock)
+    try:
+        return opening.run()
+    except BaseException:
+        opening.abandon()
+        lock.release()
+        raise
+
+
+def _make_directory(disk: Disk, path: Path) -> None:
+    missing = []
+    parent = path
+    while not disk.exists(parent):
+        missing.append(parent)
+        parent = parent.parent
+    try:
+        disk.mkdir(path if not missing else missing.pop())
+        for parent in reversed(missing):
+            disk.mkdir(parent)
+    except OSError as error:
+        raise failure(error, "make the directory", path) from error
+
+
+class _Opening:
+    def __init__(self, directory: Path, options: StoreOptions, disk: Disk, now_us: int, lock: DirectoryLock) -> None:
+        self._directory = directory
+        self._options = options
+        self._disk = disk
+        self._now_us = now_us
+        self._lock = lock
+        self._boot_id = disk.boot_id()
+        self._subjects: SubjectTable | None = None
+        self._consumers: list[ConsumerLog] = []
+        self._logs: list[MessageLog] = []
+
+    def abandon(self) -> None:
+        """Close what has been opened."""
+        for log in self._logs:
+            log.close()
+        for consumer in self._consumers:
+            consumer.close()
+        if self._subjects is not None:
+            self._subjects.close()
+
+    def run(self) -> Opened:
+        copies = read_copies(self._disk, self._directory)
+        numbers = list_checkpoints(self._disk, self._directory)
+        checkpoints = [read_checkpoint(self._disk, self._directory, number) for number in numbers[:2]]
+        facts = self._facts(copies, checkpoints)
+        plan = decide(facts)
+        looked_at = [(file.state, file.reason) for file in copies] + [(file.state, file.reason) for file in checkpoints]
+        if plan.action is Action.REFUSE_NEWER:
+            raise ForeignFile(next(reason for state, reason in looked_at if state is FileState.NEWER))
+        if plan.action is Action.REFUSE_LOST:
+            reasons = "; ".join(copy.reason for copy in copies)
+            raise BadBytes(f"{self._directory} has data but no identity: {reasons}; put one of them back from a backup")
+        report = RecoveryReport(plan.action is Action.CREATE, facts.clean, False, plan.source)
+        report.notes += [reason for state, reason in looked_at if state is FileState.ROTTEN]
+        if plan.action is Action.CREATE:
+            identity = self._new_identity()
+        else:
+            identity = latest(*copies)
+        claims = next((file.claims for file in checkpoints if file.claims is not None), None)
+        if claims is not None and claims.store_id != identity.store_id:
+            raise ForeignFile(
+                f"{checkpoint_path(self._directory, claims.number)} belongs to store {claims.store_id.hex()}, this is "
+                f"store {identity.store_id.hex()}; move it where it belongs"
+            )
+        return self._recover(facts, identity, claims, max(numbers, default=0), report)
+
+    def _facts(self, copies: tuple[IdentityCopy, IdentityCopy], checkpoints: list[CheckpointFile]) -> Facts:
+        found = [copy.identity for copy in copies if copy.identity is not None]
+        identity = max(found, key=lambda identity: identity.generation, default=None)
+        states = [file.state for file in checkpoints] + [FileState.MISSING] * 2
+        return Facts(
+            identity_a=copies[0].state,
+            identity_b=copies[1].state,
+            populated=self._is_populated(),
+            checkpoint=states[0],
+            checkpoint_before=states[1],
+            clean=identity is not None and identity.clean,
+            same_boot=identity is not None and bool(self._boot_id) and identity.boot_id == self._boot_id,
+            tail=Tail.WHOLE,
+        )
+
+    def _is_populated(self) -> bool:
+        names = self._disk.listdir(self._directory)
+        ours = (SUBJECTS_NAME, CONSUMER_LOG_NAME)
+        if any(name in ours or name.startswith((PREFIX, "log-")) for name in names if name not in COPY_NAMES):
+            logs = [self._directory / name for name in names if name.startswith("log-")]
+            return any(name in ours or name.startswith(PREFIX) for name in names) or any(
+                self._disk.listdir(log) for log in logs if log.is_dir()
+            )
+        return False
+
+    # --- identity ----------------------------------------------------------------------------------------------------
+
+    def _new_identity(self) -> Identity:
+        hint = self._options.store_id_hint
+        if hint is not None and len(hint) != STORE_ID_SIZE:
+            raise InvalidOption(f"store_id_hint has {len(hint)} bytes; give {STORE_ID_SIZE}: IPv4 address and port")
+        identity = new_identity(
+            self._disk,
+            store_id_hint=self._disk.random(STORE_ID_SIZE) if hint is None else hint,
+            directories=[],
+            reserve_bytes=self._options.reserve_bytes,
+            now_us=self._now_us,
+            boot_id=self._boot_id,
+        )
+        return self._with_partitions(identity)
+
+    def _with_partitions(self, identity: Identity) -> Identity:
+        """The identity with the partitions that the options ask for; directories of new ones are made."""
+        options, known = self._options, len(identity.partitions)
+        if options.partitions < known:
+            raise InvalidOption(
+                f"{self._directory} has {known} partitions, partitions = {options.partitions} would leave some out; "
+                f"set partitions = {known} or more"
+            )
+        if options.partition_dirs and len(options.partition_dirs) != options.partitions:
+            raise InvalidOption(
+                f"partition_dirs names {len(options.partition_dirs)} directories for {options.partitions} partitions"
+            )
+        names = [str(path.absolute()) for path in options.partition_dirs] or [
+            identity.partitions[number].directory if number < known else f"log-{number}"
+            for number in range(options.partitions)
+        ]
+        for name in names[known:]:
+            _make_directory(self._disk, self._directory / name)
+            self._sync_directory((self._directory / name).parent)
+        partitions = tuple(
+            partition._replace(directory=name) for partition, name in zip(identity.partitions, names, strict=False)
+        )
+        return add_partitions(
+            self._disk, replace(identity, partitions=partitions), names[known:], options.reserve_bytes
+        )
+
+    def _sync_directory(self, path: Path) -> None:
+        try:
+            self._disk.fsync_directory(path)
+        except OSError as error:
+            raise failure(error, "sync", path) from error
+
+    # --- recovery ----------------------------------------------------------------------------------------------------
+
+    def _recover(
+        self, facts: Facts, before: Identity, claims: Claims | None, number: int, report: RecoveryReport
+    ) -> Opened:
+        identity = self._with_partitions(before)
+        subjects = self._open_subjects(identity, claims)
+        replays = self._load(identity, claims, subjects)
+        tails = [replay.read_tail(rewrite=decide(facts).rewrite) for replay in replays]
+        plans = [decide(facts._replace(tail=tail)) for tail in tails]
+        report.power_loss = not (report.created or facts.clean or facts.same_boot)
+        raised = sum(replay.blind_bytes for replay in replays)
+        partitions = []
+        for partition, replay, plan in zip(identity.partitions, replays, plans, strict=True):
+            if plan.record_holes:
+                replay.holes += replay.report.holes
+            if plan.jump and replay.report.partition < len(before.partitions):
+                raised += max(partition.reserve - replay.end, 0)
+                floor = max(partition.reserve, replay.end)
+                partition = PartitionIdentity(floor, floor + self._options.reserve_bytes, partition.directory)
+                replay.report.jumped = True
+            partitions.append(partition)
+        identity = replace(
+            identity,
+            boot_id=self._boot_id,
+            clean=False,
+            sequence_base=identity.sequence_base + raised,
+            partitions=tuple(partitions),
+        )
+        identity_file = IdentityFile(self._disk, self._directory, before)
+        if identity != before or report.created:
+            identity_file.change(lambda _: identity)
+        self._open_logs(identity_file.current, replays, sync=not facts.clean)
+        self._replay_sequences(identity_file.current, claims, subjects, replays)
+        report.raised_by = raised
+        report.partitions = [replay.report for replay in replays]
+        report.notes += [note for replay in replays for note in replay.notes]
+        report.notes += [record.reason for record in subjects.damaged]
+        self._remove_rotten_checkpoints(claims)
+        stamps = [replay.last_stored_at_us for replay in replays]
+        return Opened(
+            disk=self._disk,
+            directory=self._directory,
+            options=self._options,
+            now_us=self._now_us,
+            lock=self._lock,
+            identity=identity_file,
+            subjects=subjects,
+            partitions=[
+                OpenedPartition(log, consumer, self._indexes(log, consumer), replay.holes)
+                for log, consumer, replay in zip(self._logs, self._consumers, replays, strict=True)
+            ],
+            checkpoint_number=number,
+            state=claims.state if claims is not None else {},
+            last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
+            report=report,
+        )
+
+    def _open_subjects(self, identity: Identity, claims: Claims | None) -> SubjectTable:
+        claim = claims.subjects if claims is not None else None
+        path = self._directory / SUBJECTS_NAME
+        length = claim.length_bytes if claim is not None else None
+        self._subjects = table = SubjectTable.open(self._disk, path, identity.store_id, length)
+        if claim is not None:
+            if table.count < claim.count:
+                raise BadBytes(f"{path} has lost subjects: {table.count} of {claim.count} are left; put it back")
+            table.ends[: claim.count] = np.frombuffer(claim.ends, "<u8")
+            table.firsts[: claim.count] = np.frombuffer(claim.firsts, "<u8")
+            table.gaps = Gaps.unpack(claim.gaps)
+        return table
+
+    def _load(self, identity: Identity, claims: Claims | None, subjects: SubjectTable) -> list[PartitionReplay]:
+        replays = []
+        for number, partition in enumerate(identity.partitions):
+            directory = self._directory / partition.directory
+            if not self._disk.exists(directory):
+                raise StorageError(f"{directory} of partition {number} is not there; is its disk mounted?")
+            consumer = ConsumerLog.open(
+                self._disk, self._directory / CONSUMER_LOG_NAME / str(number), number, identity.store_id
+            )
+            self._consumers.append(consumer)
+            claimed = claims is not None and number < len(claims.partitions)
+            replay = PartitionReplay(
+                self._disk,
+                directory,
+                Owner(identity.store_id, number),
+                identity.secret,
+                consumer,
+                subjects,
+                claims.partitions[number] if claims is not None and claimed else None,
+                partition.floor,
+            )
+            replay.load()
+            replays.append(replay)
+        return replays
+
+    def _open_logs(self, identity: Identity, replays: list[PartitionReplay], *, sync: bool) -> None:
+        for partition, replay in zip(identity.partitions, replays, strict=True):
+            log = replay.finish(
+                floor=partition.floor,
+                reserve=partition.reserve,
+                segment_bytes=self._options.segment_bytes,
+                now_us=self._now_us,
+                sync=sync,
+            )
+            self._logs.append(log)
+        for log, consumer in zip(self._logs, self._consumers, strict=True):
+            consumer.publish(log.end)
+
+    def _replay_sequences(
+        self, identity: Identity, claims: Claims | None, subjects: SubjectTable, replays: list[PartitionReplay]
+    ) -> None:
+        sequences = SequenceReplay(subjects, claims.subjects.count if claims is not None else 0)
+        starts = [
+            consumer.row_at_position(replay.claimed) for consumer, replay in zip(self._consumers, replays, strict=True)
+        ]
+        for rows in rows_in_order(self._consumers, starts):
+            sequences.add(rows)
+        for replay in replays:
+            for lost in replay.damaged:
+                sequences.add_lost(*lost)
+        sequences.finish(identity.sequence_base - (claims.sequence_base if claims is not None else 0))
+        subjects.sequence_base = identity.sequence_base
+
+    def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
+        """Make the indexes again that are missing or do not fit, and the current one always; gives that one."""
+        for span in log.sealed:
+            if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end):
+                continue
+            index = self._derived(log, consumer, span.base, span.end)
+            index.seal(span.end)
+        return self._derived(log, consumer, log.current.base, log.end)
+
+    def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int) -> SegmentIndex:
+        index = SegmentIndex(self._disk, log.directory, log.owner, base)
+        row, stop = consumer.row_at_position(base), consumer.row_at_position(end)
+        last = -1
+        while row < stop:
+            rows = consumer.rows(row, min(_CHUNK_ROWS, stop - row))
+            row += len(rows)
+            records = derive_index(rows)
+            if int(records["position"][0]) == last:  # the batch's rows lie in two pieces
+                records = records[1:]
+            if len(records):
+                last = int(records["position"][-1])
+                index.extend(records)
+        return index
+
+    def _remove_rotten_checkpoints(self, claims: Claims | None) -> None:
+        """One that is rotten must not take the place of a good one among the two that are kept."""
+        for number in list_checkpoints(self._disk, self._directory):
+            if claims is None or number > claims.number:
+                with suppress(OSError):
+                    self._disk.unlink(checkpoint_path(self._directory, number))

@@ -1,0 +1,147 @@
+"""What to do when a data directory is opened: a pure function from what was found to what follows from it.
+
+It is asked twice. Before any log is read, with the tail WHOLE, it says whether to go on, from which checkpoint, and
+whether tails are to be written again. After the tail of a partition is read, it says what becomes of that one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from qmq.storage.checkpoint import Hole
+from qmq.storage.envelope import FileState
+
+
+class Tail(enum.Flag):
+    """What was found in a partition from the checkpoint's position on."""
+
+    #: Valid batches, or none, and then nothing but zeros or the end of the file.
+    WHOLE = 0
+    #: Bad bytes that stand, because of what lies after them.
+    HOLES = enum.auto()
+    #: Some of these are not explained by a header: whose messages they were cannot be told.
+    BLIND = enum.auto()
+    #: Bytes that are no batch after the last valid one.
+    JUNK = enum.auto()
+    #: The log ends before the checkpoint's position: what was on disk is gone.
+    SHORT = enum.auto()
+
+
+class Facts(NamedTuple):
+    """What was found."""
+
+    identity_a: FileState
+    identity_b: FileState
+    #: Whether the directory has logs, checkpoints or a registry.
+    populated: bool
+    checkpoint: FileState
+    checkpoint_before: FileState
+    #: The last stop was clean: everything had been synced.
+    clean: bool
+    #: The machine has not been started again since the directory was last opened.
+    same_boot: bool
+    tail: Tail
+
+
+class Action(enum.Enum):
+    """What to do with the directory."""
+
+    CREATE = "create"
+    OPEN = "open"
+    REFUSE_NEWER = "refuse: a file has a newer format version"
+    REFUSE_LOST = "refuse: the identity is lost"
+
+
+class Source(enum.Enum):
+    """Where recovery begins."""
+
+    CHECKPOINT = "the checkpoint"
+    CHECKPOINT_BEFORE = "the checkpoint before"
+    WHOLE_LOG = "the whole log"
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    action: Action
+    source: Source
+    #: Write the valid batches behind the checkpoint again and sync them: a page whose sync failed reads well.
+    rewrite: bool
+    #: Cut what follows the last valid batch.
+    cut: bool
+    #: Report the bad bytes, and name them in the next checkpoint.
+    record_holes: bool
+    #: Go on at the reserve: positions may have been seen that are gone now.
+    jump: bool
+    #: Raise every subject's sequences past what may have been seen and is gone now.
+    raise_sequences: bool
+
+
+def decide(facts: Facts) -> Plan:
+    """The table. Rules are in order of precedence."""
+    action = _action(facts)
+    if action is not Action.OPEN:
+        return Plan(action, Source.WHOLE_LOG, False, False, False, False, False)
+    if facts.checkpoint is FileState.GOOD:
+        source = Source.CHECKPOINT
+    elif facts.checkpoint_before is FileState.GOOD:
+        source = Source.CHECKPOINT_BEFORE
+    else:
+        source = Source.WHOLE_LOG
+    lost = (not facts.clean and not facts.same_boot) or Tail.SHORT in facts.tail
+    return Plan(
+        action,
+        source,
+        rewrite=not facts.clean,
+        cut=Tail.JUNK in facts.tail,
+        record_holes=bool(facts.tail & (Tail.HOLES | Tail.BLIND | Tail.SHORT)),
+        jump=lost,
+        raise_sequences=lost or Tail.BLIND in facts.tail,
+    )
+
+
+def _action(facts: Facts) -> Action:
+    identities = (facts.identity_a, facts.identity_b)
+    if FileState.NEWER in (*identities, facts.checkpoint, facts.checkpoint_before):
+        return Action.REFUSE_NEWER
+    if FileState.GOOD in identities:
+        return Action.OPEN
+    if identities == (FileState.MISSING, FileState.MISSING) and not facts.populated:
+        return Action.CREATE
+    return Action.REFUSE_LOST
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """What opening did to one partition."""
+
+    partition: int
+    #: Bad or lost bytes behind the checkpoint, found now.
+    holes: list[Hole] = field(default_factory=list)
+    #: Bad batches before it, found while the consumer log was made again.
+    damaged: list[Hole] = field(default_factory=list)
+    cut_bytes: int = 0
+    replayed_batches: int = 0
+    replayed_messages: int = 0
+    rewritten_bytes: int = 0
+    #: Bytes before the checkpoint that were read again for the consumer log.
+    rebuilt_bytes: int = 0
+    jumped: bool = False
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a store found and did."""
+
+    created: bool
+    clean: bool
+    #: The machine may have lost power: positions and sequences went on past the reserve.
+    power_loss: bool
+    source: Source
+    #: How far sequences were raised.
+    raised_by: int = 0
+    partitions: list[PartitionReport] = field(default_factory=list)
+    #: What a person should know, a sentence each.
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,416 @@
+"""One partition after a start: its files are looked at, its consumer log is brought up to date, its end is found.
+
+``load`` reads what the checkpoint claims only where the consumer log has lost it. ``read_tail`` reads everything behind
+the checkpoint. What becomes of the tail is decided elsewhere (recovery.py); ``finish`` then opens the log for use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from qmq.errors import BadBytes, StorageError
+from qmq.format.batch import EntryRow, Header, entries_of, parse_header, runs_of, stored_names
+from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, RUN, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.message_log import MessageLog
+from qmq.storage.order import Rows
+from qmq.storage.recovery import PartitionReport, Tail
+from qmq.storage.scan import Found, Scanner
+from qmq.storage.segment import Owner, Segment, list_bases, pack_header
+from qmq.storage.subjects import SubjectTable
+
+_GATHER_ROWS: Final = 4_096
+
+
+class Damaged(NamedTuple):
+    """One run of a bad batch whose header is good."""
+
+    subject: int
+    first_sequence: int
+    end_sequence: int
+
+
+class _File(NamedTuple):
+    """A segment file as found."""
+
+    base: int
+    size: int
+    #: As its header says; None when the header is bad.
+    previous_end: int | None
+
+
+class RowMaker:
+    """Makes consumer-log rows of stored batches; subjects that are not registered are."""
+
+    def __init__(self, subjects: SubjectTable) -> None:
+        self._subjects = subjects
+
+    def number(self, name: str) -> int:
+        """The number of a subject, new or not."""
+        number = self._subjects.number(name)
+        return self._subjects.add(name) if number is None else number
+
+    def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
+        """The rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
+        names = stored_names(batch, header)
+        if header.runs == 1:
+            run = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
+            subject, lane, flags, _, count, _, size, _, first = run
+            number = self.number(names[subject])
+            return (first, header.position, header.stored_at_us, number, count, 0, lane, 1, flags, size, header.size)
+        runs = runs_of(batch, header)
+        numbers = np.fromiter(map(self.number, names), np.int64, len(names))[runs["subject"]]
+        return entries_of(runs, header.size, header.position, header.stored_at_us, numbers)
+
+    def damaged(self, prefix: bytes) -> list[Damaged]:
+        """The runs of a bad batch, of which *prefix* is header, runs and table, all good."""
+        view = memoryview(prefix)
+        rows = self.rows(parse_header(view), view)
+        if isinstance(rows, tuple):
+            return [Damaged(rows[3], rows[0], rows[0] + rows[4])]
+        columns = (rows["subject"].tolist(), rows["first_sequence"].tolist(), rows["count"].tolist())
+        return [Damaged(subject, first, first + count) for subject, first, count in zip(*columns, strict=True)]
+
+
+class PartitionReplay:
+    """The work on one partition while its store is opened."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        owner: Owner,
+        secret: bytes,
+        consumer: ConsumerLog,
+        subjects: SubjectTable,
+        claim: PartitionClaim | None,
+        floor: int,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._owner = owner
+        self._consumer = consumer
+        self._claim = claim
+        self._floor = floor
+        self._maker = RowMaker(subjects)
+        self._secret = secret
+        self._scanner = Scanner(disk, secret, owner.store_id, self._feed)
+        self._files: list[_File] = []
+        self._spans: list[SegmentSpan] = []
+        self._base = -1  # of the segment that the consumer log adds to
+        self._changed = False
+        self.report = PartitionReport(owner.partition)
+        self.notes: list[str] = []
+        #: The first position that the checkpoint does not claim.
+        self.claimed = 0
+        self.end = 0
+        self.last_stored_at_us = 0
+        self.blind_bytes = 0
+        self.damaged: list[Damaged] = []
+        self.holes: list[Hole] = list(claim.holes) if claim else []
+
+    # --- what the checkpoint claims ----------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Look at the files, load the consumer log, and feed it what it has lost of the claimed part.
+
+        Raises StorageError when the files are not there, not ours, or cannot be read.
+        """
+        self._files = self._look()
+        bases = {file.base: file for file in self._files}
+        claim = self._claim
+        if claim is None:
+            self.claimed = self._files[0].base if self._files else self._floor
+            position = self._consumer.load([(self.claimed, self.claimed, False)] if self._files else [], 0)
+            self._base = self.claimed if self._files else -1
+            self._spans = []
+            return
+        self.claimed = claim.position
+        if claim.segments and not any(span.base in bases for span in claim.segments):
+            raise StorageError(
+                f"{self._directory} has none of the {len(claim.segments)} segments that the checkpoint knows; is its "
+                "disk mounted? If they are lost, move the checkpoints and the directory away to start over"
+            )
+        for span in claim.segments:
+            there = span.base + bases[span.base].size if span.base in bases else span.base
+            if there < span.end:
+                self._lose(Hole(there, span.end))
+        self._spans = [span for span in claim.segments if span.base in bases]
+        current = self._spans[-1:] if self._spans and self._spans[-1] == claim.segments[-1] else []
+        known = [(span.base, span.end, span not in current) for span in self._spans]
+        position = self._consumer.load(known, claim.position, claim.journal, self.reread)
+        self._base = max((span.base for span in self._spans if span.base <= position), default=-1)
+        if self._base >= 0 and not current and position >= self._spans[-1].end:
+            self._base = -1
+        self._feed_claimed(position)
+
+    def _look(self) -> list[_File]:
+        files = []
+        for base in list_bases(self._disk, self._directory):
+            segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
+            try:
+                files.append(_File(base, segment.size(), segment.previous_end(self._owner)))
+            finally:
+                segment.close()
+        claim = self._claim
+        if claim is None:
+            return files
+        claimed = {span.base for span in claim.segments}
+        strays = [file.base for file in files if file.base < claim.position and file.base not in claimed]
+        self.notes += [
+            f"{self._directory}: segment {base:016x} is not one that the checkpoint knows; it is left alone"
+            for base in strays
+        ]
+        return [file for file in files if file.base not in strays]
+
+    def _lose(self, hole: Hole) -> None:
+        """Claimed bytes that are not there any more: recorded once."""
+        if not any(known.start <= hole.start and hole.end <= known.end for known in self.holes):
+            self.report.damaged.append(hole)
+            self.holes.append(hole)
+
+    def _feed_claimed(self, position: int) -> None:
+        """Feed the batches from *position* up to the checkpoint's."""
+        for span in self._spans:
+            if span.end <= position:
+                continue
+            self._enter(span.base)
+            self.report.rebuilt_bytes += span.end - max(position, span.base)
+            found = self._scan(span.base, max(position, span.base), span.end)
+            for hole in found.holes:
+                self._lose(hole)
+            if found.end < span.end:
+                self._lose(Hole(found.end, span.end))
+
+    def reread(self, base: int, end: int) -> list[EntryRow | Rows]:
+        """The rows of the batches of the segment at *base*, before position *end*. Raises StorageFailed."""
+        pieces: list[EntryRow | Rows] = []
+        few: list[EntryRow] = []
+
+        def feed(header: Header, batch: memoryview) -> None:
+            rows = self._maker.rows(header, batch)
+            if isinstance(rows, tuple):
+                few.append(rows)
+                if len(few) < _GATHER_ROWS:
+                    return
+            if few:
+                pieces.append(np.array(few, ENTRY_DTYPE))
+                few.clear()
+            if not isinstance(rows, tuple):
+                pieces.append(rows)
+
+        segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
+        try:
+            Scanner(self._disk, self._secret, self._owner.store_id, feed).scan(segment, base, end)
+        finally:
+            segment.close()
+        if few:
+            pieces.append(np.array(few, ENTRY_DTYPE))
+        return pieces
+
+    # --- what it does not claim --------------------------------------------------------------------------------------
+
+    def read_tail(self, *, rewrite: bool) -> Tail:
+        """Read everything behind the checkpoint; with *rewrite*, write what is valid again in place and sync it.
+
+        Raises StorageFailed, or BadBytes when the batches are those of a store with another secret.
+        """
+        spans = {span.base for span in self._spans}
+        files = [file for file in self._files if file.base not in spans or file.base == self._current_base()]
+        tail = Tail.SHORT if self._claim and self._is_short() else Tail.WHOLE
+        self.end = self.claimed
+        foreign = 0
+        for number, file in enumerate(files):
+            if file.base not in spans:
+                self._open_gap(file, first=not self._spans)
+            following = files[number + 1] if number + 1 < len(files) else None
+            stop = file.base + file.size if following is None else min(file.base + file.size, following.base)
+            start = max(file.base, self.claimed) if file.base in spans else file.base
+            self._enter(file.base)
+            found = self._scan(file.base, start, stop, rewrite_from=start if rewrite else None)
+            foreign += found.foreign
+            self._note(found)
+            self.end = max(self.end, found.end)
+            self._put_span(SegmentSpan(file.base, self.end))
+            if following is None and found.junk_bytes:
+                tail |= Tail.JUNK
+                self.report.cut_bytes = found.junk_bytes
+        if foreign and not self.report.replayed_batches and not self._claim:
+            raise BadBytes(
+                f"the batches in {self._directory} do not bear this store's mark: store-a and store-b are of another "
+                "directory; put the right ones back"
+            )
+        if self.report.holes:
+            tail |= Tail.HOLES
+        if self.blind_bytes:
+            tail |= Tail.BLIND
+        if rewrite:
+            self._sync_directory()
+        return tail
+
+    def _current_base(self) -> int:
+        """The base of the segment that the checkpoint says was being written; -1 when it is not there."""
+        there = self._claim is not None and self._spans and self._spans[-1] == self._claim.segments[-1]
+        return self._spans[-1].base if there else -1
+
+    def _is_short(self) -> bool:
+        base = self._current_base()
+        return base < 0 or any(file.base == base and base + file.size < self.claimed for file in self._files)
+
+    def _open_gap(self, file: _File, *, first: bool) -> None:
+        """What lies between the end so far and the next segment: nothing, a jump, or lost bytes."""
+        expected = file.base if file.previous_end is None else file.previous_end
+        if file.previous_end is None and file.base == self._floor:
+            expected = self.end
+        if not first and self.end < expected:
+            self.report.holes.append(Hole(self.end, expected))
+            self.blind_bytes += expected - self.end
+            if self._spans[-1].end == self.end:
+                self._spans[-1] = self._spans[-1]._replace(end=expected)
+        self.end = file.base + SEGMENT_HEADER_SIZE
+
+    def _note(self, found: Found) -> None:
+        self.report.holes += found.holes
+        self.report.replayed_batches += found.batches
+        self.report.rewritten_bytes += found.rewritten_bytes
+        self.blind_bytes += found.blind_bytes
+        for prefix in found.damaged:
+            self.damaged += self._maker.damaged(prefix)
+
+    def _put_span(self, span: SegmentSpan) -> None:
+        if self._spans and self._spans[-1].base == span.base:
+            self._spans.pop()
+        self._spans.append(span)
+
+    def _enter(self, base: int) -> None:
+        """Have the consumer log add to the segment at *base*."""
+        if base > self._base:
+            self._consumer.roll(base)
+            self._base = base
+
+    def _scan(self, base: int, start: int, stop: int, rewrite_from: int | None = None) -> Found:
+        segment = Segment.open(self._disk, self._directory, base, 0, writable=rewrite_from is not None)
+        try:
+            found = self._scanner.scan(segment, start, stop, rewrite_from)
+            if rewrite_from is not None:
+                if rewrite_from == base:
+                    header = read_fully(self._disk, segment.fd, SEGMENT_HEADER_SIZE, 0)
+                    write_fully(self._disk, segment.fd, [header], 0)
+                segment.sync()
+        except OSError as error:
+            raise failure(error, "sync", segment.path) from error
+        finally:
+            segment.close()
+        return found
+
+    def _feed(self, header: Header, batch: memoryview) -> None:
+        self._consumer.append(self._maker.rows(header, batch))
+        if header.position >= self.claimed:
+            self.report.replayed_messages += header.messages
+            self.last_stored_at_us = max(self.last_stored_at_us, header.stored_at_us)
+
+    def _sync_directory(self) -> None:
+        try:
+            self._disk.fsync_directory(self._directory)
+        except OSError as error:
+            raise failure(error, "sync", self._directory) from error
+
+    # --- ready for use -----------------------------------------------------------------------------------------------
+
+    def finish(self, *, floor: int, reserve: int, segment_bytes: int, now_us: int, sync: bool) -> MessageLog:
+        """Cut the tail and open the log at its end, in a new segment when that lies below *floor*. All is on disk when
+        this returns, with *sync* also what was there before. Raises StorageFull or StorageFailed.
+        """
+        self._repair_headers(now_us)
+        self._end_files()
+        created = not self._spans or self.end < floor
+        if created:
+            previous_end = self.end if self._spans else floor
+            self._seal_last()
+            current = Segment.create(
+                self._disk, self._directory, self._owner, floor, previous_end, segment_bytes, now_us
+            )
+            self._enter(floor)
+            self.end = floor + SEGMENT_HEADER_SIZE
+        else:
+            current = self._open_current(segment_bytes)
+        try:
+            if sync or created or self._changed:
+                current.sync()
+                self._disk.fsync_directory(self._directory)
+        except OSError as error:
+            raise failure(error, "sync", current.path) from error
+        sealed = [span for span in self._spans if span.base != current.base]
+        return MessageLog(
+            self._disk,
+            self._directory,
+            self._owner,
+            segment_bytes=segment_bytes,
+            sealed=sealed,
+            current=current,
+            end=self.end,
+            reserve=reserve,
+        )
+
+    def _open_current(self, segment_bytes: int) -> Segment:
+        base = self._spans[-1].base
+        self._spans[-1] = SegmentSpan(base, self.end)
+        capacity = max(segment_bytes, self.end - base)
+        current = Segment.open(self._disk, self._directory, base, capacity, writable=True)
+        try:
+            current.extend(self.end - base)
+            current.map()
+        except OSError as error:
+            current.close()
+            raise failure(error, "extend", current.path, self.end) from error
+        return current
+
+    def _seal_last(self) -> None:
+        """Cut the last segment to its exact end: the next one begins elsewhere."""
+        for span in self._spans[-1:]:
+            self._end_file(span)
+
+    def _end_file(self, span: SegmentSpan) -> None:
+        def cut(segment: Segment) -> None:
+            segment.cut(span.end - span.base)
+
+        self._with_file(span.base, "cut", cut)
+
+    def _end_files(self) -> None:
+        """Give the sealed files of the tail their exact sizes, which a stop may have kept from them."""
+        sizes = {file.base: file.size for file in self._files}
+        for span in self._spans[:-1]:
+            if span.end > self.claimed and sizes[span.base] != span.end - span.base:
+                self._end_file(span)
+
+    def _repair_headers(self, now_us: int) -> None:
+        """Write again what headers must say where they are bad: all of it follows from the file's name and place."""
+        end_before = dict(zip((s.base for s in self._spans[1:]), (s.end for s in self._spans), strict=False))
+        for file in self._files:
+            if file.previous_end is not None or not any(span.base == file.base for span in self._spans):
+                continue
+            previous_end = end_before.get(file.base, file.base)
+            header = pack_header(self._owner, file.base, previous_end, now_us)
+
+            def put(segment: Segment, header: bytes = header) -> None:
+                write_fully(self._disk, segment.fd, [header], 0)
+
+            self._with_file(file.base, "write", put)
+            self.notes.append(f"{self._directory}: the header of segment {file.base:016x} was bad; it is written again")
+
+    def _with_file(self, base: int, doing: str, change: Callable[[Segment], None]) -> None:
+        segment = Segment.open(self._disk, self._directory, base, 0, writable=True)
+        try:
+            change(segment)
+            segment.sync()
+        except OSError as error:
+            raise failure(error, doing, segment.path) from error
+        finally:
+            segment.close()
+        self._changed = True

@@ -1,0 +1,235 @@
+"""Reading segments again after a stop: valid batches one after another, and what lies between them that is none.
+
+Bytes that are no batch are skipped to the next header whose position is its place and whose mark is this store's, so
+bytes in a body cannot pass for a batch. Reads go through ``preadv``: a bad sector is an error here, not a signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from qmq.errors import BadBatch
+from qmq.format.batch import Header, header_crc_of, parse_header, validate_stored, validate_stored_header
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Hole
+from qmq.storage.disk import Disk, failure, write_fully
+from qmq.storage.segment import Segment
+
+#: How much is read at once; more only for a larger batch.
+WINDOW_BYTES: Final = 8 << 20
+
+_FIRST_SEARCH_BYTES: Final = 64 << 10
+_POSITION_OFFSET: Final = 24
+_PLACE_BYTES: Final = _POSITION_OFFSET + 8
+
+Feed = Callable[[Header, memoryview], None]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a scan of one segment found. Positions."""
+
+    #: Behind the last batch that stands; where the scan began when there is none.
+    end: int
+    batches: int = 0
+    #: Bad bytes that stand: with a valid batch after them, or whole batches with a good header at the very end.
+    holes: list[Hole] = field(default_factory=list)
+    #: How many of these bytes no header explains: what was in them cannot be told.
+    blind_bytes: int = 0
+    #: Header, runs and table of bad batches in the holes whose headers are good.
+    damaged: list[bytes] = field(default_factory=list)
+    #: Bytes after ``end`` up to the last one that is not zero.
+    junk_bytes: int = 0
+    rewritten_bytes: int = 0
+    #: Headers that are good but for the mark, so of a store with another secret.
+    foreign: int = 0
+
+
+class Scanner:
+    """Reads the batches of one store's segments. Holds one buffer of WINDOW_BYTES."""
+
+    def __init__(self, disk: Disk, secret: bytes, store_id: bytes, feed: Feed) -> None:
+        """*feed* gets the header of each valid batch and a view that begins with the batch, good for the call only."""
+        self._disk = disk
+        self._secret = secret
+        self._store_id = store_id
+        self._feed = feed
+        self._buffer = bytearray(WINDOW_BYTES)
+        self._foreign = 0
+
+    def scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None = None) -> Found:
+        """Read positions [start, stop) of *segment*, where *start* is a batch's place or the segment's first.
+
+        Valid batches at or after *rewrite_from* are written again in place; the caller syncs. Raises StorageFailed.
+        """
+        try:
+            return self._scan(segment, start, stop, rewrite_from)
+        except OSError as error:
+            raise failure(error, "read or write again", segment.path, start) from error
+
+    def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None) -> Found:
+        start = max(start, segment.base + SEGMENT_HEADER_SIZE)
+        stop = min(stop, segment.base + self._disk.data_end(segment.fd))
+        window = _Window(self._disk, segment, self._buffer, stop)
+        found = Found(start)
+        position, blind, known, known_end = start, 0, list[bytes](), start
+        self._foreign = 0
+        while position < stop:
+            batch = window.at(position)
+            try:
+                header = validate_stored(batch, position, self._secret, self._store_id)
+            except BadBatch:
+                if window.need(position, _wanted(batch, position)):
+                    continue
+                right = self._right_header(batch, position)
+                if right is not None:
+                    known.append(bytes(batch[: right.data_start]))
+                    position = known_end = position + right.size
+                else:
+                    place = self._next_place(window, position + 1)
+                    blind += place - position
+                    position = place
+                continue
+            if position > found.end:
+                found.holes.append(Hole(found.end, position))
+                found.blind_bytes += blind
+                found.damaged += known
+                blind, known = 0, []
+            self._feed(header, batch)
+            found.batches += 1
+            if rewrite_from is not None and position >= rewrite_from:
+                window.keep(position, position + header.size)
+                found.rewritten_bytes += header.size
+            position = found.end = position + header.size
+        window.write_kept()
+        last = window.last_data(found.end)
+        if known and last == known_end:  # not torn while it was written, but whole, seen perhaps, and rotten since
+            found.holes.append(Hole(found.end, known_end))
+            found.blind_bytes += blind
+            found.damaged += known
+            found.end = known_end
+        found.junk_bytes = last - found.end
+        found.foreign = self._foreign
+        self._buffer = window.buffer
+        return found
+
+    def _next_place(self, window: _Window, position: int) -> int:
+        """The first place from *position* on where a good header stands; the end when there is none."""
+        step = _FIRST_SEARCH_BYTES
+        while position + BATCH_HEADER_SIZE <= window.stop:
+            window.need(position, BATCH_HEADER_SIZE)
+            view = window.at(position)[:step]
+            for place in candidates(view, position):
+                window.need(place, BATCH_HEADER_SIZE)
+                window.need(place, _wanted(window.at(place), place))
+                if self._right_header(window.at(place), place) is not None:
+                    return place
+            position += len(view) - _PLACE_BYTES + 1
+            step = min(2 * step, WINDOW_BYTES)
+        return window.stop
+
+    def _right_header(self, batch: memoryview, position: int) -> Header | None:
+        try:
+            return validate_stored_header(batch, position, self._secret, self._store_id)
+        except BadBatch:
+            if len(batch) >= BATCH_HEADER_SIZE:
+                header = parse_header(batch)
+                ours = header.magic == BATCH_MAGIC and header.position == position and header.size <= len(batch)
+                self._foreign += ours and header_crc_of(batch, header.data_start) == header.header_crc
+            return None
+
+
+def candidates(view: memoryview, position: int) -> list[int]:
+    """Places in *view*, which begins at *position*, where the magic of a batch and its own position stand."""
+    count = len(view) - _PLACE_BYTES + 1
+    if count <= 0:
+        return []
+    # Every byte offset seen as the start of an integer, because batches are not aligned.
+    magics = np.ndarray((count,), "<u4", view, 0, (1,))
+    found = np.flatnonzero(magics == BATCH_MAGIC)
+    if not len(found):
+        return []
+    positions = np.ndarray((count,), "<u8", view, _POSITION_OFFSET, (1,))[found]
+    places = found.astype(np.uint64) + np.uint64(position)
+    return [int(place) for place in places[positions == places]]
+
+
+def _wanted(batch: memoryview, position: int) -> int:
+    """How many bytes a look at *position* needs: its batch's, if a header seems to stand there."""
+    if len(batch) >= BATCH_HEADER_SIZE:
+        header = parse_header(batch)
+        if header.magic == BATCH_MAGIC and header.position == position:
+            return max(header.size, BATCH_HEADER_SIZE)
+    return BATCH_HEADER_SIZE
+
+
+class _Window:
+    """The part of a segment that is in memory. Positions, all below ``stop``."""
+
+    def __init__(self, disk: Disk, segment: Segment, buffer: bytearray, stop: int) -> None:
+        self._disk = disk
+        self._segment = segment
+        self._view = memoryview(b"")
+        self._start = 0
+        self._kept: list[tuple[int, int]] = []
+        self.buffer = buffer
+        self.stop = stop
+
+    def at(self, position: int) -> memoryview:
+        """What is in memory from *position* on, at least a byte."""
+        offset = position - self._start
+        if not 0 <= offset < len(self._view):
+            self._load(position)
+            offset = 0
+        return self._view[offset:]
+
+    def need(self, position: int, size: int) -> bool:
+        """Have *size* bytes from *position* on in memory, fewer only where the segment ends; True if they were not."""
+        size = min(size, self.stop - position)
+        if position >= self._start and position + size <= self._start + len(self._view):
+            return False
+        if size > len(self.buffer):
+            self.write_kept()
+            self.buffer = bytearray(size)
+        self._load(position)
+        return True
+
+    def keep(self, start: int, end: int) -> None:
+        """Have bytes that are in memory written again before they leave it."""
+        if self._kept and self._kept[-1][1] == start:
+            self._kept[-1] = (self._kept[-1][0], end)
+        else:
+            self._kept.append((start, end))
+
+    def write_kept(self) -> None:
+        """Write what is kept. Raises OSError."""
+        for start, end in self._kept:
+            part = self._view[start - self._start : end - self._start]
+            write_fully(self._disk, self._segment.fd, [part], start - self._segment.base)
+        self._kept.clear()
+
+    def last_data(self, position: int) -> int:
+        """The position behind the last byte from *position* on that is not zero."""
+        last = position
+        while position < self.stop:
+            part = bytes(self.at(position))
+            if used := len(part.rstrip(b"\0")):
+                last = position + used
+            position += len(part)
+        return last
+
+    def _load(self, position: int) -> None:
+        self.write_kept()
+        size, done = min(len(self.buffer), self.stop - position), 0
+        whole = memoryview(self.buffer)
+        while done < size:
+            read = self._disk.preadv(self._segment.fd, [whole[done:size]], position + done - self._segment.base)
+            if read <= 0:  # the file is shorter than it was a moment ago: zeros, which are no batch
+                whole[done:size] = bytes(size - done)
+                break
+            done += read
+        self._view, self._start = whole[:size], position

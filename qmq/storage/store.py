@@ -1,0 +1,427 @@
+"""The one door to the files: a data directory with its message logs, consumer logs, registry and checkpoints.
+
+All methods belong to one thread, but for ``sync`` and ``Checkpoint.write``. Positions, sequences, rows and subject
+numbers are plain ints; times are microseconds UTC. Every error is a StorageError.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import BadBytes, InvalidOption, StorageError, TooManySubjects
+from qmq.format.batch import EntryRow, Header, parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SubjectsClaim
+from qmq.storage.checkpointing import Checkpoint
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Buffer, Disk
+from qmq.storage.identity import IdentityFile
+from qmq.storage.index import SegmentIndex, derive_index
+from qmq.storage.lock import DirectoryLock
+from qmq.storage.message_log import MessageLog
+from qmq.storage.opening import Opened, StoreOptions, open_directory
+from qmq.storage.order import Rows
+from qmq.storage.recovery import RecoveryReport
+from qmq.storage.subjects import SubjectTable
+
+__all__ = ["Checkpoint", "Disk", "RecoveryReport", "Store", "StoreOptions"]
+
+_CHUNK_ROWS: Final = 4_096
+
+Sequences = npt.NDArray[np.uint64]
+
+
+class _Partition:
+    """What the store keeps of one partition. ``rows`` are staged: of one batch each, or the base of a new segment."""
+
+    __slots__ = ("claim", "consumer", "holes", "index", "log", "number", "rows", "written_rows")
+
+    def __init__(
+        self, number: int, log: MessageLog, consumer: ConsumerLog, index: SegmentIndex, holes: list[Hole]
+    ) -> None:
+        self.number = number
+        self.log = log
+        self.consumer = consumer
+        self.index = index
+        self.holes = holes
+        self.rows: list[EntryRow | Rows | int] = []
+        self.written_rows = consumer.buffer_row
+        #: What the last checkpoint said; at the start, what recovery has brought to the disk.
+        self.claim = PartitionClaim(log.end, tuple(log.spans()), tuple(holes), None)
+
+
+class Store:
+    """An open data directory. Made by ``open``; ``close`` it."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._disk: Disk = opened.disk
+        self._directory: Path = opened.directory
+        self._options = opened.options
+        self._lock: DirectoryLock = opened.lock
+        self._identity: IdentityFile = opened.identity
+        self._subjects: SubjectTable = opened.subjects
+        self._partitions = [
+            _Partition(number, part.log, part.consumer, part.index, part.holes)
+            for number, part in enumerate(opened.partitions)
+        ]
+        self._checkpoint_number = opened.checkpoint_number
+        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        self._unsealed: list[tuple[SegmentIndex, int]] = []
+        self._closed = False
+        self._created_at_us = opened.now_us
+        self.store_id: bytes = opened.identity.current.store_id
+        self.secret: bytes = opened.identity.current.secret
+        self.partitions: int = len(self._partitions)
+        #: What opening found and did.
+        self.recovery: RecoveryReport = opened.report
+        #: What ``begin_checkpoint`` was given for the checkpoint that was recovered.
+        self.state: dict[str, bytes] = opened.state
+        #: The highest stamp of any batch that is stored; the next must be above it.
+        self.last_stored_at_us: int = opened.last_stored_at_us
+
+    @classmethod
+    def open(cls, directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Store:
+        """Open a data directory, or make one: take the lock, recover, be ready.
+
+        Raises DirectoryInUse; ForeignFile for files of another store or a newer version; BadBytes when what cannot be
+        done without is rotten; StorageFull and StorageFailed; InvalidOption.
+        """
+        opened = open_directory(directory, options, disk, now_us)
+        try:
+            return cls(opened)
+        except BaseException:
+            opened.close()
+            raise
+
+    # --- subjects ----------------------------------------------------------------------------------------------------
+
+    @property
+    def subject_count(self) -> int:
+        """How many subjects there are; their numbers are below it."""
+        return self._subjects.count
+
+    @property
+    def ends(self) -> Sequences:
+        """The next sequence by subject number, u64; use [:subject_count], and take it anew after ``add_subject``."""
+        return self._subjects.ends
+
+    @property
+    def firsts(self) -> Sequences:
+        """The first sequence that is kept, as ``ends``."""
+        return self._subjects.firsts
+
+    def subject_number(self, name: str) -> int | None:
+        """The number of a subject, None when it does not exist."""
+        return self._subjects.number(name)
+
+    def subject_name(self, number: int) -> str:
+        """The name of a subject. Raises BadBytes when its record is damaged."""
+        return self._subjects.name(number)
+
+    def add_subject(self, name: str) -> int:
+        """Register a subject, whose name was checked and is new; on disk with the next checkpoint.
+
+        Raises TooManySubjects.
+        """
+        if self._subjects.count >= self._options.max_subjects:
+            raise TooManySubjects(
+                f"there are {self._subjects.count} subjects, as many as max_subjects allows; raise it to add {name!r}"
+            )
+        return self._subjects.add(name)
+
+    def message_count(self, number: int, first: int, end: int) -> int:
+        """How many messages the sequences [first, end) of a subject are, gaps left out."""
+        return self._subjects.message_count(number, first, end)
+
+    # --- storing -----------------------------------------------------------------------------------------------------
+
+    def place(self, partition: int, size: int) -> int:
+        """The position of the next batch, of *size* bytes; nothing is stored by this.
+
+        Raises StorageFull, StorageFailed, SyncFailed: all that is staged in the partition has been taken back then.
+        Raises InvalidOption when it is larger than a segment.
+        """
+        log = self._partitions[partition].log
+        position = log.staged_end
+        return position if position + size <= log.limit else self._make_room(self._partitions[partition], size)
+
+    def _make_room(self, part: _Partition, size: int) -> int:
+        log = part.log
+        if SEGMENT_HEADER_SIZE + size > self._options.segment_bytes:
+            raise InvalidOption(
+                f"a batch of {size} bytes does not fit a segment of segment_bytes = {self._options.segment_bytes}"
+            )
+        try:
+            log.check()
+            roll = not log.fits_segment(size)
+            end = log.staged_end + size + (SEGMENT_HEADER_SIZE if roll else 0)
+            if end > log.reserve:
+                self._renew_reserve(part, end)
+            if roll:
+                part.rows.append(log.roll(self.last_stored_at_us or self._created_at_us))
+        except StorageError:
+            self._unstage(part)
+            raise
+        return log.staged_end
+
+    def _renew_reserve(self, part: _Partition, end: int) -> None:
+        ends = [other.log.staged_end for other in self._partitions]
+        ends[part.number] = end
+        self._identity.renew(ends, self._options.reserve_bytes)
+        self._take_reserves()
+
+    def _take_reserves(self) -> None:
+        for part, identity in zip(self._partitions, self._identity.current.partitions, strict=True):
+            part.log.set_reserve(identity.reserve)
+
+    def stage(self, partition: int, position: int, buffer: Buffer, rows: EntryRow | Rows) -> None:
+        """Add a stamped batch to the next ``write``. *position* is what ``place`` gave for its size; the buffer must
+        not change until then. *rows* are its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs].
+        """
+        part = self._partitions[partition]
+        assert position == part.log.staged_end, "batches are staged where they were placed"
+        part.log.stage(buffer, len(buffer))
+        part.rows.append(rows)
+
+    def write(self, partition: int) -> None:
+        """Store all that is staged, with one call to the system. It can be read after ``publish``.
+
+        Raises StorageFull, StorageFailed, SyncFailed: none of it is stored then, and nothing is staged; a later write
+        may work again.
+        """
+        part = self._partitions[partition]
+        if not part.rows:
+            return
+        consumer, index = part.consumer, part.index
+        try:
+            if consumer.buffer_row != part.written_rows:
+                self._write_rows(part)
+            part.log.write()
+        except StorageError:
+            self._unstage(part)
+            raise
+        for rows in part.rows:
+            if type(rows) is tuple:
+                position, stored_at_us = rows[1], rows[2]
+                consumer.append(rows)
+            elif type(rows) is int:
+                consumer.roll(rows)
+                self._unsealed.append((index, rows))
+                part.index = index = SegmentIndex(self._disk, part.log.directory, part.log.owner, rows)
+                continue
+            else:
+                _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]
+                consumer.append(rows)  # type: ignore[arg-type]
+            index.append(position, stored_at_us)
+            self.last_stored_at_us = stored_at_us
+        part.rows.clear()
+
+    def _write_rows(self, part: _Partition) -> None:
+        """Keep memory from growing while the disk takes no rows: then it shall take no batches either."""
+        if part.consumer.waiting_blocks:
+            part.consumer.flush()
+        part.written_rows = part.consumer.buffer_row
+
+    def _unstage(self, part: _Partition) -> None:
+        part.log.unstage()
+        part.rows.clear()
+
+    def end(self, partition: int) -> int:
+        """The position after the last batch that was written."""
+        return self._partitions[partition].log.end
+
+    def sync(self, partition: int) -> None:
+        """[thread] Bring everything written before the call to the disk. Take ``end`` before, for ``mark_synced``.
+
+        Raises SyncFailed; the partition takes nothing more then until the directory is opened again.
+        """
+        self._partitions[partition].log.sync()
+
+    def synced(self, partition: int) -> int:
+        """The position up to which all is known to be on disk."""
+        return self._partitions[partition].log.synced
+
+    def mark_synced(self, partition: int, position: int) -> None:
+        """Note that a ``sync`` that began when ``end`` was *position* has succeeded."""
+        self._partitions[partition].log.mark_synced(position)
+
+    def publish(self, partition: int, position: int) -> None:
+        """Let the batches before *position* be read by row, place, time and subject."""
+        self._partitions[partition].consumer.publish(position)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def first_row(self, partition: int) -> int:
+        """The number of the first row that can be read."""
+        return self._partitions[partition].consumer.first_row
+
+    def visible_row(self, partition: int) -> int:
+        """The number of the row after the last that can be read."""
+        return self._partitions[partition].consumer.visible_row
+
+    def rows(self, partition: int, row: int, limit: int) -> Rows:
+        """At most *limit* rows, ENTRY_DTYPE, from *row* on: a view, shorter at borders, empty only at the end."""
+        return self._partitions[partition].consumer.rows(row, limit)
+
+    def read_entry(self, partition: int, row: int) -> EntryRow:
+        """One row that can be read, in the order of layout.ENTRY."""
+        return self._partitions[partition].consumer.read_entry(row)
+
+    def row_at_position(self, partition: int, position: int) -> int:
+        """The first row at or after *position*; ``visible_row`` when there is none."""
+        return self._partitions[partition].consumer.row_at_position(position)
+
+    def row_at_time(self, partition: int, stored_at_us: int) -> int:
+        """The first row stored at or after a time; ``visible_row`` when there is none."""
+        return self._partitions[partition].consumer.row_at_time(stored_at_us)
+
+    def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
+        """The rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces of
+        (partition, ENTRY_DTYPE[n]), about *limit* rows in all, none only where nothing is left to read.
+        """
+        found = [
+            (part.number, rows)
+            for part in self._partitions
+            if len(rows := part.consumer.subject_rows(number, sequence, limit))
+        ]
+        return found if len(found) < 2 else _in_sequence(found, limit)
+
+    def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
+        """The first sequence of a subject stored at or after a time, None when there is none."""
+        found = [part.consumer.sequence_at_time(number, stored_at_us) for part in self._partitions]
+        return min((sequence for sequence in found if sequence is not None), default=None)
+
+    def view(self, partition: int, position: int, size: int) -> memoryview:
+        """*size* mapped bytes of the message log; the view pins its map. Raises BadBytes when they are not there."""
+        return self._partitions[partition].log.view(position, size)
+
+    def headers_since(self, positions: list[int]) -> Iterator[tuple[int, Header]]:
+        """The headers of the batches from *positions* on, one a partition (left out: all), as (partition, header), in
+        the order in which they were stored. Batches that cannot be read any more are left out.
+        """
+        streams = [
+            self._headers(part, positions[part.number] if part.number < len(positions) else 0)
+            for part in self._partitions
+        ]
+        return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda found: found[1].stored_at_us)
+
+    def _headers(self, part: _Partition, position: int) -> Iterator[tuple[int, Header]]:
+        row, last = part.consumer.row_at_position(position), -1
+        while len(rows := part.consumer.rows(row, _CHUNK_ROWS)):
+            row += len(rows)
+            for place in derive_index(rows)["position"].tolist():
+                if place == last:  # its rows lie in two pieces
+                    continue
+                last = place
+                try:
+                    yield part.number, parse_header(part.log.view(place, BATCH_HEADER_SIZE))
+                except BadBytes:
+                    continue
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """What was written since the last checkpoint began."""
+        return sum(part.log.end for part in self._partitions) - self._checkpointed_bytes
+
+    def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
+        """Note how far everything is, and write rows and subjects behind it to their files. Then run its ``write`` in
+        a thread, and hand it to ``finish_checkpoint``. One at a time. *state* is kept with it.
+
+        A partition whose sync has failed stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
+        """
+        table, identity = self._subjects, self._identity.current
+        sound = [part for part in self._partitions if part.log.broken is None]
+        descriptors = [table.flush()]
+        for part in sound:
+            descriptors += part.consumer.flush()
+            part.index.flush()
+        claims = [self._claim(part) if part in sound else part.claim for part in self._partitions]
+        count = table.count
+        self._checkpoint_number += 1
+        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        content = Claims(
+            number=self._checkpoint_number,
+            created_at_us=self.last_stored_at_us if now_us is None else now_us,
+            store_id=self.store_id,
+            sequence_base=identity.sequence_base,
+            last_stored_at_us=self.last_stored_at_us,
+            partitions=tuple(claims),
+            subjects=SubjectsClaim(
+                length_bytes=table.length_bytes,
+                count=count,
+                ends=table.ends[:count].astype("<u8").tobytes(),
+                firsts=table.firsts[:count].astype("<u8").tobytes(),
+                gaps=table.gaps.pack(),
+            ),
+            state=dict(state),
+        )
+        return Checkpoint(
+            self._disk,
+            self._directory,
+            content,
+            logs=[part.log for part in sound],
+            consumers=[part.consumer for part in sound],
+            descriptors=descriptors,
+            indexes=self._unsealed,
+            renew=lambda: self._identity.renew([claim.position for claim in claims], self._options.reserve_bytes),
+        )
+
+    def _claim(self, part: _Partition) -> PartitionClaim:
+        log = part.log
+        return PartitionClaim(log.end, tuple(log.spans()), tuple(part.holes), part.consumer.journal_state())
+
+    def finish_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note that ``checkpoint.write`` has succeeded."""
+        for part, claim in zip(self._partitions, checkpoint.claims.partitions, strict=True):
+            if part.log in checkpoint.logs:
+                part.log.mark_synced(claim.position)
+            part.claim = claim
+        self._take_reserves()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, clean: bool = True) -> None:
+        """Close all files and let go of the directory; no sync and no checkpoint may be running. Views stay good.
+
+        With *clean* the stop is marked as such when all is on disk, so the last checkpoint and its finish come before.
+        Calling it again does nothing. Raises StorageFull or StorageFailed when the mark cannot be written; all is
+        closed even so.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        whole = all(part.log.broken is None and part.log.synced == part.log.end for part in self._partitions)
+        try:
+            if clean and whole:
+                self._identity.mark_clean()
+        finally:
+            for part in self._partitions:
+                part.log.close()
+                part.consumer.close()
+                part.index.close()
+            for index, _ in self._unsealed:
+                index.close()
+            self._subjects.close()
+            self._lock.release()
+
+
+def _in_sequence(found: list[tuple[int, Rows]], limit: int) -> list[tuple[int, Rows]]:
+    """Rows of several partitions merged by sequence: consecutive rows of one partition make a piece."""
+    whole = [rows["first_sequence"][-1] for _, rows in found if len(rows) >= limit]
+    merged = np.concatenate([rows for _, rows in found])
+    partitions = np.repeat([number for number, _ in found], [len(rows) for _, rows in found])
+    order = np.argsort(merged["first_sequence"], kind="stable")
+    if whole:  # beyond the last row of a part that was cut short, rows of it may be missing
+        order = order[merged["first_sequence"][order] <= min(whole)]
+    merged, partitions = merged[order[:limit]], partitions[order[:limit]]
+    borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(merged)]
+    return [(int(partitions[start]), merged[start:end]) for start, end in pairwise(borders)]

@@ -1,0 +1,164 @@
+"""A sender for storage tests: builds, stamps, stages and writes batches as the broker does, and remembers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, parse_header, stamp
+from qmq.format.build import RunContent, build_batch
+from qmq.storage.disk import Disk
+from qmq.storage.opening import StoreOptions
+from qmq.storage.store import Store
+
+NOW_US = 1_700_000_000_000_000
+PRODUCER = bytes(range(16))
+
+
+def options(**changes: Any) -> StoreOptions:
+    """Small segments, so that tests roll."""
+    given: dict[str, Any] = {"segment_bytes": 64 << 10, "max_frame_bytes": 32 << 10, "reserve_bytes": 1 << 20}
+    return StoreOptions(**(given | changes))
+
+
+class Sent(NamedTuple):
+    """A batch that was staged: where, what, and its runs as (subject, first sequence, count)."""
+
+    partition: int
+    position: int
+    data: bytes
+    runs: tuple[tuple[str, int, int], ...]
+
+
+class Sender:
+    """Sends into a store. ``sent`` are the batches that are written, ``staged`` those that are not yet."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sent: list[Sent] = []
+        self.staged: list[Sent] = []
+        self._stamp_us = max(store.last_stored_at_us, NOW_US)
+        self._sequence = 0
+
+    def stage(self, *runs: tuple[str, Sequence[bytes]], partition: int = 0) -> Sent:
+        """Stage one batch of (subject, bodies) runs."""
+        store = self.store
+        contents = [RunContent(subject, list(bodies), None) for subject, bodies in runs]
+        parts = build_batch(contents, created_at_us=NOW_US, producer_id=PRODUCER, producer_sequence=self._sequence)
+        buffer = bytearray(b"".join(parts))
+        self._sequence += sum(len(bodies) for _, bodies in runs)
+        view = memoryview(buffer)
+        batch = check_batch(view, BatchLimits())
+        numbers = [self._number(name) for name in batch.names]
+        position = store.place(partition, len(buffer))
+        self._stamp_us = stamp_us = self._stamp_us + 1
+        where: dict[str, Any] = {
+            "position": position,
+            "stored_at_us": stamp_us,
+            "partition": partition,
+            "store_id": store.store_id,
+            "secret": store.secret,
+        }
+        if batch.run is not None:
+            number, count = numbers[batch.run[0]], batch.run[4]
+            first = int(store.ends[number])
+            stamp(view, batch, first_sequences=first, **where)
+            store.stage(partition, position, buffer, entry_of(batch, position, stamp_us, number, first))
+            store.ends[number] = first + count
+            given = ((batch.names[batch.run[0]], first, count),)
+        else:
+            assert batch.runs is not None
+            by_run = np.array(numbers)[batch.runs["subject"]]
+            firsts = store.ends[by_run]
+            stamp(view, batch, first_sequences=firsts, **where)
+            store.stage(partition, position, buffer, entries_of(batch.runs, len(buffer), position, stamp_us, by_run))
+            counts = batch.runs["count"].astype(np.uint64)
+            store.ends[by_run] += counts
+            names = [batch.names[place] for place in batch.runs["subject"].tolist()]
+            given = tuple(zip(names, firsts.tolist(), counts.tolist(), strict=True))
+        sent = Sent(partition, position, bytes(buffer), given)
+        self.staged.append(sent)
+        return sent
+
+    def write(self) -> None:
+        """Write and publish what is staged, in every partition."""
+        for partition in range(self.store.partitions):
+            self.store.write(partition)
+            self.store.publish(partition, self.store.end(partition))
+        self.sent += self.staged
+        self.staged = []
+
+    def take_back(self) -> None:
+        """What the broker does when a write failed."""
+        for sent in reversed(self.staged):
+            for name, _, count in sent.runs:
+                number = self.store.subject_number(name)
+                assert number is not None
+                self.store.ends[number] -= np.uint64(count)
+        self.staged = []
+
+    def send(self, subject: str, *bodies: bytes, partition: int = 0) -> Sent:
+        """Store one batch of one run."""
+        sent = self.stage((subject, bodies), partition=partition)
+        self.write()
+        return sent
+
+    def _number(self, name: str) -> int:
+        number = self.store.subject_number(name)
+        return self.store.add_subject(name) if number is None else number
+
+
+def open_store(path: Path, disk: Disk | None = None, **changes: Any) -> Store:
+    """Open a store with small segments."""
+    return Store.open(path, options(**changes), disk if disk is not None else Disk(), NOW_US)
+
+
+def checkpoint(store: Store, state: dict[str, bytes] | None = None) -> None:
+    """Take a checkpoint at once."""
+    made = store.begin_checkpoint(state if state is not None else {})
+    made.write()
+    store.finish_checkpoint(made)
+
+
+def close_cleanly(store: Store) -> None:
+    """A last checkpoint, then close."""
+    checkpoint(store, store.state)
+    store.close(clean=True)
+
+
+def kill(store: Store) -> None:
+    """Let go of a store as if its process had been killed: nothing more is written."""
+    store.close(clean=False)
+
+
+def positions(store: Store) -> list[tuple[int, int]]:
+    """(partition, position) of every batch that can be read, in the order in which they were stored."""
+    return [(partition, header.position) for partition, header in store.headers_since([])]
+
+
+def check_stored(store: Store, batches: Sequence[Sent]) -> None:
+    """All of *batches* are there, byte for byte, and nothing else is."""
+    found = positions(store)
+    assert sorted(found) == sorted((sent.partition, sent.position) for sent in batches)
+    for sent in batches:
+        assert bytes(store.view(sent.partition, sent.position, len(sent.data))) == sent.data
+    expected = [
+        (sent.partition, sent.position, store.subject_number(name), first, count)
+        for sent in batches
+        for name, first, count in sent.runs
+    ]
+    rows = []
+    for partition in range(store.partitions):
+        row = store.first_row(partition)
+        while len(part := store.rows(partition, row, 1_000)):
+            row += len(part)
+            rows += [(partition, entry[1], entry[3], entry[0], entry[4]) for entry in part.tolist()]
+    assert sorted(rows) == sorted(expected)
+
+
+def header_at(store: Store, sent: Sent) -> Any:
+    """The header that is stored where a batch was sent."""
+    return parse_header(store.view(sent.partition, sent.position, 96))
