@@ -46,7 +46,7 @@ class Subscribe(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count and max_bytes at most."""
+    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it."""
 
     connection: int
     request: int

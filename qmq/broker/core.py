@@ -31,8 +31,6 @@ from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
 from qmq.errors import BrokerStopping, QmqError
-from qmq.format.batch import parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.names import check_prefix
 from qmq.storage.store import Store
 
@@ -40,7 +38,6 @@ _MAX_LIST = 10_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
-_REPLAY_ROWS = 65_536
 
 
 class Broker:
@@ -177,27 +174,23 @@ class Broker:
     def _restore(self, now: Now) -> None:
         state = self._store.state
         if "producers" in state:
-            self._producers.restore(msgpack.unpackb(state["producers"], max_buffer_size=0))
+            self._producers.restore(msgpack.unpackb(state["producers"]))
         upto: list[int] = msgpack.unpackb(state["producers_upto"]) if "producers_upto" in state else []
-        for partition in range(self._store.partitions):
-            self._replay_producers(partition, upto[partition] if partition < len(upto) else 0, now)
+        upto += [0] * (self._store.partitions - len(upto))
+        since_us = now.wall_us - self._ttl_us
+        positions = [max(position, self._position_at(number, since_us)) for number, position in enumerate(upto)]
+        for partition, header in self._store.headers_since(positions):
+            self._producers.remember(
+                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
+                header.position, header.stored_at_us,
+            )  # fmt: skip
         self._producers.expire(now.wall_us)
         if "groups" in state:
-            self._delivery.restore(msgpack.unpackb(state["groups"], max_buffer_size=0))
+            self._delivery.restore(msgpack.unpackb(state["groups"]))
 
-    def _replay_producers(self, partition: int, position: int, now: Now) -> None:
-        """Remember the batches from *position* on, as far as their producers would still be remembered."""
-        store = self._store
-        row = max(store.row_at_position(partition, position), store.row_at_time(partition, now.wall_us - self._ttl_us))
-        while len(rows := store.rows(partition, row, _REPLAY_ROWS)):
-            row += len(rows)
-            for place in rows["position"][rows["run"] == 0].tolist():
-                try:
-                    header = parse_header(store.view(partition, place, BATCH_HEADER_SIZE))
-                except QmqError as error:
-                    self._delivery.damaged.append(error)
-                    continue
-                self._producers.remember(
-                    header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
-                    place, header.stored_at_us,
-                )  # fmt: skip
+    def _position_at(self, partition: int, wall_us: int) -> int:
+        """Where the first batch stored at or after that time lies; the end of the log when there is none."""
+        row = self._store.row_at_time(partition, wall_us)
+        if row < self._store.visible_row(partition):
+            return self._store.read_entry(partition, row)[1]
+        return self._store.end(partition)

@@ -140,7 +140,7 @@ class Group:
         """
         if not len(numbers):
             return np.zeros(0, np.uint64)
-        cursors = self.cursors.upto(int(numbers.max()) + 1)[numbers]
+        cursors: npt.NDArray[np.uint64] = self.cursors.upto(int(numbers.max()) + 1)[numbers]
         start = following.start
         if start.kind == "sequence" and start.value:
             unset = (cursors == 0) & (numbers < start.subjects)

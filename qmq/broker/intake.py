@@ -216,7 +216,8 @@ class Intake:
             return self._number(batch.names[batch.run[0]])
         assert batch.runs is not None
         numbers = np.fromiter(map(self._number, batch.names), np.int64, len(batch.names))
-        return numbers[batch.runs["subject"]]
+        by_run: Numbers = numbers[batch.runs["subject"]]
+        return by_run
 
     def _number(self, name: str) -> int:
         number = self._store.subject_number(name)

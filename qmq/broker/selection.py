@@ -145,11 +145,8 @@ class Selection:
                 if len(rows) > FEW_ROWS:
                     self._take_rows(following, np.full(len(rows), partition, np.int64), rows)
                     continue
-                for entry in rows.tolist():
-                    if not self._take_entry(following, partition, entry):
-                        break
-                if self.full:
-                    return
+                if not all(self._take_entry(following, partition, entry) for entry in rows.tolist()):
+                    return  # the pull is full
             if not parts:
                 return
             chunk = min(chunk * 16, CHUNK_ROWS)
@@ -258,7 +255,7 @@ class Selection:
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:
-            lengths = self._batch(partition, entry).lengths(entry[6])[start:stop]
+            lengths = self._batch(partition, entry).lengths(entry[5])[start:stop]
         except QmqError:
             lengths = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
         room = self._max_bytes - self._bytes - OVERHEAD_BYTES
@@ -305,7 +302,7 @@ class Selection:
         if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
             buffers.append(self._store.view(part.partition, entry[1], entry[10]))
             return
-        pieces, _ = self._batch(part.partition, entry).piece(entry[6], part.start, part.stop)
+        pieces, _ = self._batch(part.partition, entry).piece(entry[5], part.start, part.stop)
         buffers.extend(pieces)
 
     def _add_many(self, part: _Many, buffers: list[Buffer], damaged: list[QmqError]) -> None:
