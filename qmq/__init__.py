@@ -1,0 +1,147 @@
+"""QMQ: a message broker. This is its client; `qmq --help` is its command line.
+
+async with qmq.connect("qmq://127.0.0.1:20881") as client:
+    receipt = await client.send("hotel.order.created", b"...", key="order-4421")
+    async with client.subscribe("hotel.order.", group="billing") as consumer:
+        async for message in consumer:
+            ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq.errors import (
+    BadBatch,
+    BrokerStopping,
+    ConnectionLost,
+    GroupMismatch,
+    InvalidName,
+    InvalidOption,
+    MessageTooLarge,
+    Overloaded,
+    ProtocolError,
+    QmqError,
+    QueueFull,
+    SendFailed,
+    SendFailure,
+    SendUnknown,
+    StorageError,
+    StorageFailed,
+    StorageFull,
+    TooManyGroups,
+    TooManyProducers,
+    TooManySubjects,
+    UnsupportedVersion,
+)
+
+if TYPE_CHECKING:
+    from qmq.net.client import Client, SubjectInfo
+    from qmq.net.consumer import Consumer
+    from qmq.net.messages import Message, MessageBatch
+    from qmq.net.options import Durability
+    from qmq.net.receipts import Receipt, Receipts
+    from qmq.net.sync import SyncClient, SyncConsumer
+
+__all__ = [
+    "BadBatch",
+    "BrokerStopping",
+    "Client",
+    "ConnectionLost",
+    "Consumer",
+    "GroupMismatch",
+    "InvalidName",
+    "InvalidOption",
+    "Message",
+    "MessageBatch",
+    "MessageTooLarge",
+    "Overloaded",
+    "ProtocolError",
+    "QmqError",
+    "QueueFull",
+    "Receipt",
+    "Receipts",
+    "SendFailed",
+    "SendFailure",
+    "SendUnknown",
+    "StorageError",
+    "StorageFailed",
+    "StorageFull",
+    "SubjectInfo",
+    "SyncClient",
+    "SyncConsumer",
+    "TooManyGroups",
+    "TooManyProducers",
+    "TooManySubjects",
+    "UnsupportedVersion",
+    "connect",
+    "connect_sync",
+]
+
+#: Bytes that may be queued by default.
+_MAX_QUEUED_BYTES: Final = 64 << 20
+
+#: Loaded when first touched: they take numpy and asyncio with them.
+_LAZY: Final = {
+    "Client": "qmq.net.client",
+    "Consumer": "qmq.net.consumer",
+    "Message": "qmq.net.messages",
+    "MessageBatch": "qmq.net.messages",
+    "Receipt": "qmq.net.receipts",
+    "Receipts": "qmq.net.receipts",
+    "SubjectInfo": "qmq.net.client",
+    "SyncClient": "qmq.net.sync",
+    "SyncConsumer": "qmq.net.sync",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'qmq' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def connect(
+    url: str = "qmq://127.0.0.1:20881",
+    *,
+    durability: Durability = "flush",
+    linger: float = 0,
+    producer: str | None = None,
+    send_timeout: float = 30,
+    max_queued_bytes: int = _MAX_QUEUED_BYTES,
+) -> Client:
+    """A client of the broker at *url* (several addresses: comma separated), to be used as ``async with``.
+
+    *durability*: "flush", where what is acknowledged is on disk, or "append", where it survives the end of the broker
+    but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of the loop.
+    *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
+    after which a send is not tried again. Raises InvalidOption and InvalidName at once.
+    """
+    from qmq.net.client import Client
+    from qmq.net.options import check_options
+
+    return Client(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes))
+
+
+def connect_sync(
+    url: str = "qmq://127.0.0.1:20881",
+    *,
+    durability: Durability = "flush",
+    linger: float = 0,
+    producer: str | None = None,
+    send_timeout: float = 30,
+    max_queued_bytes: int = _MAX_QUEUED_BYTES,
+) -> SyncClient:
+    """As ``connect``, for code without asyncio: the same calls, without await, used as ``with``. For any thread."""
+    from qmq.net.options import check_options
+    from qmq.net.sync import SyncClient
+
+    return SyncClient(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes))

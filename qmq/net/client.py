@@ -1,0 +1,255 @@
+"""The asyncio client: sends, consumers, lists of subjects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self
+
+import msgpack
+
+from qmq.errors import ConnectionLost, QmqError
+from qmq.format.build import NO_HEADER, MessageHeader
+from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.names import check_prefix
+from qmq.net.consumer import Consumer
+from qmq.net.gathering import Gathering
+from qmq.net.link import Link, sequence_in
+from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, header_of, is_flush, producer_id_of
+from qmq.net.outgoing import MESSAGE_OVERHEAD
+from qmq.net.receipts import Receipt, Receipts
+from qmq.net.sending import Sending
+from qmq.net.wire import Kind
+
+log = logging.getLogger("qmq.client")
+
+#: How long closing waits for what is queued when the client's block ends by a cancellation, in seconds.
+CANCELLED_FLUSH: Final = 1.0
+_SUBJECTS_AT_ONCE: Final = 1_000
+
+
+class SubjectInfo(NamedTuple):
+    """One subject: its messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
+
+    name: str
+    first_sequence: int
+    next_sequence: int
+    messages: int
+
+
+class Client:
+    """A client of one broker. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+        self._flush = options.flush
+        self._start()
+
+    def _start(self) -> None:
+        options = self._options
+        producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
+        self._gathering = Gathering(options.flush, options.linger, options.max_queued_bytes)
+        self._sending = Sending(producer_id, self._gathering, options.send_timeout)
+        self._link = Link(options, self._sending)
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
+        await self._link.open()
+        _clients.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Send what is queued, then close. Raises SendFailed for what failed, unless the block ends by an error."""
+        try:
+            if error is None:
+                await self.flush()
+            elif self._link.is_open:
+                try:
+                    async with asyncio.timeout(None if isinstance(error, Exception) else CANCELLED_FLUSH):
+                        await self.flush()
+                except (QmqError, TimeoutError) as failure:
+                    log.error("while the client closed because of %r: %r", error, failure)
+        finally:
+            _clients.discard(self)
+            self._link.close(ConnectionLost("the client is closed"))
+
+    def forked(self) -> None:
+        """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
+        _of_the_parent.append(self._link)
+        self._start()  # a client that is not connected
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        durability: Durability | None = None,
+    ) -> Receipt:
+        """Send one message; returns once it is stored.
+
+        Sends that are in flight together go as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError
+        before anything is sent; SendFailed when it was not stored; SendUnknown when nobody can say. A send that is
+        cancelled may still be stored.
+        """
+        header = NO_HEADER if key is None and not tags and not properties else header_of(key, tags, properties)
+        flush = self._flush if durability is None else is_flush(durability)
+        body = body_of(body)
+        loop = self._link.ready()
+        future: asyncio.Future[Receipt] = loop.create_future()
+        self._gathering.add(subject, body, header, flush, future, loop.time())
+        self._link.want_turn()
+        return await future
+
+    async def send_many(
+        self, subject: str, bodies: Sequence[Body], *, durability: Durability | None = None
+    ) -> Receipts:
+        """Send messages of one subject; returns their receipts once all are stored.
+
+        They go as one batch, or as several when they are too large for one: only a batch is stored whole or not at all.
+        Raises as ``send``; ``failures`` of SendFailed name the messages by index.
+        """
+        flush = self._flush if durability is None else is_flush(durability)
+        packed = bodies_of(bodies)
+        loop = self._link.ready()
+        if not packed:
+            return Receipts(())
+        future: asyncio.Future[Receipts] = loop.create_future()
+        self._gathering.add_many(subject, packed, flush, future, loop.time())
+        self._link.want_turn()
+        return await future
+
+    def send_nowait(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        durability: Durability | None = None,
+    ) -> int:
+        """Queue one message; returns its ticket, by which SendFailed of a later ``flush`` names it.
+
+        Raises QueueFull when more than ``max_queued_bytes`` are queued, else as ``send`` does before anything is sent.
+        """
+        if key is None and tags is None and properties is None and durability is None and type(body) is bytes:
+            gathering = self._gathering
+            run = gathering.plain.get(subject)
+            if run is not None:
+                room = gathering.room - len(body) - MESSAGE_OVERHEAD
+                if room >= 0:
+                    gathering.room = room
+                    run.bodies.append(body)
+                    gathering.ticket = ticket = gathering.ticket + 1
+                    run.tickets.append(ticket)
+                    return ticket
+        flush = self._flush if durability is None else is_flush(durability)
+        body = body_of(body)
+        header = header_of(key, tags, properties)
+        self.check_nowait(subject, len(body), len(header.packed))
+        return self.queue_checked(subject, body, header, flush)
+
+    async def drain(self) -> None:
+        """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""
+        if self.should_drain():
+            while self._gathering.queued_bytes > self._options.max_queued_bytes // 8:
+                await self._link.batch_ended()
+        elif self._gathering.has_sealed():
+            await asyncio.sleep(0)
+
+    async def flush(self) -> None:
+        """Wait until all that was queued is acknowledged.
+
+        Raises SendFailed when messages of ``send_nowait`` were not; each failure is reported once.
+        """
+        future: asyncio.Future[None] = self._link.ready().create_future()
+        self._sending.flush(future)
+        self._link.want_turn()
+        await future
+        error = self._sending.take_failure()
+        if error is not None:
+            raise error
+
+    async def last_sequence(self, producer: str | None = None) -> int | None:
+        """The number (from 0) of the last message stored of a producer by name, or of this client; None: none known.
+
+        A job that numbers its messages itself and sends them in order resumes after it. The broker forgets a producer
+        some time after its last send (``producer_ttl_ms``).
+        """
+        producer_id = self._sending.producer_id if producer is None else producer_id_of(producer)
+        return sequence_in(await self._link.ask(Kind.LAST_SEQUENCE, payload=producer_id))
+
+    # --- consuming ---------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        *prefixes: str,
+        group: str | None = None,
+        consumer: str | None = None,
+        start: Literal["first", "last"] | datetime | int | None = None,
+    ) -> Consumer:
+        """Take part in *group*, or follow alone without one; used as ``async with``.
+
+        A prefix ends with a dot (or is empty: everything), any other name is exactly that subject. *start* is "first",
+        "last", an aware datetime or a sequence; a new group begins at the first message kept, a follower at the last.
+        Raises InvalidName, InvalidOption.
+        """
+        return Consumer(self._link, prefixes, group, consumer, start)
+
+    async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
+        """The subjects that *prefix* takes, in the order of their creation."""
+        after: int | None = 0
+        while after is not None:
+            page, after = await self.subjects_page(prefix, after)
+            for info in page:
+                yield info
+
+    async def subjects_page(self, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
+        """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more)."""
+        meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
+        content = msgpack.unpackb((await self._link.ask(Kind.SUBJECTS, meta)).payload)
+        return [SubjectInfo(*row) for row in content["rows"]], content["after"]
+
+    # --- for the client without asyncio ------------------------------------------------------------------------------
+
+    def check_nowait(self, subject: str, body_size: int, header_size: int, elsewhere: int = 0) -> None:
+        """Raise what ``send_nowait`` raises for such a message; *elsewhere* as many bytes wait already."""
+        self._link.ready()
+        self._gathering.check_nowait(subject, body_size, header_size, elsewhere)
+
+    def queue_checked(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
+        """Queue a message that was checked; returns its ticket."""
+        ticket = self._gathering.add_nowait(subject, body, header, flush, self._link.ready().time())
+        self._link.want_turn()
+        return ticket
+
+    def should_drain(self) -> bool:
+        """So much is queued that ``drain`` waits."""
+        return self._gathering.queued_bytes > self._options.max_queued_bytes // 4
+
+
+#: Clients that are connected; in the child of a fork they are the parent's.
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Kept so that nothing here closes what is the parent's.
+_of_the_parent: list[Link] = []
+
+
+def _forked() -> None:
+    for client in list(_clients):
+        client.forked()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

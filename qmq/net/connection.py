@@ -1,0 +1,280 @@
+"""One connection of a client to a broker: frames in and out of an asyncio transport.
+
+Every request is answered through the callback it came with; what the answers mean is for the callers. Frames over
+64 KiB are received into a buffer of exactly their size, others into one that is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.net import wire
+from qmq.net.wire import FRAME, FRAME_SIZE, Frame, Kind
+
+#: Frames up to this size are read in place.
+SMALL_BYTES: Final = 64 << 10
+_BUFFER_BYTES: Final = 128 << 10
+#: Written and not yet taken by the kernel: above the first a connection is not writable, until it is below the second.
+WRITE_HIGH_BYTES: Final = 4 << 20
+WRITE_LOW_BYTES: Final = 1 << 20
+#: Until the broker has said what it may send.
+_MAX_WELCOME_BYTES: Final = 64 << 10
+_MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
+
+
+class Answer(NamedTuple):
+    """What the broker said to a request. ``payload`` is the receiver's to keep."""
+
+    kind: int
+    meta: dict[str, Any]
+    payload: memoryview
+
+
+class Welcome(NamedTuple):
+    """Who the broker is and what it takes."""
+
+    store_id: bytes
+    version: str
+    max_frame_bytes: int
+    max_message_bytes: int
+    producer_window: int
+    producer_ttl_ms: int
+    max_pull_count: int
+    max_pull_bytes: int
+
+
+class Owner(Protocol):
+    """Who is told what happens on a connection."""
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        """SENT came; the view is good during the call only."""
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        """ERROR came for a batch."""
+
+    def writable(self) -> None:
+        """The connection takes more again."""
+
+    def lost(self, connection: Connection, error: QmqError) -> None:
+        """It is gone; all its requests were told."""
+
+
+Callback = Callable[[Answer | QmqError], None]
+
+
+class _Asked(NamedTuple):
+    kind: int
+    callback: Callback
+    due: float | None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection. ``writable`` says whether more may be written now; small requests always may."""
+
+    def __init__(self, owner: Owner, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.writable = True
+        self.closed = False
+        self._owner = owner
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._max_frame_bytes = _MAX_WELCOME_BYTES
+        self._last_request = 0
+        self._asked: dict[int, _Asked] = {}
+        self._error: QmqError | None = None  # why it ends, when it is known before the transport says so
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._filled = 0
+        self._large: memoryview | None = None  # the one frame that is being received, when it is over SMALL_BYTES
+        self._large_filled = 0
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def next_request(self) -> int:
+        """A number for a request."""
+        self._last_request += 1
+        return self._last_request
+
+    async def hello(self, client: str) -> Welcome:
+        """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
+        answer = await self.request(Kind.HELLO, {"protocol": wire.PROTOCOL_VERSION, "client": client})
+        try:
+            welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
+        except KeyError as error:
+            raise ProtocolError(f"the broker at {self.address} did not say {error} in its welcome") from None
+        if answer.kind != Kind.WELCOME or not all(isinstance(number, int) for number in welcome[2:]):
+            raise ProtocolError(f"the broker at {self.address} did not answer hello with a welcome")
+        self._max_frame_bytes = max(welcome.max_frame_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
+        return welcome
+
+    async def request(self, kind: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+        """Ask, and wait for the answer. Raises the QmqError that came instead."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, QmqError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.ask(kind, answered, wire.pack_meta(meta) if meta else b"", payload)
+        return await future
+
+    def ask(
+        self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None
+    ) -> int:
+        """Ask; *callback* is called once, with the answer or the error. Returns the request's number.
+
+        An answer that is not there at *due*, in seconds of the loop's clock, means that nobody is there any more.
+        """
+        request = self.next_request()
+        if self.closed:
+            self._loop.call_soon(callback, self.end_error())
+            return request
+        self._asked[request] = _Asked(kind, callback, due)
+        self._write(wire.encode_frame(kind, request, meta, len(payload)) + payload)
+        return request
+
+    def tell(self, kind: int, payload: bytes) -> None:
+        """Say what has no answer."""
+        if not self.closed:
+            self._write(wire.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
+
+    def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
+        """Write a SEND frame; the owner gets its answer."""
+        size = sum(map(len, buffers))
+        head = FRAME.pack(FRAME_SIZE + size, Kind.SEND, wire.FLUSH if flush else 0, 0, request)
+        assert self._transport is not None
+        if size <= SMALL_BYTES:
+            self._transport.write(b"".join((head, *buffers)))
+        else:
+            self._transport.writelines((head, *buffers))
+
+    def _write(self, frame: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    def is_overdue(self, now: float) -> bool:
+        """An answer is long overdue."""
+        return any(asked.due is not None and now > asked.due for asked in self._asked.values())
+
+    def close(self) -> None:
+        """Write what is left, then end."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: QmqError) -> None:
+        """End now, because of *error*."""
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end_error(self) -> QmqError:
+        """Why the connection is not there any more."""
+        return self._error or ConnectionLost(f"the connection to {self.address} was lost")
+
+    # --- called by asyncio -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self._error is None and exc is not None:
+            self._error = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
+        error = self.end_error()
+        asked, self._asked = self._asked, {}
+        for request in asked.values():
+            request.callback(error)
+        self._owner.lost(self, error)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._owner.writable()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large[self._large_filled :]
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._large is not None:
+                self._large_filled += nbytes
+                if self._large_filled == len(self._large):
+                    frame, self._large = self._large, None
+                    self._take(wire.split_frames(frame, self._max_frame_bytes), keeps=True)
+            else:
+                self._filled += nbytes
+                self._take_small()
+        except QmqError as error:
+            self.abort(error)
+
+    # --- frames in ---------------------------------------------------------------------------------------------------
+
+    def _take_small(self) -> None:
+        view = self._buffer[: self._filled]
+        used = self._take(wire.split_frames(view, self._max_frame_bytes), keeps=False)
+        left = self._filled - used
+        self._filled = left
+        if left >= FRAME_SIZE:
+            size: int = FRAME.unpack_from(self._buffer, used)[0]
+            if size > SMALL_BYTES:
+                # np.empty does not fill with zeros, which costs as much as receiving
+                self._large = np.empty(size, np.uint8).data
+                self._large[:left] = self._buffer[used : used + left]
+                self._large_filled = left
+                self._filled = 0
+                return
+        if used and left:
+            self._buffer[:left] = bytes(self._buffer[used : used + left])
+
+    def _take(self, frames: Iterable[Frame], keeps: bool) -> int:
+        """Handle frames; returns how many bytes they took. *keeps*: their views may be kept."""
+        used = 0
+        for frame in frames:
+            used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
+            if frame.kind == Kind.SENT:
+                self._owner.batch_stored(frame.request, frame.payload)
+            elif frame.kind == Kind.ERROR:
+                self._take_error(frame)
+            else:
+                self._take_answer(frame, keeps)
+        return used
+
+    def _take_answer(self, frame: Frame, keeps: bool) -> None:
+        asked = self._asked.pop(frame.request, None)
+        if asked is None or frame.kind != asked.kind + 128:
+            raise ProtocolError(
+                f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
+                f"(number {frame.request})"
+            )
+        payload = frame.payload if keeps else memoryview(bytes(frame.payload))
+        asked.callback(Answer(frame.kind, wire.unpack_meta(frame.meta), payload))
+
+    def _take_error(self, frame: Frame) -> None:
+        error = wire.decode_error(frame)
+        if not frame.request:
+            self.abort(error)
+            return
+        asked = self._asked.pop(frame.request, None)
+        if asked is None:
+            self._owner.batch_refused(frame.request, error)
+        else:
+            asked.callback(error)

@@ -1,0 +1,263 @@
+"""Messages on their way into batches: grouped by subject, kept in order, bounded. Without I/O; time is an argument.
+
+Messages gather in two batches at most, one for each durability, and a subject is in one of them: where a message of it
+would go into the other, the one that has it is sealed first. A batch is sealed too when it is full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from qmq.errors import MessageTooLarge, QueueFull
+from qmq.format.build import MessageHeader
+from qmq.format.layout import MAX_RUNS
+from qmq.names import check_subject
+from qmq.net.outgoing import (
+    BATCH_OVERHEAD,
+    MESSAGE_OVERHEAD,
+    RUN_OVERHEAD,
+    ManyWaiter,
+    Outgoing,
+    OutgoingRun,
+    Waiter,
+)
+from qmq.net.wire import FRAME_SIZE
+
+#: A batch is sealed at about this many bytes, so that the broker works on it while the next one is made.
+BATCH_BYTES: Final = 1 << 20
+MAX_HEADER_BYTES: Final = 0xFFFF
+_FRAME_ROOM: Final = 1_024  # left of max_frame_bytes
+_CHECKED_MAX: Final = 200_000
+
+
+class SendLimits(NamedTuple):
+    """What the broker takes."""
+
+    max_frame_bytes: int = 16 << 20
+    max_message_bytes: int = 4 << 20
+    producer_window: int = 64
+
+
+class Gathering:
+    """Takes messages, gives batches. ``flush`` is the durability that most messages will have."""
+
+    def __init__(self, flush: bool, linger: float, max_queued_bytes: int) -> None:
+        # send_nowait's short cut: runs that take plain messages of the usual durability, and the bytes that still fit
+        # into their batch. What it uses of ``room`` is taken into the books by the next call of anything else.
+        self.plain: dict[str, OutgoingRun] = {}
+        self.room = 0
+        self.ticket = 0
+        #: Batches that have not ended, oldest first.
+        self.unfinished: dict[Outgoing, None] = {}
+        self._flush = flush
+        self._linger = linger
+        self._max_queued_bytes = max_queued_bytes
+        self._queued_bytes = 0
+        self._room_before = 0
+        self._open: dict[bool, Outgoing] = {}  # by durability
+        self._sealed: deque[Outgoing] = deque()
+        self._checked: set[str] = set()  # subjects
+        self.set_limits(SendLimits())
+
+    def set_limits(self, limits: SendLimits) -> None:
+        """What the broker takes from now on."""
+        self._settle()
+        self._close_short_cut()  # it relies on the limits
+        self._limits = limits
+        self._batch_bytes = min(BATCH_BYTES, limits.max_frame_bytes - _FRAME_ROOM)
+        # A message up to this size needs no look at the limits.
+        self._free_bytes = min(self._batch_bytes - _FRAME_ROOM, limits.max_message_bytes, MAX_HEADER_BYTES)
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def check(self, subject: str, body_size: int, header_size: int) -> None:
+        """Raise InvalidName or MessageTooLarge for what can't be sent."""
+        if subject not in self._checked:
+            check_subject(subject)
+            if len(self._checked) >= _CHECKED_MAX:
+                self._checked.clear()
+            self._checked.add(subject)
+        if body_size + header_size <= self._free_bytes:
+            return
+        limits = self._limits
+        if header_size > MAX_HEADER_BYTES:
+            raise MessageTooLarge(
+                f"key, tags and properties of a message to {subject!r} take {header_size} bytes, "
+                f"at most {MAX_HEADER_BYTES} are allowed; put what is large into the body"
+            )
+        frame_room = limits.max_frame_bytes - FRAME_SIZE - BATCH_OVERHEAD - RUN_OVERHEAD - MESSAGE_OVERHEAD
+        most = min(limits.max_message_bytes, frame_room - len(subject))
+        if body_size + header_size > most:
+            raise MessageTooLarge(
+                f"a message of {body_size + header_size} bytes to {subject!r} is over what the broker takes "
+                f"({most} bytes, from its max_message_bytes and max_frame_bytes); send it in parts or raise the limit"
+            )
+
+    def check_nowait(self, subject: str, body_size: int, header_size: int, elsewhere: int = 0) -> None:
+        """As ``check``, and raise QueueFull when it does not fit; *elsewhere* as many bytes wait already."""
+        self.check(subject, body_size, header_size)
+        queued = self.queued_bytes + elsewhere
+        if queued + body_size + header_size + MESSAGE_OVERHEAD > self._max_queued_bytes:
+            raise QueueFull(
+                f"{queued} bytes are queued, and max_queued_bytes is {self._max_queued_bytes}; "
+                "drain() between calls of send_nowait"
+            )
+
+    def add(self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float) -> None:
+        """Take a message that somebody awaits. Raises InvalidName, MessageTooLarge."""
+        self.check(subject, len(body), len(header.packed))
+        batch, run, index = self._place(subject, body, header, flush, now)
+        batch.waiters.append((run, index, 0, waiter))
+
+    def add_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float) -> int:
+        """Take a message that nobody awaits and that was checked; returns its ticket."""
+        _, run, _ = self._place(subject, body, header, flush, now)
+        self.ticket += 1
+        run.tickets.append(self.ticket)
+        return self.ticket
+
+    def add_many(self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float) -> None:
+        """Take the bodies (at least one) into as few batches as their size allows. Raises as ``add``."""
+        total = sum(map(len, bodies))
+        self.check(subject, total if total <= self._limits.max_message_bytes else max(map(len, bodies)), 0)
+        self._settle()
+        many = ManyWaiter(waiter)
+        start, count = 0, len(bodies)
+        step = max(1, self._batch_bytes // (total // count + MESSAGE_OVERHEAD))  # as many as fit on average
+        while start < count:
+            part = bodies if count <= step else bodies[start : start + step]
+            start += self._place_some(subject, part, flush, many, now)
+        many.seal()
+
+    def _place(
+        self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float
+    ) -> tuple[Outgoing, OutgoingRun, int]:
+        """Put a message into the batch that is open; returns batch, run and index."""
+        self._settle()
+        size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
+        batch, run = self._open_for(subject, size, flush, now)
+        index = run.append(body, header)
+        self._grown(batch, size)
+        if run.headers is not None:
+            self.plain.pop(subject, None)
+        elif flush == self._flush and self._batch_bytes <= self._limits.max_message_bytes:
+            self.plain[subject] = run
+        return batch, run, index
+
+    def _place_some(self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float) -> int:
+        """Put as many of the bodies as fit (at least one) into the batch that is open; returns how many."""
+        size = sum(map(len, bodies)) + MESSAGE_OVERHEAD * len(bodies)
+        if size > self._batch_bytes and len(bodies) > 1:  # longer than the average: halve until it fits
+            return self._place_some(subject, bodies[: len(bodies) // 2], flush, many, now)
+        batch, run = self._open_for(subject, size, flush, now)
+        index = run.extend(bodies)
+        batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
+        self._grown(batch, size)
+        return len(bodies)
+
+    def _open_for(self, subject: str, size: int, flush: bool, now: float) -> tuple[Outgoing, OutgoingRun]:
+        """The open batch of that durability with room for *size* bytes, and its run of *subject*."""
+        batch = self._open.get(flush)
+        if batch is not None:
+            run = batch.runs.get(subject)
+            needed = size if run is not None else size + RUN_OVERHEAD + len(subject)
+            if batch.size + needed > self._batch_bytes or (run is None and len(batch.runs) == MAX_RUNS):
+                self._seal(flush)
+                batch = None
+            elif run is not None:
+                return batch, run
+        other = self._open.get(not flush)
+        if other is not None and subject in other.runs:
+            self._seal(not flush)
+        if batch is None:
+            batch = self._open[flush] = Outgoing(flush, now)
+            self.unfinished[batch] = None
+        run = batch.runs[subject] = OutgoingRun(subject)
+        self._grown(batch, RUN_OVERHEAD + len(subject))
+        return batch, run
+
+    def _seal(self, flush: bool) -> None:
+        """Nothing more goes into the open batch of that durability."""
+        self._settle()
+        self._sealed.append(self._open.pop(flush))
+        if flush == self._flush:
+            self._close_short_cut()
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def take(self, now: float, hurry: bool) -> Outgoing | None:
+        """The next batch to send: a sealed one, else the oldest open one that has lingered enough (in a hurry: any)."""
+        if not self._sealed:
+            due = [
+                (batch.opened_at, flush)
+                for flush, batch in self._open.items()
+                if hurry or now >= batch.opened_at + self._linger
+            ]
+            if not due:
+                return None
+            self._seal(min(due)[1])
+        return self._sealed.popleft()
+
+    def next_at(self) -> float | None:
+        """When ``take`` gives a batch; None: when there are messages."""
+        times = [batch.opened_at for batch in self._sealed] or [b.opened_at + self._linger for b in self._open.values()]
+        return min(times, default=None)
+
+    def has_sealed(self) -> bool:
+        """There is a batch that nothing more goes into."""
+        return bool(self._sealed)
+
+    def has_any(self) -> bool:
+        """There are messages that were not taken."""
+        return bool(self._sealed or self._open)
+
+    def remove(self, is_over: Callable[[float], bool]) -> list[Outgoing]:
+        """Take the batches away whose messages wait since a time for which *is_over* says True."""
+        removed = []
+        while self._sealed and is_over(self._sealed[0].opened_at):
+            removed.append(self._sealed.popleft())
+        for flush, batch in list(self._open.items()):
+            if is_over(batch.opened_at + self._linger):
+                self._seal(flush)
+                self._sealed.remove(batch)
+                removed.append(batch)
+        return removed
+
+    def ended(self, batch: Outgoing) -> None:
+        """That batch is stored, or has failed."""
+        self._settle()
+        self._queued_bytes -= batch.size - BATCH_OVERHEAD
+        self._measure_room()
+        del self.unfinished[batch]
+
+    # --- bytes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of all messages that have not ended, with their columns."""
+        return self._queued_bytes + self._room_before - self.room
+
+    def _grown(self, batch: Outgoing, size: int) -> None:
+        batch.size += size
+        self._queued_bytes += size
+        self._measure_room()
+
+    def _measure_room(self) -> None:
+        batch = self._open.get(self._flush)
+        if batch is not None:
+            self.room = min(self._batch_bytes - batch.size, self._max_queued_bytes - self._queued_bytes)
+            self._room_before = self.room
+
+    def _settle(self) -> None:
+        """Take into the books what came by the short cut."""
+        used = self._room_before - self.room
+        if used:
+            self._open[self._flush].size += used
+            self._queued_bytes += used
+            self._room_before = self.room
+
+    def _close_short_cut(self) -> None:
+        self.plain = {}
+        self.room = self._room_before = 0

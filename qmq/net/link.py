@@ -1,0 +1,324 @@
+"""What keeps a client connected: one connection at a time, made anew when it is lost, and turns that write to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from importlib import metadata
+from typing import Any, Final
+
+from qmq.errors import ConnectionLost, InvalidOption, ProtocolError, QmqError
+from qmq.net import wire
+from qmq.net.backoff import Backoff
+from qmq.net.connection import Answer, Connection, Welcome
+from qmq.net.gathering import SendLimits
+from qmq.net.options import ClientOptions
+from qmq.net.sending import Sending
+from qmq.net.wire import Kind
+
+log = logging.getLogger("qmq.client")
+
+#: How long connecting and hello may take.
+CONNECT_TIMEOUT: Final = 5.0
+#: A broker that owes an answer for so long is taken for dead, and connected to again.
+SILENCE: Final = 10.0
+#: With several addresses: how long batches of unknown outcome wait for their own broker before others are tried.
+FAILOVER_AFTER: Final = 5.0
+#: A connection that lasted so long was a good one: the next one is tried for at once.
+GOOD_AFTER: Final = 2.0
+_TICK: Final = 1.0
+_FIRST: Final = struct.Struct("<Q")
+
+
+class Link:
+    """The connection of a client, and what is written to it. In one loop; ``opened`` before anything else."""
+
+    def __init__(self, options: ClientOptions, sending: Sending) -> None:
+        #: The connection while it is good.
+        self.connection: Connection | None = None
+        self.welcome: Welcome | None = None
+        self._options = options
+        self._sending = sending
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: QmqError | None = ConnectionLost(
+            "the client is not connected; use it inside `async with qmq.connect(...) as client`"
+        )
+        self._address = 0  # index of the one in use
+        self._connected_at = 0.0
+        self._backoff = Backoff()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._turn_wanted = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []  # for a connection
+        self._listeners: list[asyncio.Future[None]] = []  # for batches to end
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect: try every address once. Raises the first refusal that trying again can't help, or ConnectionLost."""
+        if self._loop is not None:
+            raise InvalidOption("this client was used already; call connect again")
+        self._loop = asyncio.get_running_loop()
+        causes: list[str] = []
+        for number in range(len(self._options.addresses)):
+            self._address = number
+            try:
+                await self._connect()
+            except QmqError as error:
+                if not error.retryable:
+                    raise
+                causes.append(str(error))
+                continue
+            self._ended = None
+            self._start_tick()
+            return
+        raise ConnectionLost(f"no broker can be reached: {'; '.join(causes)}; is `qmq serve` running there?")
+
+    def close(self, error: QmqError) -> None:
+        """End it: whatever is waited for raises *error*."""
+        self._ended = error
+        for handle in (self._tick, self._wake):
+            if handle is not None:
+                handle.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self._reconnecting = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self._sending.abandon(error)
+        self._tell(self._waiters)
+        self._tell(self._listeners)
+
+    @property
+    def is_open(self) -> bool:
+        """It was opened, and nothing has ended it."""
+        return self._ended is None
+
+    def ready(self) -> asyncio.AbstractEventLoop:
+        """The loop. Raises what ended the link."""
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def store_id(self) -> bytes:
+        """The store that the connection leads to, or the last one did."""
+        return self.welcome.store_id if self.welcome is not None else b""
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def connected(self) -> Connection:
+        """The connection, as soon as there is one. Raises what ended the link."""
+        while True:
+            loop = self.ready()
+            if self.connection is not None:
+                return self.connection
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(future)
+            try:
+                await future
+            finally:
+                if future in self._waiters:
+                    self._waiters.remove(future)
+
+    async def ask(self, kind: Kind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+        """Ask the broker, again while that can help. Raises what it can't help."""
+        backoff = Backoff()
+        while True:
+            connection = await self.connected()
+            try:
+                return await connection.request(kind, meta, payload)
+            except QmqError as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(backoff.next_delay())
+
+    async def batch_ended(self) -> None:
+        """Wait until some batch is stored or has failed."""
+        future: asyncio.Future[None] = self.ready().create_future()
+        self._listeners.append(future)
+        await future
+
+    @staticmethod
+    def _tell(futures: list[asyncio.Future[None]]) -> None:
+        waiting = futures.copy()
+        futures.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    # --- turns of the loop -------------------------------------------------------------------------------------------
+
+    def want_turn(self) -> None:
+        """There may be something to write: see to it in the next turn of the loop."""
+        if not self._turn_wanted and self.connection is not None:
+            assert self._loop is not None
+            self._turn_wanted = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Write one batch; more in further turns, so that the broker works while the next one is made."""
+        self._turn_wanted = False
+        connection, sending = self.connection, self._sending
+        if connection is None or connection.closed or not connection.writable:
+            return
+        assert self._loop is not None
+        now = self._loop.time()
+        request = connection.next_request()
+        batch = sending.next_batch(request, now, time.time_ns() // 1_000)
+        if batch is not None:
+            assert batch.buffers is not None
+            connection.send_batch(request, batch.buffers, batch.flush)
+        wake_at = sending.wake_at()
+        if wake_at is None:
+            return
+        if wake_at <= now:
+            self.want_turn()
+        else:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake = self._loop.call_at(wake_at, self.want_turn)
+
+    def _start_tick(self) -> None:
+        assert self._loop is not None
+        self._tick = self._loop.call_later(min(_TICK, self._options.send_timeout / 8), self._ticked)
+
+    def _ticked(self) -> None:
+        """Do what is due by time: give up sends, and a broker that does not answer."""
+        assert self._loop is not None
+        now = self._loop.time()
+        self._sending.expire(now)
+        self._tell(self._listeners)
+        connection = self.connection
+        if connection is not None:
+            silent_since = self._sending.silent_since()
+            if (silent_since is not None and now > silent_since + SILENCE) or connection.is_overdue(now):
+                connection.abort(ConnectionLost(f"the broker at {connection.address} did not answer in time"))
+            else:
+                self.want_turn()
+        self._start_tick()
+
+    # --- told by the connection --------------------------------------------------------------------------------------
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        """SENT came."""
+        assert self._loop is not None
+        try:
+            position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(payload)
+            if runs == 1:
+                firsts = _FIRST.unpack_from(payload, wire.SENT.size)
+            else:
+                firsts = struct.unpack_from(f"<{runs}Q", payload, wire.SENT.size)
+        except struct.error:
+            raise ProtocolError(f"the answer to a batch has {len(payload)} bytes, which can't be all") from None
+        self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
+        self._batch_ended()
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        """ERROR came for a batch."""
+        assert self._loop is not None
+        self._sending.refused(request, error, self._loop.time())
+        self._batch_ended()
+
+    def _batch_ended(self) -> None:
+        if self._listeners:
+            self._tell(self._listeners)
+        if self._sending.has_waiting():
+            self.want_turn()
+
+    def writable(self) -> None:
+        """The connection takes more again."""
+        self.want_turn()
+
+    def lost(self, connection: Connection, error: QmqError) -> None:
+        """A connection is gone: try for another one."""
+        if connection is not self.connection:
+            return
+        assert self._loop is not None
+        self.connection = None
+        log.info("%s; connecting again", error)
+        self._sending.disconnected(error)
+        if self._loop.time() > self._connected_at + GOOD_AFTER:
+            self._backoff.reset()
+        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+
+    # --- connecting --------------------------------------------------------------------------------------------------
+
+    async def _reconnect(self) -> None:
+        """Try until there is a connection: to the same broker first, only to it while it may have what is unknown."""
+        assert self._loop is not None
+        count, own = len(self._options.addresses), self._address
+        stay_until = self._loop.time() + (FAILOVER_AFTER if self._sending.has_unknown() else 0.0)
+        if self._backoff.tries:
+            await asyncio.sleep(self._backoff.next_delay())
+        while True:
+            try:
+                await self._connect()
+            except QmqError as error:
+                self._sending.last_error = error
+                if not error.retryable:
+                    log.error("connecting again can't help: %s", error)
+                    self._reconnecting = None
+                    self.close(error)
+                    return
+            else:
+                self._reconnecting = None
+                return
+            self._address = own if self._loop.time() < stay_until else (self._address + 1) % count
+            if self._address == own:
+                await asyncio.sleep(self._backoff.next_delay())
+
+    async def _connect(self) -> None:
+        """Connect to the address in use. Raises QmqError."""
+        loop, address = self._loop, self._options.addresses[self._address]
+        assert loop is not None
+        connection = Connection(self, str(address), loop)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await loop.create_connection(lambda: connection, address.host, address.port)
+                await self._adopt(connection, await connection.hello(f"qmq-python/{metadata.version('qmq')}"))
+        except BaseException as error:
+            connection.abort(ConnectionLost("given up"))
+            if isinstance(error, TimeoutError):
+                raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
+            if isinstance(error, OSError):
+                raise ConnectionLost(f"{address}: {error.strerror or error}") from error
+            raise
+
+    async def _adopt(self, connection: Connection, welcome: Welcome) -> None:
+        """Use that connection from here on."""
+        assert self._loop is not None
+        if self._options.send_timeout >= welcome.producer_ttl_ms / 2_000:
+            raise InvalidOption(
+                f"send_timeout ({self._options.send_timeout:g} s) must be below half of the time for which the broker "
+                f"remembers a producer (producer_ttl_ms {welcome.producer_ttl_ms}): later tries could store twice"
+            )
+        last = None
+        if self._options.producer is not None and welcome.store_id != self.store_id:
+            answer = await connection.request(Kind.LAST_SEQUENCE, payload=self._sending.producer_id)
+            last = sequence_in(answer)
+        if connection.closed:
+            raise connection.end_error()
+        self.welcome = welcome
+        self._sending.connected(
+            welcome.store_id,
+            SendLimits(welcome.max_frame_bytes, welcome.max_message_bytes, welcome.producer_window),
+        )
+        self._sending.continue_after(last)
+        self._connected_at = self._loop.time()
+        self.connection = connection
+        self._tell(self._waiters)
+        self.want_turn()
+
+
+def sequence_in(answer: Answer) -> int | None:
+    """The number in LAST_SEQUENCE_IS. Raises ProtocolError."""
+    sequence = answer.meta.get("sequence")
+    if sequence is not None and not isinstance(sequence, int):
+        raise ProtocolError(f"the broker answered with a last sequence of {sequence!r:.40}")
+    return sequence

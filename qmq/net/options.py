@@ -1,0 +1,105 @@
+"""What callers hand over to a client, checked at the call."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from qmq.errors import InvalidName, InvalidOption
+from qmq.format.build import NO_HEADER, MessageHeader, make_header
+from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.net.address import Address, parse_url
+
+Body = bytes | bytearray | memoryview
+Durability = Literal["flush", "append"]
+
+_MAX_PRODUCER_NAME = 200
+
+
+class ClientOptions(NamedTuple):
+    """What ``connect`` was called with. Times in seconds."""
+
+    addresses: tuple[Address, ...]
+    flush: bool
+    linger: float
+    producer: str | None
+    send_timeout: float
+    max_queued_bytes: int
+
+
+def check_options(
+    url: str, durability: str, linger: float, producer: str | None, send_timeout: float, max_queued_bytes: int
+) -> ClientOptions:
+    """Check what ``connect`` was called with. Raises InvalidOption, InvalidName."""
+    if not _is_number(linger) or linger < 0:
+        raise InvalidOption(f"linger must be a number of seconds from 0, not {linger!r}")
+    if not _is_number(send_timeout) or send_timeout <= 0:
+        raise InvalidOption(f"send_timeout must be a number of seconds above 0, not {send_timeout!r}")
+    if linger >= send_timeout:
+        raise InvalidOption(f"linger ({linger!r} s) must be below send_timeout ({send_timeout!r} s)")
+    if type(max_queued_bytes) is not int or max_queued_bytes <= 0:
+        raise InvalidOption(f"max_queued_bytes must be a number of bytes above 0, not {max_queued_bytes!r}")
+    if producer is not None:
+        producer_id_of(producer)
+    addresses = tuple(parse_url(url))
+    return ClientOptions(addresses, is_flush(durability), linger, producer, send_timeout, max_queued_bytes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_flush(durability: str) -> bool:
+    """Whether that durability waits for the disk. Raises InvalidOption."""
+    if durability == "flush":
+        return True
+    if durability == "append":
+        return False
+    raise InvalidOption(f'durability must be "flush" or "append", not {durability!r}')
+
+
+def producer_id_of(producer: str) -> bytes:
+    """The 16 bytes that a producer name stands for. Raises InvalidName."""
+    if not isinstance(producer, str) or not 1 <= len(producer) <= _MAX_PRODUCER_NAME:
+        raise InvalidName(f"producer must be a str of 1 to {_MAX_PRODUCER_NAME} characters, not {producer!r:.80}")
+    return hashlib.blake2b(producer.encode("utf-8", "surrogatepass"), digest_size=PRODUCER_ID_SIZE).digest()
+
+
+def body_of(body: object) -> bytes:
+    """*body* as bytes of its own. Raises TypeError."""
+    if type(body) is bytes:
+        return body
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    advice = "; encode it first, as in text.encode()" if isinstance(body, str) else ""
+    raise TypeError(f"a body must be bytes, bytearray or memoryview, not {type(body).__name__}{advice}")
+
+
+def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
+    """The bodies as a list of bytes, maybe the very one given. Raises TypeError."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview):
+        raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}; use send for one")
+    if set(map(type, bodies)) <= {bytes}:
+        return bodies if type(bodies) is list else list(bodies)  # type: ignore[arg-type]  # bytes only
+    return list(map(body_of, bodies))
+
+
+def header_of(key: str | None, tags: Sequence[str] | None, properties: dict[str, str] | None) -> MessageHeader:
+    """Check and pack what goes with a body. Raises InvalidOption."""
+    if key is None and not tags and not properties:
+        return NO_HEADER
+    if key is not None and type(key) is not str:
+        raise InvalidOption(f"key must be a str, not {type(key).__name__}")
+    if tags and (isinstance(tags, str) or not all(type(tag) is str for tag in tags)):
+        raise InvalidOption("tags must be a list of str, as in tags=['vip']")
+    if properties and not (
+        isinstance(properties, dict)
+        and all(type(name) is str and type(value) is str for name, value in properties.items())
+    ):
+        raise InvalidOption("properties must be a dict of str to str, as in properties={'price': '125'}")
+    try:
+        return make_header(key, tags, properties)
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"key, tags and properties must be valid Unicode text: {error}") from None

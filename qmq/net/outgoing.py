@@ -1,0 +1,259 @@
+"""One batch on its way out of a client: from the first message gathered to the answer, or to giving up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final, Protocol
+
+import msgpack
+from crc32c import crc32c
+
+from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
+from qmq.format.build import NO_HEADER, MessageHeader, RunContent, build_batch
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    BATCH_PREFIX_SIZE,
+    HEADER_CRC_OFFSET,
+    RUN_SIZE,
+)
+from qmq.net.receipts import Receipt, Receipts, StoredSpan
+
+#: What a message takes in a batch beside header and body, at most: length, header size, crc, tags, key hash.
+MESSAGE_OVERHEAD: Final = 22
+#: What a run takes beside its messages and its subject's name: its record, and the name's size in the table.
+RUN_OVERHEAD: Final = RUN_SIZE + 5
+#: What a batch takes beside its runs.
+BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
+
+_SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12  # producer_sequence u64, before data_crc
+
+
+class Waiter(Protocol):
+    """Who waits for messages: an asyncio.Future, or anything that takes its result like one."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: Any, /) -> None: ...
+
+
+class OutgoingRun:
+    """The messages of one subject in a batch. ``tickets`` are those of the messages that nobody awaits, in order."""
+
+    __slots__ = ("bodies", "count", "headers", "subject", "tickets")
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.bodies: list[bytes] = []
+        self.headers: list[MessageHeader] | None = None
+        self.tickets: list[int] = []
+        self.count = 0  # known once the batch is built
+
+    def append(self, body: bytes, header: MessageHeader) -> int:
+        """Add a message; returns its index."""
+        index = len(self.bodies)
+        if header is not NO_HEADER and self.headers is None:
+            self.headers = [NO_HEADER] * index
+        if self.headers is not None:
+            self.headers.append(header)
+        self.bodies.append(body)
+        return index
+
+    def extend(self, bodies: Sequence[bytes]) -> int:
+        """Add messages without headers; returns the index of the first."""
+        index = len(self.bodies)
+        if self.headers is not None:
+            self.headers += [NO_HEADER] * len(bodies)
+        self.bodies += bodies
+        return index
+
+    def key(self, index: int) -> str | None:
+        """The key of message *index*."""
+        packed = self.headers[index].packed if self.headers is not None else b""
+        return msgpack.unpackb(packed).get("k", (None,))[0] if packed else None
+
+
+class Outgoing:
+    """A batch. It gathers, is sealed, built, written (maybe again and again), and ends stored or failed."""
+
+    __slots__ = (
+        "answer_lost",
+        "buffers",
+        "count",
+        "first_written_at",
+        "flush",
+        "last_error",
+        "opened_at",
+        "producer_sequence",
+        "runs",
+        "size",
+        "store_id",
+        "waiters",
+        "written_at",
+    )
+
+    def __init__(self, flush: bool, opened_at: float) -> None:
+        self.flush = flush
+        self.opened_at = opened_at
+        self.runs: dict[str, OutgoingRun] = {}
+        self.size = BATCH_OVERHEAD  # what is counted against limits: never less than what is built
+        self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), who
+        self.buffers: list[bytes] | None = None
+        self.count = 0
+        self.producer_sequence = 0
+        self.first_written_at = 0.0
+        self.written_at = 0.0  # the last time
+        self.store_id = b""  # the store it was last written to
+        self.answer_lost = False  # it was written and that attempt was never answered
+        self.last_error: QmqError | None = None
+
+    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
+        """Make its bytes; from here on only what is said of it is kept, not the bodies."""
+        runs = list(self.runs.values())
+        self.buffers = build_batch(
+            [RunContent(run.subject, run.bodies, run.headers) for run in runs],
+            created_at_us=created_at_us,
+            producer_id=producer_id,
+            producer_sequence=producer_sequence,
+        )
+        for run in runs:
+            run.count = len(run.bodies)
+            run.bodies = []
+        self.count = sum(run.count for run in runs)
+        self.producer_sequence = producer_sequence
+
+    def renumber(self, producer_sequence: int) -> None:
+        """Give it another producer sequence: only for a batch that no broker has stored, nor may have."""
+        assert self.buffers is not None
+        head = bytearray(self.buffers[0])
+        head[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = producer_sequence.to_bytes(8, "little")
+        crc = crc32c(head[BATCH_HEADER_SIZE:], crc32c(head[:BATCH_PREFIX_SIZE]))
+        head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
+        self.buffers[0] = bytes(head)
+        self.producer_sequence = producer_sequence
+
+    def stored(
+        self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int]
+    ) -> None:
+        """Give everybody who waits their receipts."""
+        if not self.waiters:
+            return
+        spans: dict[OutgoingRun, StoredSpan] = {}
+        for run, sequence in zip(self.runs.values(), first_sequences, strict=True):
+            spans[run] = StoredSpan(run.subject, run.count, store_id, partition, position, sequence, stored_at_us)
+            position += run.count
+        for run, index, count, waiter in self.waiters:
+            if waiter.done():
+                continue
+            span = spans[run]
+            if not count:
+                waiter.set_result(Receipt(span, index))
+            elif index == 0 and count == span.messages:
+                waiter.set_result(span)
+            else:
+                waiter.set_result(
+                    span._replace(messages=count, position=span.position + index, sequence=span.sequence + index)
+                )
+
+    def failed(self, error: QmqError, unknown: bool) -> list[SendFailure]:
+        """Tell everybody who waits; returns the failures of the messages that nobody awaits."""
+        outcome = "unknown" if unknown else "refused"
+        awaited: dict[OutgoingRun, list[range]] = {}
+        for run, index, count, waiter in self.waiters:
+            awaited.setdefault(run, []).append(range(index, index + (count or 1)))
+            if not waiter.done():
+                failures = [
+                    SendFailure(number, run.subject, run.key(index + number), error, outcome)
+                    for number in range(count or 1)
+                ]
+                waiter.set_exception(failure_of(failures))
+        failures = []
+        for run in self.runs.values():
+            if run.tickets:
+                taken = set(chain.from_iterable(awaited.get(run, ())))
+                left = (index for index in range(len(run.tickets) + len(taken)) if index not in taken)
+                failures += [
+                    SendFailure(ticket, run.subject, run.key(index), error, outcome)
+                    for ticket, index in zip(run.tickets, left, strict=True)
+                ]
+        return failures
+
+
+class ManyWaiter:
+    """Waits for the spans of one ``send_many``, which may lie in several batches, on behalf of one future.
+
+    ``add`` every span, then ``seal``; the waiter is told once all of them have ended.
+    """
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._parts: list[_Part] = []
+        self._left = 1  # seal takes the last one
+
+    def part(self, count: int) -> Waiter:
+        """The waiter for the next *count* messages."""
+        start = self._parts[-1].start + self._parts[-1].count if self._parts else 0
+        part = _Part(self, start, count)
+        self._parts.append(part)
+        self._left += 1
+        return part
+
+    def seal(self) -> None:
+        """No more parts will come."""
+        self.ended()
+
+    def cancelled(self) -> bool:
+        """Nobody waits any more."""
+        return self._waiter.done()
+
+    def ended(self) -> None:
+        """One part less to wait for."""
+        self._left -= 1
+        if self._left or self._waiter.done():
+            return
+        failures = [failure for part in self._parts for failure in part.failures]
+        if failures:
+            self._waiter.set_exception(failure_of(failures))
+        else:
+            self._waiter.set_result(Receipts([part.span for part in self._parts if part.span is not None]))
+
+
+class _Part:
+    """The waiter for one span of a ManyWaiter: messages [start, start + count) of the call."""
+
+    __slots__ = ("_many", "count", "failures", "span", "start")
+
+    def __init__(self, many: ManyWaiter, start: int, count: int) -> None:
+        self._many = many
+        self.start = start
+        self.count = count
+        self.span: StoredSpan | None = None
+        self.failures: list[SendFailure] = []
+
+    def done(self) -> bool:
+        return self._many.cancelled()
+
+    def set_result(self, result: StoredSpan, /) -> None:
+        self.span = result
+        self._many.ended()
+
+    def set_exception(self, error: SendFailed, /) -> None:
+        self.failures = error.failures
+        for failure in self.failures:
+            failure.ticket += self.start
+        self._many.ended()
+
+
+def failure_of(failures: list[SendFailure], more: int = 0) -> SendFailed:
+    """The error that tells of *failures* (at least one; *more* happened that are not listed)."""
+    first = failures[0]
+    kind = SendUnknown if all(failure.outcome == "unknown" for failure in failures) else SendFailed
+    total = len(failures) + more
+    if kind is SendUnknown:
+        what = "it is not known whether they were stored" if total > 1 else "it is not known whether it was stored"
+    else:
+        what = "not acknowledged"
+    messages = f"1 message to {first.subject!r}" if total == 1 else f"{total} messages, the first to {first.subject!r}"
+    error = kind(f"{messages}: {what}: {first.error}", failures)
+    error.__cause__ = first.error
+    return error

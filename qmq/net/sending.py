@@ -1,0 +1,248 @@
+"""The sending side of a client, without I/O: the window in flight, retries, giving up. Time is an argument.
+
+``next_batch`` hands out what is to be written, oldest first; ``stored``, ``refused`` and ``disconnected`` say what
+became of it. A batch keeps its bytes and bounds over all tries. Times are seconds of one monotonic clock, but where a
+name says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from qmq.errors import ConnectionLost, QmqError, SendFailed, SendFailure, SequenceForgotten, SyncFailed
+from qmq.net.backoff import Backoff
+from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.outgoing import Outgoing, Waiter, failure_of
+
+log = logging.getLogger("qmq.client")
+
+#: Failures of messages that nobody awaits, kept for the next flush; more are only counted.
+MAX_FAILURES: Final = 100_000
+
+
+class _Flusher(NamedTuple):
+    """Somebody who waits until these batches have ended."""
+
+    batches: set[Outgoing]
+    waiter: Waiter
+
+
+class Sending:
+    """What becomes of the batches of one client. Not for several threads."""
+
+    def __init__(self, producer_id: bytes, gathering: Gathering, send_timeout: float) -> None:
+        self.producer_id = producer_id
+        self.next_sequence = 0
+        #: Why nothing goes out at the moment.
+        self.last_error: QmqError | None = None
+        self._gathering = gathering
+        self._send_timeout = send_timeout
+        self._window = SendLimits().producer_window
+        self._store_id = b""
+        self._retries: list[Outgoing] = []  # by producer sequence
+        self._in_flight: dict[int, Outgoing] = {}  # by request, as written
+        self._given_up: set[int] = set()  # requests whose batch has failed, and may still be answered
+        self._backoff = Backoff()
+        self._retry_at = 0.0
+        self._progress_at = 0.0  # when a batch was last stored
+        self._flushers: list[_Flusher] = []
+        self._failures: list[SendFailure] = []
+        self._more_failures = 0
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def connected(self, store_id: bytes, limits: SendLimits) -> None:
+        """A broker is there. What another store may have stored already is not sent to this one: it is unknown."""
+        self._store_id = store_id
+        self._window = limits.producer_window
+        self._gathering.set_limits(limits)
+        self.last_error = None
+        self._retry_at = 0.0
+        self._backoff.reset()
+        for batch in [batch for batch in self._retries if batch.answer_lost and batch.store_id != store_id]:
+            self._retries.remove(batch)
+            self._fail(batch, batch.last_error or ConnectionLost("the connection was lost"), unknown=True)
+
+    def continue_after(self, last_sequence: int | None) -> None:
+        """Another store than before knows this producer up to there: go on behind it. Call it after ``connected``."""
+        lowest = self._retries[0].producer_sequence if self._retries else self.next_sequence
+        if last_sequence is None or last_sequence < lowest:
+            return
+        self.next_sequence = max(self.next_sequence, last_sequence + 1)
+        for batch in self._retries:  # refused, all of them: see connected
+            batch.renumber(self.next_sequence)
+            self.next_sequence += batch.count
+
+    def disconnected(self, error: QmqError) -> None:
+        """The connection is gone: what is in flight goes out again, in order, once there is another."""
+        self.last_error = error
+        self._given_up.clear()
+        for batch in self._in_flight.values():
+            batch.answer_lost = True
+            batch.last_error = error
+            self._retries.append(batch)
+        self._in_flight.clear()
+        self._retries.sort(key=_by_sequence)
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def next_batch(self, request: int, now: float, wall_us: int) -> Outgoing | None:
+        """What is to be written now as *request*, built; None when there is nothing, or it has to wait."""
+        if len(self._in_flight) + len(self._given_up) >= self._window:
+            return None
+        if self._backoff.tries and self._in_flight:  # after a refusal one at a time, so that the order holds
+            return None
+        if self._retries:
+            if now < self._retry_at:
+                return None
+            batch = self._retries.pop(0)
+        else:
+            gathered = self._gathering.take(now, bool(self._flushers))
+            if gathered is None:
+                return None
+            batch = gathered
+        if batch.buffers is None:
+            batch.build(wall_us, self.producer_id, self.next_sequence)
+            self.next_sequence += batch.count
+            batch.first_written_at = now
+        batch.written_at = now
+        batch.store_id = self._store_id
+        self._in_flight[request] = batch
+        return batch
+
+    def wake_at(self) -> float | None:
+        """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
+        if len(self._in_flight) + len(self._given_up) >= self._window or (self._backoff.tries and self._in_flight):
+            return None
+        return self._retry_at if self._retries else self._gathering.next_at()
+
+    def has_waiting(self) -> bool:
+        """There is something to write, now or later."""
+        return bool(self._retries) or self._gathering.has_any()
+
+    def has_unknown(self) -> bool:
+        """There are batches that the last store may have stored."""
+        return any(batch.answer_lost for batch in self._retries)
+
+    def silent_since(self) -> float | None:
+        """Since when the broker owes an answer; None when it does not."""
+        if not self._in_flight:
+            return None
+        return max(min(batch.written_at for batch in self._in_flight.values()), self._progress_at)
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def stored(
+        self,
+        request: int,
+        position: int,
+        stored_at_us: int,
+        partition: int,
+        store_id: bytes,
+        first_sequences: Sequence[int],
+        now: float,
+    ) -> None:
+        """The broker acknowledged that batch."""
+        batch = self._in_flight.pop(request, None)
+        if batch is None:
+            self._given_up.discard(request)
+            return
+        self._progress_at = now
+        self._backoff.reset()
+        batch.stored(position, stored_at_us, partition, store_id, first_sequences)
+        self._ended(batch)
+
+    def refused(self, request: int, error: QmqError, now: float) -> None:
+        """The broker did not take that batch: another try later when that can help, else it has failed."""
+        batch = self._in_flight.pop(request, None)
+        if batch is None:
+            self._given_up.discard(request)
+            return
+        batch.last_error = error
+        if not error.retryable:
+            # A batch whose sync failed lies in the log and may come back at the broker's restart.
+            self._fail(batch, error, batch.answer_lost or isinstance(error, SyncFailed | SequenceForgotten))
+            return
+        self._retries.append(batch)
+        self._retries.sort(key=_by_sequence)
+        if now >= self._retry_at:  # else it was in flight together with one that was refused just now
+            self._retry_at = now + self._backoff.next_delay()
+
+    def expire(self, now: float) -> None:
+        """Give up what has been tried for ``send_timeout``, or has waited so long while nothing was acknowledged."""
+        for request, batch in list(self._in_flight.items()):
+            if now >= batch.first_written_at + self._send_timeout:
+                del self._in_flight[request]
+                self._given_up.add(request)
+                self._fail(batch, self._timed_out(batch), unknown=True)
+        for batch in [b for b in self._retries if now >= b.first_written_at + self._send_timeout]:
+            self._retries.remove(batch)
+            self._fail(batch, self._timed_out(batch), batch.answer_lost)
+        for batch in self._gathering.remove(lambda since: now >= max(since, self._progress_at) + self._send_timeout):
+            self._fail(batch, self._timed_out(batch), unknown=False)
+
+    def _timed_out(self, batch: Outgoing) -> QmqError:
+        cause = batch.last_error or self.last_error
+        if cause is None:
+            return ConnectionLost(f"the broker did not answer within the send_timeout of {self._send_timeout:g} s")
+        return type(cause)(f"tried for the send_timeout of {self._send_timeout:g} s, last: {cause}")
+
+    def abandon(self, error: QmqError) -> None:
+        """Trying again cannot help any more: all that has not ended fails with *error*."""
+        in_flight, self._in_flight = self._in_flight, {}
+        retries, self._retries = self._retries, []
+        for batch in in_flight.values():
+            self._fail(batch, error, unknown=True)
+        for batch in retries:
+            self._fail(batch, error, batch.answer_lost)
+        for batch in self._gathering.remove(lambda since: True):
+            self._fail(batch, error, unknown=False)
+
+    def _fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:
+        failures = batch.failed(error, unknown)
+        if failures:
+            outcome = "may not have been stored" if unknown else "were not stored"
+            log.error("%d messages sent without waiting %s: %s", len(failures), outcome, error)
+            room = MAX_FAILURES - len(self._failures)
+            self._failures += failures[:room]
+            self._more_failures += max(0, len(failures) - room)
+        self._ended(batch)
+
+    def _ended(self, batch: Outgoing) -> None:
+        self._gathering.ended(batch)
+        if self._flushers:
+            for flusher in self._flushers:
+                flusher.batches.discard(batch)
+            self._end_flushers()
+
+    # --- flush -------------------------------------------------------------------------------------------------------
+
+    def flush(self, waiter: Waiter) -> None:
+        """Give *waiter* None once all batches that there are now have ended."""
+        self._flushers.append(_Flusher(set(self._gathering.unfinished), waiter))
+        self._end_flushers()
+
+    def _end_flushers(self) -> None:
+        waiting = []
+        for flusher in self._flushers:
+            if flusher.waiter.done():
+                continue
+            if flusher.batches:
+                waiting.append(flusher)
+            else:
+                flusher.waiter.set_result(None)
+        self._flushers = waiting
+
+    def take_failure(self) -> SendFailed | None:
+        """The failures of messages that nobody awaited since the last call, as one error."""
+        if not self._failures:
+            return None
+        error = failure_of(self._failures, self._more_failures)
+        self._failures, self._more_failures = [], 0
+        return error
+
+
+def _by_sequence(batch: Outgoing) -> int:
+    return batch.producer_sequence

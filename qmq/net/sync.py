@@ -1,0 +1,297 @@
+"""The client without asyncio: the same client, driven on a loop in a background thread. Usable after fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from qmq.errors import ConnectionLost
+from qmq.format.build import MessageHeader
+from qmq.net.client import Client, SubjectInfo
+from qmq.net.consumer import Consumer, Start
+from qmq.net.gathering import BATCH_BYTES
+from qmq.net.messages import Message, MessageBatch
+from qmq.net.options import Body, ClientOptions, Durability, body_of, header_of, is_flush
+from qmq.net.outgoing import MESSAGE_OVERHEAD
+from qmq.net.receipts import Receipt, Receipts
+
+T = TypeVar("T")
+
+_Queued = tuple[str, bytes, MessageHeader, bool]
+
+
+class Session:
+    """A thread with a loop, and a connected client in it: what a process has, and its forks do not."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.pid = os.getpid()
+        self.client = Client(options)
+        self._flush = options.flush
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._ticket = 0
+        self._queued: list[_Queued] = []  # by send_nowait, for the loop to take
+        self._queued_bytes = 0
+        self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
+        self._thread.start()
+        try:
+            self.run(self.client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it in the loop and wait; an interrupt of the wait cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
+        """As Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
+        flush = self._flush if durability is None else is_flush(durability)
+        size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
+        with self._lock:
+            self.client.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
+            self._ticket += 1
+            ticket = self._ticket
+            self._queued.append((subject, body, header, flush))
+            self._queued_bytes += size
+            if len(self._queued) == 1:
+                self._loop.call_soon_threadsafe(self._take_queued)
+        return ticket
+
+    def _take_queued(self) -> None:
+        with self._lock:
+            queued, self._queued = self._queued, []
+            self._queued_bytes = 0
+            # Under the lock, so that no message is in neither of the two counts.
+            for message in queued:
+                self.client.queue_checked(*message)
+
+    def drain(self) -> None:
+        """As Client.drain."""
+        if self._queued_bytes > BATCH_BYTES or self.client.should_drain():
+            self.run(self.client.drain())
+
+    def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the client, as at the end of its block, and end the thread."""
+        try:
+            self.run(self.client.__aexit__(kind, error, traceback))
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        try:
+            self.run(_end_tasks())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel what still runs in the loop, and let transports close."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+
+
+class SyncClient:
+    """A client of one broker for code without asyncio. Made by ``qmq.connect_sync``, used as ``with``; for any thread.
+
+    In the child of a fork it connects anew at the first call, with another producer id; what the parent has queued, and
+    its consumers' messages, stay the parent's.
+    """
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+        self._session: Session | None = None
+
+    def __enter__(self) -> Self:
+        """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
+        self._session = Session(self._options)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Send what is queued, then close. Raises SendFailed for what failed, unless the block ends by an error."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if session.pid == os.getpid():
+            session.close(kind, error, traceback)
+        else:
+            _inherited.append(session)
+
+    def session(self) -> Session:
+        """This process's session. Raises ConnectionLost outside of the client's block."""
+        session = self._session
+        if session is not None and session.pid == os.getpid():
+            return session
+        with _making:
+            session = self._session
+            if session is None:
+                raise ConnectionLost(
+                    "the client is not connected; use it inside `with qmq.connect_sync(...) as client`"
+                )
+            if session.pid != os.getpid():
+                _inherited.append(session)
+                session = self._session = Session(self._options)
+            return session
+
+    def send(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        durability: Durability | None = None,
+    ) -> Receipt:
+        """Send one message; returns once it is stored. Raises as ``Client.send``."""
+        session = self.session()
+        return session.run(
+            session.client.send(subject, body, key=key, tags=tags, properties=properties, durability=durability)
+        )
+
+    def send_many(self, subject: str, bodies: Sequence[Body], *, durability: Durability | None = None) -> Receipts:
+        """Send messages of one subject; returns their receipts once all are stored. Raises as ``Client.send_many``."""
+        session = self.session()
+        return session.run(session.client.send_many(subject, bodies, durability=durability))
+
+    def send_nowait(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        durability: Durability | None = None,
+    ) -> int:
+        """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
+        return self.session().queue(subject, body_of(body), header_of(key, tags, properties), durability)
+
+    def drain(self) -> None:
+        """Wait while so much is queued that more would not make anything faster."""
+        self.session().drain()
+
+    def flush(self) -> None:
+        """Wait until all that was queued is acknowledged. Raises SendFailed, which reports each failure once."""
+        session = self.session()
+        session.run(session.client.flush())
+
+    def last_sequence(self, producer: str | None = None) -> int | None:
+        """The number of the last message stored of a producer by name, or of this client. See ``Client``."""
+        session = self.session()
+        return session.run(session.client.last_sequence(producer))
+
+    def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
+        """The subjects that *prefix* takes, in the order of their creation."""
+        after: int | None = 0
+        while after is not None:
+            session = self.session()
+            page, after = session.run(session.client.subjects_page(prefix, after))
+            yield from page
+
+    def subscribe(
+        self,
+        *prefixes: str,
+        group: str | None = None,
+        consumer: str | None = None,
+        start: Literal["first", "last"] | datetime | int | None = None,
+    ) -> SyncConsumer:
+        """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
+        return SyncConsumer(self, prefixes, group, consumer, start)
+
+
+class SyncConsumer:
+    """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
+
+    In the child of a fork it subscribes anew at the first call.
+    """
+
+    def __init__(
+        self, client: SyncClient, prefixes: Sequence[str], group: str | None, consumer: str | None, start: Start
+    ) -> None:
+        self._client = client
+        self._prefixes, self._group, self._wanted_id, self._start = prefixes, group, consumer, start
+        self._session = client.session()
+        self._consumer = self._make(self._session)
+
+    def _make(self, session: Session) -> Consumer:
+        return session.client.subscribe(*self._prefixes, group=self._group, consumer=self._wanted_id, start=self._start)
+
+    def __enter__(self) -> Self:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        self._session.run(self._consumer.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave: the broker forgets the subscription."""
+        if self._session.pid == os.getpid():
+            self._session.run(self._consumer.__aexit__(kind, error, traceback))
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._consumer.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because their bytes do not fit their checksums."""
+        return self._consumer.damaged
+
+    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
+        """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
+        consumer = self._here()
+        return self._session.run(consumer.pull(max_count, min_count, timeout))
+
+    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
+        """As ``pull``, but as columns: no object per message."""
+        consumer = self._here()
+        return self._session.run(consumer.pull_batch(max_count, min_count, timeout))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Message after message, without end; waits while there are none."""
+        while True:
+            consumer = self._here()
+            yield from consumer.ready
+            self._session.run(consumer.refill())
+
+    def _here(self) -> Consumer:
+        session = self._client.session()
+        if session is not self._session:
+            consumer = self._make(session)
+            session.run(consumer.__aenter__())
+            self._session, self._consumer = session, consumer
+        return self._consumer
+
+
+#: Sessions that a fork copied. Their loops share an epoll with the parent's, so nothing here may close or collect them.
+_inherited: list[Session] = []
+_making = threading.Lock()
+
+
+def _forked() -> None:
+    global _making
+    _making = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
