@@ -7,10 +7,10 @@ stalls stalls only its own partition, and checkpoints have one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import ipaddress
 import logging
-import os
 import queue
 import signal
 import socket
@@ -23,7 +23,7 @@ from typing import Final
 from qmq.broker.commands import SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
-from qmq.errors import InvalidOption, QmqError, StorageError
+from qmq.errors import QmqError, StorageError
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk import Disk
@@ -35,6 +35,12 @@ log = logging.getLogger("qmq.broker")
 _PATIENCE_S: Final = 3.0
 #: A thread that comes back from the disk waits this long for the interpreter when the loop is busy.
 _SWITCH_INTERVAL_S: Final = 0.0005
+
+
+class CannotListen(QmqError):
+    """The address to listen on cannot be had."""
+
+    code = "cannot_listen"
 
 
 class Worker:
@@ -156,7 +162,7 @@ class RunningBroker:
     """One broker, from its settings. Made: its directory is locked and recovered, its port bound. ``start`` serves."""
 
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
-        """Open everything; may take as long as recovery. Raises InvalidOption (the address) and StorageError."""
+        """Open everything; may take as long as recovery. Raises CannotListen and StorageError."""
         self.settings = settings
         self._sockets, self.address = bind(settings.listen)
         try:
@@ -170,6 +176,7 @@ class RunningBroker:
         except BaseException:
             self._close_sockets()
             raise
+        _log_recovery(settings, self.store)
         self.broker = Broker(self.store, _broker_limits(settings), now)
         self._stopping = False
         self._settled = asyncio.Event()
@@ -181,7 +188,7 @@ class RunningBroker:
         return f"qmq://[{host}]:{port}" if ":" in host else f"qmq://{host}:{port}"
 
     async def start(self) -> None:
-        """Serve. Raises InvalidOption when another process has come to listen on the port."""
+        """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(self.broker, _server_options(self.settings, self.store), self._sync, self._turned)
         self._checkpoints = Checkpoints(self.settings, self.store, self.broker, lambda: self.server.changes)
@@ -279,12 +286,32 @@ async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None])
     log.info("stopped")
 
 
+def _log_recovery(settings: Settings, store: Store) -> None:
+    report = store.recovery
+    for note in report.notes:
+        log.warning("%s", note)
+    if report.created:
+        log.info("made the data directory %s, store %s", settings.data_dir, store.store_id.hex())
+        return
+    messages = sum(part.replayed_messages for part in report.partitions)
+    log.info(
+        "opened %s, store %s, %d subjects, after a stop that was %s; %d messages behind the checkpoint were read again",
+        settings.data_dir,
+        store.store_id.hex(),
+        store.subject_count,
+        "clean" if report.clean else "not clean",
+        messages,
+    )
+    if report.power_loss:
+        log.warning("unsynced data may be gone (the machine was started again): positions and sequences skip ahead")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Addresses and options
 
 
 def bind(listen: str) -> tuple[list[socket.socket], tuple[str, int]]:
-    """Sockets bound to HOST:PORT, not listening yet, and the address that they have. Raises InvalidOption."""
+    """Sockets bound to HOST:PORT, not listening yet, and the address that they have. Raises CannotListen."""
     host, port = parse_address(listen)
     sockets: list[socket.socket] = []
     try:
@@ -303,21 +330,26 @@ def bind(listen: str) -> tuple[list[socket.socket], tuple[str, int]]:
     return sockets, (host, sockets[0].getsockname()[1])
 
 
-def _cannot_listen(listen: str, error: OSError) -> InvalidOption:
-    return InvalidOption(
-        f"cannot listen on {listen}: {error.strerror or error}; stop what listens there, or give another address"
-    )
+_LISTEN_ADVICE: Final = {
+    errno.EADDRINUSE: "stop what listens there, or give another address to --listen",
+    errno.EADDRNOTAVAIL: "give --listen an address that this machine has",
+    errno.EACCES: "ports below 1024 are kept for the system: give a higher one to --listen",
+}
 
 
-def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes:
-    """The store id that a new directory gets: the IPv4 address that clients use, and the port."""
+def _cannot_listen(listen: str, error: OSError) -> CannotListen:
+    advice = _LISTEN_ADVICE.get(error.errno or 0, "give another address to --listen")
+    return CannotListen(f"cannot listen on {listen}: {error.strerror or error}; {advice}")
+
+
+def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes | None:
+    """The store id that a new directory gets: the IPv4 address that clients use, and the port; None when none is known."""
     host, port = parse_address(settings.advertise) if settings.advertise else address
     try:
         number = ipaddress.IPv4Address(socket.gethostbyname(host))
     except (OSError, ValueError):
-        number = ipaddress.IPv4Address(0)
-    packed = os.urandom(4) if number.is_unspecified else number.packed
-    return packed + port.to_bytes(2, "big")
+        return None
+    return None if number.is_unspecified else number.packed + port.to_bytes(2, "big")
 
 
 def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions:
@@ -325,9 +357,7 @@ def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions
         segment_bytes=settings.segment_bytes,
         partitions=settings.partitions,
         partition_dirs=settings.partition_dirs,
-        checkpoint_bytes=settings.checkpoint_bytes,
         reserve_bytes=settings.reserve_bytes,
-        max_frame_bytes=settings.max_frame_bytes,
         max_subjects=settings.max_subjects,
         store_id_hint=_store_id_of(settings, address),
     )

@@ -14,8 +14,9 @@ import numpy as np
 
 from qmq.net.wire import FRAME, FRAME_SIZE
 
-#: Fits in the processor's cache beside what is made of it, and takes what a socket holds in one read.
-ARENA_BYTES: Final = 2 << 20
+#: Takes what a socket holds in one read, and several such reads in a turn: frames of 110 KB and of 1 MB cost 15 to 25 %
+#: less than with 2 MiB, and no less with 16 MiB.
+ARENA_BYTES: Final = 8 << 20
 #: An unfinished frame over this gets a buffer of its own when it must leave the arena.
 SMALL_BYTES: Final = 64 << 10
 #: With less room than this the turn is run at once.

@@ -1,0 +1,51 @@
+"""``qmq serve``: a broker in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qmq.settings import load
+
+if TYPE_CHECKING:
+    from qmq.wiring import RunningBroker
+
+
+@click.command(short_help="Run a broker on a data directory.")
+@click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Read settings from a file.")
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Give one setting; may be repeated.")
+@click.option("--data-dir", metavar="DIR", help="Where everything is kept.  [default: ./qmq-data]")
+@click.option("--listen", metavar="HOST:PORT", help="Port 0 picks a free one.  [default: 127.0.0.1:20881]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+def serve(
+    config: Path | None, assignments: tuple[str, ...], data_dir: str | None, listen: str | None, log_level: str | None
+) -> None:
+    """Run a broker on a data directory, until Ctrl-C or SIGTERM.
+
+    Once it serves it prints one line on stdout; its log goes to stderr. `qmq config` shows every setting.
+    """
+    settings = load(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level})
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    from qmq import wiring
+
+    try:
+        wiring.run(settings, _ready)
+    except KeyboardInterrupt:
+        logging.getLogger("qmq.broker").info("stopped while the data directory was opened")
+
+
+def _ready(broker: RunningBroker) -> None:
+    click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
+
+
+def shown_directory(path: Path) -> str:
+    """A directory as people write it: ./NAME when it is relative."""
+    return str(path) if path.is_absolute() or path.parts[:1] in ((), ("..",)) else f"./{path}"

@@ -1,0 +1,112 @@
+"""Brokers for tests: one in this process, and one in a process of its own that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from qmq.settings import Settings
+from qmq.storage.disk import Disk
+from qmq.wiring import RunningBroker
+
+_PATIENCE_S = 30
+
+
+@asynccontextmanager
+async def running(path: Path, disk: Disk | None = None, **settings: Any) -> AsyncIterator[RunningBroker]:
+    """A broker on the data directory *path* in this process, on a free port; *settings* are keys of ``qmq serve``."""
+    broker = RunningBroker(Settings.model_validate({"data_dir": path, "listen": "127.0.0.1:0", **settings}), disk)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+@asynccontextmanager
+async def running_broker(path: Path, **settings: Any) -> AsyncIterator[str]:
+    """As ``running``; gives the url."""
+    async with running(path, **settings) as broker:
+        yield broker.url
+
+
+class BrokerProcess:
+    """`qmq serve` on *path* in a process of its own. It keeps its port over ``start``, ``kill`` and ``start`` again."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path = path
+        self._settings = settings
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by ``close``
+        self.ready_line = ""
+
+    @property
+    def url(self) -> str:
+        return f"qmq://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> str:
+        """Start it, wait until it serves, return its url."""
+        command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", "serve"]
+        command += ["--data-dir", str(self.path), "--listen", f"127.0.0.1:{self._port}"]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={value}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        assert self._process.stdout is not None
+        self.ready_line = self._process.stdout.readline()
+        assert self.ready_line.startswith("ready on "), f"the broker did not start: {self.log()}"
+        self._port = int(self.ready_line.split(",")[0].rpartition(":")[2])
+        return self.url
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Stop it cleanly; returns its exit code."""
+        return self._end(number)
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        if process.poll() is None:
+            os.kill(process.pid, number)
+        code = process.wait(_PATIENCE_S)
+        process.stdout.close()
+        self._process = None
+        return code
+
+    def log(self) -> str:
+        """What it has written to stderr, over all its starts."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def close(self) -> None:
+        """Kill it if it runs, and let go of what is kept of it."""
+        if self._process is not None:
+            self.kill()
+        self._log.close()
+
+
+@contextmanager
+def broker_process(path: Path, **settings: Any) -> Iterator[BrokerProcess]:
+    """A started BrokerProcess, gone at the end."""
+    broker = BrokerProcess(path, **settings)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.close()
