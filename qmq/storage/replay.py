@@ -14,7 +14,7 @@ import numpy as np
 
 from qmq.errors import BadBytes, StorageError
 from qmq.format.batch import EntryRow, Header, entries_of, parse_header, runs_of, stored_names
-from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, RUN, SEGMENT_HEADER_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, RUN, RUN_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
@@ -26,6 +26,10 @@ from qmq.storage.segment import Owner, Segment, list_bases, pack_header
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
+_ONE_RUN_TABLE: Final = BATCH_HEADER_SIZE + RUN_SIZE
+#: Tables that name one subject are remembered while a log is replayed: so many, of fewer bytes than this.
+_TABLES_KEPT: Final = 1 << 17
+_TABLE_BYTES_KEPT: Final = 256
 
 
 class Damaged(NamedTuple):
@@ -50,6 +54,7 @@ class RowMaker:
 
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
+        self._by_table: dict[bytes, int] = {}
 
     def number(self, name: str) -> int:
         """The number of a subject, new or not."""
@@ -58,12 +63,16 @@ class RowMaker:
 
     def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
         """The rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
-        names = stored_names(batch, header)
         if header.runs == 1:
-            run = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
-            subject, lane, flags, _, count, _, size, _, first = run
-            number = self.number(names[subject])
+            subject, lane, flags, _, count, _, size, _, first = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
+            table = bytes(batch[_ONE_RUN_TABLE : header.data_start])
+            number = self._by_table.get(table)
+            if number is None:
+                number = self.number(stored_names(batch, header)[subject])
+                if len(self._by_table) < _TABLES_KEPT and len(table) < _TABLE_BYTES_KEPT and subject == 0:
+                    self._by_table[table] = number
             return (first, header.position, header.stored_at_us, number, count, 0, lane, 1, flags, size, header.size)
+        names = stored_names(batch, header)
         runs = runs_of(batch, header)
         numbers = np.fromiter(map(self.number, names), np.int64, len(names))[runs["subject"]]
         return entries_of(runs, header.size, header.position, header.stored_at_us, numbers)
