@@ -34,6 +34,6 @@ class MessageId(NamedTuple):
             raw = bytes.fromhex(text)
         except ValueError:
             raw = b""
-        if len(raw) != MESSAGE_ID_SIZE:
+        if len(raw) != MESSAGE_ID_SIZE or len(text) != 2 * MESSAGE_ID_SIZE:  # fromhex takes spaces
             raise InvalidOption(f"{text!r} is not a message id; give its 32 hex digits")
         return cls._make(MESSAGE_ID.unpack(raw))

@@ -20,6 +20,7 @@ _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 #: A table may take this much, and for each run a name with its msgpack header.
 TABLE_BYTES: Final = 1_024
 TABLE_BYTES_A_RUN: Final = MAX_NAME_BYTES + 2
+TABLE_FIELDS: Final = 16
 
 #: Both caches hold small tables only, and at most so many: a producer repeats them, a stranger must not fill memory.
 _CACHE_ENTRIES: Final = 4_096
@@ -81,7 +82,10 @@ def _read(table: bytes) -> tuple[str, ...]:
     )
     unpacker.feed(table)
     names: tuple[str, ...] = ()
-    for _ in range(unpacker.read_map_header()):
+    fields = unpacker.read_map_header()
+    if fields > TABLE_FIELDS:
+        raise ValueError(f"{fields} fields, at most {TABLE_FIELDS} are allowed")
+    for _ in range(fields):
         if unpacker.unpack() != "subjects":
             unpacker.unpack()
             continue

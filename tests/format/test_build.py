@@ -1,0 +1,272 @@
+"""Making batches: headers, columns, checksums, and what a caller must not hand over."""
+
+from __future__ import annotations
+
+import struct
+
+import msgpack
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import InvalidOption, MessageTooLarge
+from qmq.format.batch import COLUMN_BYTES, parse_header, runs_of, stored_names
+from qmq.format.build import (
+    NO_HEADER,
+    MessageHeader,
+    RunContent,
+    build_batch,
+    little,
+    make_header,
+    message_bytes,
+    seed_of,
+)
+from qmq.format.hashing import key_hash, tag_bits
+from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS, MAX_HEADER_BYTES, MAX_RUNS, OPTIONAL_COLUMNS
+from tests.format.contents import CREATED_US, PRODUCER, Contents, batch_of, contents, plain, rich, texts
+
+BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def by_the_page(runs: Contents) -> bytes:
+    """The same batch made slowly, message by message, as docs/FORMAT.md draws it."""
+    messages = [[(pack_header(sent), sent) for sent in run] for run in runs]
+    has_tags = any(sent.tags for run in runs for sent in run)
+    has_keys = any(sent.key is not None for run in runs for sent in run)
+    records = data = b""
+    for number, run in enumerate(messages):
+        columns = [b""] * 5
+        payload = b""
+        for header, sent in run:
+            bits = tag_bits(sent.tags)
+            key = key_hash(sent.key) if sent.key is not None else 0
+            columns[0] += struct.pack("<I", len(header) + len(sent.body))
+            columns[1] += struct.pack("<H", len(header))
+            seed = len(header) ^ bits ^ (key >> 32) ^ (key & 0xFFFFFFFF)
+            columns[2] += struct.pack("<I", crc32c(header + sent.body, seed))
+            columns[3] += struct.pack("<I", bits) if has_tags else b""
+            columns[4] += struct.pack("<Q", key) if has_keys else b""
+            payload += header + sent.body
+        content = b"".join(columns) + payload
+        records += struct.pack("<HHHHIIIIQ", number, 0, 0, 0, len(run), len(data), len(content), crc32c(content), 0)
+        data += content
+    table = msgpack.packb({"subjects": [run[0].subject for run in runs]})
+    head = struct.pack(
+        "<IBBHIIIIQQQH6s16sQI", 0x62514D51, 1, 0, has_tags | has_keys << 1, 96 + len(records) + len(table) + len(data),
+        len(table), sum(map(len, runs)), len(runs), 0, 0, CREATED_US, 0, bytes(6), PRODUCER, 7, crc32c(data),
+    )  # fmt: skip
+    return head + struct.pack("<I", crc32c(head + records + table)) + bytes(8) + records + table + data
+
+
+def pack_header(sent: object) -> bytes:
+    _, _, key, tags, properties = sent  # type: ignore[misc]
+    fields: dict[str, object] = {}
+    if key is not None:
+        fields["k"] = [key]
+    if tags:
+        fields["t"] = list(tags)
+    if properties:
+        fields["p"] = dict(properties)
+    return msgpack.packb(fields) if fields else b""
+
+
+@BOTH_ROADS
+@given(runs=contents(), bare=st.booleans())
+def test_batches_are_what_the_page_says(road: str, runs: Contents, bare: bool) -> None:
+    assert bytes(batch_of(runs, bare=bare)) == by_the_page(runs)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 15, 16, 17, 300])
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17])
+def test_every_number_of_runs_and_messages(runs: int, count: int) -> None:
+    made = [rich(f"s.{number}", count) if number % 2 else plain(f"s.{number}", count) for number in range(runs)]
+    assert bytes(batch_of(made)) == by_the_page(made)
+
+
+@given(contents())
+def test_header_says_what_is_there(runs: Contents) -> None:
+    view = batch_of(runs, sequence=99)
+    header = parse_header(view)
+    assert header.size == len(view)
+    assert (header.messages, header.runs) == (sum(map(len, runs)), len(runs))
+    assert (header.created_at_us, header.producer_id, header.producer_sequence) == (CREATED_US, PRODUCER, 99)
+    assert (header.position, header.stored_at_us, header.partition) == (0, 0, 0)
+    assert (header.store_id, header.mark) == (bytes(6), bytes(8))
+    assert stored_names(view, header) == tuple(run[0].subject for run in runs)
+    records = runs_of(view, header)
+    assert records["count"].tolist() == [len(run) for run in runs]
+    assert not records["first_sequence"].any()
+    assert bool(header.flags & HAS_TAGS) == any(sent.tags for run in runs for sent in run)
+    assert bool(header.flags & HAS_KEY_HASH) == any(sent.key is not None for run in runs for sent in run)
+
+
+def test_column_bytes_are_what_columns_take() -> None:
+    for made, flags in (([plain("a", 3)], 0), ([rich("a", 3)], HAS_TAGS | HAS_KEY_HASH)):
+        view = batch_of(made)
+        header = parse_header(view)
+        assert header.flags == flags
+        (record,) = runs_of(view, header).tolist()
+        payload = sum(len(pack_header(sent)) + len(sent.body) for sent in made[0])
+        assert record[6] == COLUMN_BYTES[flags] * 3 + payload
+    assert [flag for flag, _ in OPTIONAL_COLUMNS][:2] == [HAS_TAGS, HAS_KEY_HASH]
+
+
+def test_message_bytes_counts_headers_and_bodies() -> None:
+    assert message_bytes(RunContent("a", [b"123", b""], None)) == 3
+    header = make_header("k", ["t"], {"p": "v"})
+    assert message_bytes(RunContent("a", [b"123", b""], [header, NO_HEADER])) == 3 + len(header.packed)
+
+
+def test_buffers_may_be_views() -> None:
+    body = memoryview(b"0123456789")
+    header = make_header("k")
+    for headers in (None, [header, header]):
+        made = build_batch(
+            [RunContent("a", [body[:4], body[4:]], headers)],  # type: ignore[list-item]
+            created_at_us=1,
+            producer_id=PRODUCER,
+            producer_sequence=1,
+        )
+        assert b"".join(made).endswith(header.packed + b"456789" if headers else b"0123456789")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Message headers
+
+
+@given(
+    key=st.none() | texts,
+    tags=st.none() | st.lists(texts, max_size=4),
+    properties=st.none() | st.dictionaries(texts, texts, max_size=4),
+)
+def test_headers_hold_what_was_given(
+    key: str | None, tags: list[str] | None, properties: dict[str, str] | None
+) -> None:
+    header = make_header(key, tags, properties)
+    fields = {name: value for name, value in (("k", key and [key]), ("t", tags), ("p", properties)) if value}
+    if key == "":
+        fields = {"k": [""], **fields}
+    assert header.packed == (msgpack.packb(fields) if fields else b"")
+    assert header.tags == tag_bits(tags or ())
+    assert header.key == (key_hash(key) if key is not None else 0)
+    assert (header is NO_HEADER) == (not fields)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_000])
+def test_keys_of_every_msgpack_length(size: int) -> None:
+    key = "é" * (size // 2) + "x" * (size % 2)
+    assert make_header(key).packed == msgpack.packb({"k": [key]})
+
+
+def test_golden_headers() -> None:
+    header = make_header("order-4421", ["vip"], {"price": "125"})
+    assert header.packed.hex() == "83a16b91aa6f726465722d34343231a17491a3766970a17081a57072696365a3313235"
+    assert (header.tags, header.key) == (0x100, 0x8993E492FDCCD224)
+
+
+def test_tags_may_be_any_sequence() -> None:
+    assert make_header(tags=["a", "b"]) == make_header(tags=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("key", "tags", "properties", "reason"),
+    [
+        (5, None, None, "a key must be a str that UTF-8 can hold, not 5"),
+        (b"k", None, None, "a key must be a str"),
+        ("\ud800", None, None, "a key must be a str that UTF-8 can hold, not "),
+        ("k", "vip", None, "tags must be a list of str that UTF-8 can hold, not 'vip'"),
+        ("k", [1], None, "tags must be a list of str"),
+        ("k", [["a"]], None, "tags must be a list of str"),
+        ("k", ["\ud800"], None, "tags must be a list of str"),
+        ("k", 7, None, "tags must be a list of str"),
+        (None, None, {"a": 1}, "properties must be a dict of str to str that UTF-8 can hold, not {'a': 1}"),
+        (None, None, {1: "a"}, "properties must be a dict of str to str"),
+        (None, None, {"a": "\ud800"}, "properties must be a dict of str to str"),
+        (None, None, [("a", "b")], "properties must be a dict of str to str"),
+        (None, ["x"], "a=b", "properties must be a dict of str to str"),
+    ],
+)
+def test_what_is_not_text_is_refused_by_name(key: object, tags: object, properties: object, reason: str) -> None:
+    with pytest.raises(InvalidOption, match=reason):
+        make_header(key, tags, properties)  # type: ignore[arg-type]
+    assert make_header("k", None, {"a": "b"}).packed == msgpack.packb({"k": ["k"], "p": {"a": "b"}})
+
+
+def test_an_error_does_not_repeat_a_large_value() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        make_header(b"x" * 100_000)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("key", "tags", "properties"),
+    [
+        ("k" * MAX_HEADER_BYTES, None, None),
+        (None, ["t" * 1_000] * 70, None),
+        (None, None, {"p": "v" * MAX_HEADER_BYTES}),
+        ("k" * 30_000, ["t" * 30_000], {"p": "v" * 30_000}),
+    ],
+)
+def test_a_header_over_its_column_is_refused(
+    key: str | None, tags: list[str] | None, properties: dict[str, str] | None
+) -> None:
+    with pytest.raises(MessageTooLarge, match=r"take \d+ bytes, at most 65535 are allowed"):
+        make_header(key, tags, properties)
+
+
+def test_the_largest_header_fits() -> None:
+    room = MAX_HEADER_BYTES - len(msgpack.packb({"k": ["k" * 300]})) + 300
+    header = make_header("k" * room)
+    assert len(header.packed) == MAX_HEADER_BYTES
+    build_batch([RunContent("a", [b""], [header])], created_at_us=1, producer_id=PRODUCER, producer_sequence=1)
+    with pytest.raises(MessageTooLarge):
+        make_header("k" * (room + 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What must not be handed over
+
+
+def build(runs: list[RunContent]) -> bytes:
+    return b"".join(build_batch(runs, created_at_us=1, producer_id=PRODUCER, producer_sequence=1))
+
+
+def test_headers_and_bodies_go_together() -> None:
+    one = make_header("k")
+    with pytest.raises(ValueError, match="1 headers for 2 bodies"):
+        build([RunContent("a", [b"1", b"2"], [one])])
+    with pytest.raises(ValueError, match="2 headers for 1 bodies of 'a'"):
+        build([RunContent("a", [b"1"], [one, one]), RunContent("b", [b"1", b"2"], [one])])
+
+
+def test_more_subjects_than_a_batch_can_number() -> None:
+    runs = [RunContent(f"s.{number}", [b""], None) for number in range(MAX_RUNS + 1)]
+    with pytest.raises(MessageTooLarge, match="65536 subjects in one batch, at most 65535"):
+        build(runs)
+    made = memoryview(build(runs[:-1]))
+    assert parse_header(made).runs == MAX_RUNS
+
+
+@given(st.integers(0, 65_535), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1))
+def test_a_seed_shows_every_single_bit(header_size: int, tags: int, key: int) -> None:
+    seed = seed_of(header_size, tags, key)
+    assert 0 <= seed < 1 << 32
+    assert seed_of(0, 0, 0) == 0
+    for bit in range(16):
+        assert seed_of(header_size ^ (1 << bit), tags, key) != seed
+    for bit in range(32):
+        assert seed_of(header_size, tags ^ (1 << bit), key) != seed
+    for bit in range(64):
+        assert seed_of(header_size, tags, key ^ (1 << bit)) != seed
+
+
+def test_little_is_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert little("I", [1, 2]) == b"\1\0\0\0\2\0\0\0"
+    assert little("H", [258]) == b"\2\1"
+    monkeypatch.setattr("qmq.format.build.sys.byteorder", "big")
+    assert little("H", [258]) == b"\1\2", "a machine that keeps the large byte first turns each integer around"
+
+
+def test_no_header_is_nothing() -> None:
+    assert MessageHeader(b"", 0, 0) == NO_HEADER == make_header() == make_header(tags=[], properties={})

@@ -1,0 +1,58 @@
+"""Bytes that were written once are made and read the same for good."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq.format.batch import check_batch, parse_header, validate_stored
+from qmq.format.layout import ENTRY, SEGMENT_HEADER, SEGMENT_MAGIC
+from qmq.format.pieces import read_answer
+from tests.format.contents import LIMITS, POSITION, SECRET, STORE, STORED_US, expected, received
+from tests.format.golden_cases import BATCHES, DIRECTORY, RICH, RUNS, cases
+
+
+def golden(name: str) -> memoryview:
+    return memoryview(bytearray((DIRECTORY / f"{name}.bin").read_bytes()))
+
+
+@pytest.mark.parametrize(("name", "content"), cases().items(), ids=list(cases()))
+def test_bytes_are_made_as_they_were(name: str, content: bytes) -> None:
+    assert content == bytes(golden(name))
+
+
+def test_every_file_has_its_recipe() -> None:
+    assert {path.name for path in DIRECTORY.iterdir()} == {f"{name}.bin" for name in cases()}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_golden_batches_are_taken_and_read(name: str) -> None:
+    checked = check_batch(golden(f"batch-{name}"), LIMITS)
+    assert checked.header.messages == sum(map(len, BATCHES[name]))
+    header = validate_stored(golden(f"stored-{name}"), POSITION, SECRET, STORE)
+    assert header.stored_at_us == STORED_US
+    runs, damaged = read_answer(golden(f"stored-{name}"))
+    assert damaged == []
+    assert received(runs) == expected(BATCHES[name])
+
+
+def test_golden_pieces_are_read() -> None:
+    runs, damaged = read_answer(golden("piece-whole"))
+    assert (received(runs), damaged) == (expected(RUNS)[3:], [])
+    runs, damaged = read_answer(golden("piece-cut"))
+    assert (received(runs), damaged) == (expected(RICH)[3:], [])
+
+
+def test_a_stored_batch_differs_only_where_the_broker_stamps() -> None:
+    for name in BATCHES:
+        sent, kept = golden(f"batch-{name}"), golden(f"stored-{name}")
+        runs = parse_header(sent).runs
+        stamped = {*range(24, 40), *range(48, 56), *range(84, 96)}
+        stamped |= {96 + 32 * run + offset for run in range(runs) for offset in range(24, 32)}
+        assert {place for place in range(len(sent)) if sent[place] != kept[place]} <= stamped
+        assert len(sent) == len(kept)
+
+
+def test_golden_records_are_read() -> None:
+    magic, version, partition, store_id, _, base, *_ = SEGMENT_HEADER.unpack(golden("segment-header"))
+    assert (magic, version, partition, store_id, base) == (SEGMENT_MAGIC, 1, 3, STORE, POSITION)
+    assert ENTRY.unpack(golden("consumer-log-entry"))[:3] == (5, POSITION, STORED_US)

@@ -1,0 +1,338 @@
+"""Answers: pieces at every cut, batches as they lie, rot at every bit, and bodies that hold forged batches."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import BadBatch
+from qmq.format.batch import parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, PIECE_CRC_OFFSET, PIECE_HEADER, PIECE_HEADER_SIZE
+from qmq.format.pieces import StoredBatch, piece_of_run, read_answer
+from qmq.format.run import PieceHeader
+from tests.format.contents import (
+    POSITION,
+    STORE,
+    Contents,
+    Received,
+    Sent,
+    contents,
+    expected,
+    flips,
+    plain,
+    received,
+    reseal,
+    rich,
+    set_header,
+    set_run,
+    stored,
+    with_table,
+)
+
+BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+THREE: Contents = [plain("a", 2), rich("b", 3), plain("c", 1)]
+
+
+def piece(view: memoryview, run: int, start: int, stop: int | None) -> bytes:
+    buffers, size = piece_of_run(view, run, start, stop)
+    made = b"".join(buffers)
+    assert len(made) == size
+    return made
+
+
+def read(answer: bytes | memoryview) -> tuple[list[Received], list[str]]:
+    runs, damaged = read_answer(memoryview(answer))
+    return received(runs), [damage.reason for damage in damaged]
+
+
+def messages_before(runs: Contents, number: int) -> int:
+    return sum(map(len, runs[:number]))
+
+
+@BOTH_ROADS
+@given(runs=contents(max_runs=3, max_count=6))
+def test_pieces_at_every_cut(road: str, runs: Contents) -> None:
+    view = stored(runs)
+    everything = expected(runs)
+    cutter = StoredBatch(view)
+    for number, run in enumerate(runs):
+        first = messages_before(runs, number)
+        lengths = [len(sent.body) for sent in run]
+        assert [length >= size for length, size in zip(cutter.lengths(number).tolist(), lengths, strict=True)]
+        for start in range(len(run)):
+            for stop in [*range(start + 1, len(run) + 1), None]:
+                buffers, size = cutter.piece(number, start, stop)
+                answer = b"".join(buffers)
+                assert size == len(answer)
+                end = len(run) if stop is None else stop
+                assert read(answer) == (everything[first + start : first + end], [])
+
+
+@given(runs=contents(max_runs=3, max_count=6), data=st.data())
+def test_answers_of_batches_and_pieces_mixed(runs: Contents, data: st.DataObject) -> None:
+    view = stored(runs)
+    everything = expected(runs)
+    answer, wanted = b"", []
+    for _ in range(data.draw(st.integers(0, 5))):
+        if data.draw(st.booleans()):
+            answer += bytes(view)
+            wanted += everything
+            continue
+        number = data.draw(st.integers(0, len(runs) - 1))
+        start = data.draw(st.integers(0, len(runs[number]) - 1))
+        stop = data.draw(st.integers(start + 1, len(runs[number])))
+        answer += piece(view, number, start, stop)
+        first = messages_before(runs, number)
+        wanted += everything[first + start : first + stop]
+    assert read(answer) == (wanted, [])
+
+
+def test_a_whole_run_is_one_slice_of_the_store() -> None:
+    view = stored(THREE)
+    buffers, _ = piece_of_run(view, 1, 0, None)
+    assert len(buffers) == 2
+    assert isinstance(buffers[1], memoryview)
+    assert buffers[1].obj is view.obj
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rot
+
+
+def answer_of_three() -> tuple[bytes, list[tuple[int, list[Received]]]]:
+    """Three batches as they lie one behind another in a log: where each ends in the answer, and its messages."""
+    answer, parts = b"", []
+    for runs in ([plain("a", 2)], THREE, [[Sent("z", b"last")]]):
+        position = POSITION + len(answer)
+        answer += bytes(stored(runs, position))
+        parts.append((len(answer), expected(runs, position)))
+    return answer, parts
+
+
+def test_a_flipped_bit_costs_only_what_it_hits() -> None:
+    """Whatever rots in one batch, all the others are read, and of its own nothing wrong."""
+    answer, parts = answer_of_three()
+    everything = [message for _, messages in parts for message in messages]
+    for bit, flipped in flips(memoryview(answer)):
+        found, damaged = read(flipped)
+        hit = next(number for number, (end, _) in enumerate(parts) if bit < 8 * end)
+        lost = [message for message in everything if message not in found]
+        assert found == [message for message in everything if message not in lost], bit
+        assert all(message in parts[hit][1] for message in lost), bit
+        assert bool(damaged) == bool(lost), bit
+
+
+def test_a_flipped_bit_in_the_data_costs_one_run() -> None:
+    view = stored(THREE)
+    start = parse_header(view).data_start
+    everything = expected(THREE)
+    left_out = [everything[2:], everything[:2] + everything[5:], everything[:5]]
+    for bit, flipped in flips(view):
+        if bit < 8 * start:
+            continue
+        found, damaged = read(flipped)
+        assert len(damaged) == 1
+        assert found in left_out
+
+
+@pytest.mark.parametrize("runs", [[plain("a", 5)], [rich("a", 5)]])
+def test_a_flipped_bit_in_a_cut_piece_yields_nothing_wrong(runs: Contents) -> None:
+    answer = memoryview(piece(stored(runs), 0, 1, 4))
+    everything = expected(runs)[1:4]
+    header_end = PIECE_HEADER_SIZE + 1
+    payload = len(answer) - sum(len(sent.body) for sent in runs[0][1:4])
+    for bit, flipped in flips(answer):
+        found, damaged = read(flipped)
+        assert damaged, bit
+        assert [message for message in everything if message in found] == found
+        if bit < 8 * header_end:
+            assert found == []
+        if bit >= 8 * payload and runs[0][0].key is None:
+            assert len(found) == 2, "a rotten body costs one message"
+
+
+@pytest.mark.parametrize("runs", [[plain("a", 5)], [rich("a", 5)]])
+def test_a_flipped_bit_in_a_whole_piece_is_found(runs: Contents) -> None:
+    for _, flipped in flips(memoryview(piece(stored(runs), 0, 0, None))):
+        found, damaged = read(flipped)
+        assert found == []
+        assert len(damaged) == 1
+
+
+@pytest.mark.parametrize("runs", [[plain("a", 3)], [rich("a", 3)], THREE])
+def test_rot_in_the_store_never_reaches_a_reader_through_a_cut(runs: Contents) -> None:
+    """The broker cuts without looking at the data: what it sends is found out, or right."""
+    everything = expected(runs)[1:2]
+    for bit, flipped in flips(stored(runs)):
+        if 8 * (BATCH_HEADER_SIZE - 8) <= bit < 8 * BATCH_HEADER_SIZE:
+            continue  # the mark is for recovery
+        if bit < 8 * parse_header(stored(runs)).data_start:
+            with pytest.raises(BadBatch, match="does not fit its checksum"):
+                piece(flipped, 0, 1, 2)
+            continue
+        answer = piece(flipped, 0, 1, 2)
+        found, damaged = read(answer)
+        assert (found == everything) == (not damaged)
+        assert found in ([], everything)
+
+
+def test_every_cut_of_an_answer_gives_a_beginning_of_it() -> None:
+    answer, parts = answer_of_three()
+    everything = [message for _, messages in parts for message in messages]
+    for size in range(len(answer)):
+        found, damaged = read(answer[:size])
+        ends = [0, *(end for end, _ in parts)]
+        whole = sum(len(messages) for end, messages in parts if end <= size)
+        assert found == everything[:whole]
+        assert bool(damaged) == (size not in ends)
+
+
+def test_every_cut_of_a_piece_is_found() -> None:
+    for start in (0, 1):
+        answer = piece(stored(THREE), 1, start, None)
+        for size in range(1, len(answer)):
+            assert read(answer[:size])[0] == []
+            assert len(read(answer[:size])[1]) == 1
+
+
+def test_damage_says_where() -> None:
+    view = stored(THREE)
+    view[-1] ^= 1
+    _, (damage,) = read_answer(view)
+    assert damage == ("a run of 'c' does not fit its checksum", 3, POSITION + 5)
+    cut = bytearray(piece(stored(THREE), 1, 1, 3))
+    cut[-1] ^= 1
+    _, (damage,) = read_answer(memoryview(cut))
+    assert damage == ("a message of 'b' does not fit its checksum", 3, POSITION + 4)
+    _, (damage,) = read_answer(memoryview(b"nonsense" * 20))
+    assert damage == ("neither a batch nor a piece begins here; 160 bytes of the answer are left out", None, None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bodies that hold what looks like an answer
+
+
+def test_a_forged_batch_in_a_body_is_never_read() -> None:
+    """Whatever bit of the header around it is turned over."""
+    forged = stored([[Sent("bank.transfer", b"all of it")]], position=POSITION + 77)
+    forged_piece = piece(forged, 0, 0, None)
+    body = b"." * 300 + bytes(forged) + forged_piece + forged_piece
+    runs: Contents = [[Sent("chat", body), Sent("chat", body)]]
+    behind = POSITION + len(stored(runs))
+    answer = bytes(stored(runs)) + bytes(stored([[Sent("z", b"next")]], behind))
+    outer = parse_header(memoryview(answer)).data_start
+    after = expected([[Sent("z", b"next")]], behind)
+    for bit, flipped in flips(memoryview(answer)):
+        if bit == 8 * outer:
+            break
+        found, _ = read(flipped)
+        assert {message.sent.subject for message in found} <= {"chat", "z"}, bit
+        assert found[-1:] == after, bit
+
+
+def test_a_batch_that_follows_is_found_by_its_position() -> None:
+    """The size that would lead to it has rotted, and a forged one stands before it."""
+    body = bytes(stored([[Sent("bank.transfer", b"all of it")]]))
+    first = stored([[Sent("chat", body)]])
+    behind = POSITION + len(first)
+    answer = bytearray(bytes(first) + bytes(stored([[Sent("z", b"next")]], behind)))
+    answer[8:12] = b"\xff\xff\xff\xff"
+    found, damaged = read(bytes(answer))
+    assert found == expected([[Sent("z", b"next")]], behind)
+    assert len(damaged) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A broker that lies: an error, never a crash
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"subject": 3}, "points outside of it"),
+        ({"count": 0}, "points outside of it"),
+        ({"count": 0xFFFFFFFF}, "points outside of it"),
+        ({"offset": 0xFFFFFFFF}, "points outside of it"),
+        ({"size": 0xFFFFFFFF}, "points outside of it"),
+        ({"size": 0}, "points outside of it"),
+    ],
+)
+def test_lying_records(fields: dict[str, int], reason: str) -> None:
+    for runs in (THREE, THREE[:1]):
+        view = stored(runs)
+        set_run(view, 0, **fields)
+        found, (damage,) = read(reseal(view))
+        assert found == []
+        assert reason in damage
+
+
+@pytest.mark.parametrize(("fields", "reason"), [({"version": 2}, "version 2"), ({"flags": 32}, "flags 0x20")])
+def test_lying_headers(fields: dict[str, int], reason: str) -> None:
+    view = stored(THREE)
+    set_header(view, **fields)
+    found, (damage,) = read(reseal(view))
+    assert (found, reason in damage) == ([], True)
+
+
+def test_a_lying_table() -> None:
+    found, (damage,) = read(with_table(stored(THREE), b"\x91" * 100))
+    assert (found, "the table is not" in damage) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"flags": 0xFFFF}, "flags 0xffff"),
+        ({"messages": 0}, "shorter than its columns"),
+        ({"messages": 0xFFFFFFFF}, "shorter than its columns"),
+        ({"size": 10}, "sizes of a piece"),
+        ({"size": 0xFFFFFFFF}, "sizes of a piece"),
+        ({"subject_size": 0xFFFF}, "sizes of a piece"),
+        ({"messages": 2}, "lengths in a part"),
+    ],
+)
+def test_lying_pieces(fields: dict[str, int], reason: str) -> None:
+    view = bytearray(piece(stored([plain("a", 4)]), 0, 1, 4))
+    header = PieceHeader._make(PIECE_HEADER.unpack_from(view))._replace(**fields)
+    PIECE_HEADER.pack_into(view, 0, *header)
+    seal_piece(view, header.subject_size)
+    found, (damage,) = read(bytes(view))
+    assert (found, reason in damage) == ([], True)
+
+
+def seal_piece(view: bytearray, subject_size: int) -> None:
+    start = PIECE_HEADER_SIZE + subject_size
+    struct.pack_into(
+        "<I", view, PIECE_CRC_OFFSET, crc32c(view[PIECE_HEADER_SIZE:start], crc32c(view[:PIECE_CRC_OFFSET]))
+    )
+
+
+def test_a_piece_whose_subject_is_not_text() -> None:
+    view = bytearray(piece(stored([plain("a", 4)]), 0, 1, 4))
+    view[PIECE_HEADER_SIZE] = 0xFF
+    seal_piece(view, 1)
+    assert "is not text" in read(bytes(view))[1][0]
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"QMQb", b"QMQp"]))
+def test_any_bytes_are_read_to_their_end(answer: bytes, magic: bytes) -> None:
+    found, damaged = read(magic + answer)
+    assert found == []
+    assert bool(damaged) == bool(magic + answer)
+
+
+def test_a_broker_refuses_to_cut_what_has_rotted_in_its_header() -> None:
+    view = stored(THREE)
+    set_header(view, created_at_us=5)
+    with pytest.raises(BadBatch, match=f"the batch at position {POSITION} does not fit its checksum"):
+        StoredBatch(view)
+    view = stored(THREE)
+    set_header(view, magic=BATCH_MAGIC ^ 1)
+    with pytest.raises(BadBatch):
+        StoredBatch(view)
+    assert StoredBatch(stored(THREE)).header.store_id == STORE
