@@ -1,0 +1,125 @@
+"""``qmq verify``: check every file of a data directory, and show what was found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from qmq.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from qmq.errors import DirectoryInUse
+from qmq.storage.disk import Disk
+from qmq.storage.verify import Finding, Report
+from qmq.storage.verify import verify as verify_directory
+
+
+class InUse(CommandFailed):
+    """A broker has the directory."""
+
+    exit_code = EXIT_USAGE
+
+
+@click.command(short_help="Check every file of a data directory.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a finding, and one that sums up.")
+@click.pass_context
+def verify(context: click.Context, directory: Path, as_json: bool) -> None:
+    """Check every file of the data directory DIRECTORY, without changing anything.
+
+    The directory is that of a stopped or killed broker, or a copy of a running one's. Ends with 0 when nothing is
+    bad, 1 when something is, 2 when a broker is using the directory. What a stop may leave behind, such as an
+    unfinished tail, is named and is not bad.
+    """
+    try:
+        with _bar() as progress:
+            report = verify_directory(directory, Disk(), progress)
+    except DirectoryInUse as error:
+        raise InUse(error) from error
+    if as_json:
+        _print_json(report)
+    elif sys.stdout.isatty():
+        _print_table(report, Console())
+    else:
+        for finding in report.findings:
+            click.echo(str(finding))
+        click.echo("\n".join(_closing_lines(report)))
+    if not report.is_good:
+        context.exit(EXIT_FAILED)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr while the files are read, where that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("reading")
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _print_json(report: Report) -> None:
+    for finding in report.findings:
+        click.echo(json.dumps({**finding._asdict(), "file": str(finding.file)}))
+    counts = {
+        kind: {"files": count.files, "bytes": count.bytes, "records": count.records}
+        for kind, count in report.counts.items()
+    }
+    summary = {
+        "directory": str(report.directory),
+        "good": report.is_good,
+        "faults": report.faults,
+        "notes": report.notes,
+        "left_out": report.left_out,
+        "read": counts,
+    }
+    click.echo(json.dumps(summary))
+
+
+def _print_table(report: Report, console: Console) -> None:
+    if report.findings:
+        table = Table(title=f"Found in {report.directory}", title_justify="left")
+        for column in ("", "file", "at byte", "what", "what to do"):
+            table.add_column(column, justify="right" if column == "at byte" else "left", overflow="fold")
+        for finding in report.findings:
+            table.add_row(*_cells(finding, report.directory))
+        console.print(table)
+    read = Table(title="Read", title_justify="left")
+    for column in ("kind", "files", "records", "bytes"):
+        read.add_column(column, justify="left" if column == "kind" else "right")
+    for kind, count in report.counts.items():
+        read.add_row(kind, f"{count.files:,}", f"{count.records:,}", f"{count.bytes:,}")
+    console.print(read)
+    for line in _closing_lines(report):
+        console.print(escape(line), style="green" if report.is_good else "red", soft_wrap=True, highlight=False)
+
+
+def _cells(finding: Finding, directory: Path) -> list[str]:
+    colour = "red" if finding.severity == "fault" else "yellow"
+    file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
+    position = "" if finding.position is None else f"{finding.position:,}"
+    return [
+        f"[{colour}]{finding.severity}[/]",
+        escape(str(file)),
+        position,
+        escape(finding.what),
+        escape(finding.advice),
+    ]
+
+
+def _closing_lines(report: Report) -> list[str]:
+    files = sum(count.files for count in report.counts.values())
+    lines = [f"{report.directory}: {files:,} files read, faults {report.faults:,}, notes {report.notes:,}"]
+    if report.left_out:
+        lines.append(f"{report.left_out:,} more findings are not shown: they are of files that have many")
+    return lines

@@ -1,0 +1,131 @@
+"""qmq/cli/verify.py: what was found, for people and for programs, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import qmq
+from qmq.cli.main import cli
+from qmq.cli.verify import _print_table
+from qmq.settings import Settings
+from qmq.storage.disk import Disk
+from qmq.storage.findings import Report
+from qmq.storage.lock import DirectoryLock
+from qmq.wiring import RunningBroker
+
+BODY = b"something that is easy to find"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a broker that took ten messages and was stopped."""
+    directory = tmp_path_factory.mktemp("stored") / "data"
+
+    frames = {"max_frame_bytes": 64 << 10, "max_message_bytes": 32 << 10}
+    small = Settings(data_dir=directory, listen="127.0.0.1:0", segment_bytes=128 << 10, **frames)
+
+    async def fill() -> None:
+        broker = RunningBroker(small)
+        await broker.start()
+        async with qmq.connect(broker.url) as client:
+            await client.send_many("hotel.order.created", [BODY] * 10)
+        await broker.stop()
+
+    asyncio.run(fill())
+    return directory
+
+
+@pytest.fixture
+def data(stored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored, tmp_path / "data"))
+
+
+@pytest.fixture
+def spoiled(data: Path) -> tuple[Path, Path]:
+    """The directory with one byte of a message changed, and the file that it is in."""
+    (segment,) = data.glob("log-0/*.messages")
+    with segment.open("r+b") as file:
+        at = file.read(1 << 20).index(BODY)
+        file.seek(at)
+        file.write(b"S")
+    return data, segment
+
+
+def test_a_sound_directory_ends_with_0(data: Path) -> None:
+    shown = CliRunner().invoke(cli, ["verify", str(data)])
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "fault:" not in shown.stdout
+    assert "faults 0," in shown.stdout.splitlines()[-1]
+
+
+def test_a_bad_byte_is_shown_with_its_place_and_ends_with_1(spoiled: tuple[Path, Path]) -> None:
+    directory, segment = spoiled
+    shown = CliRunner().invoke(cli, ["verify", str(directory)])
+    assert shown.exit_code == 1
+    assert f"fault: {segment} at byte " in shown.stdout
+    assert "faults 1," in shown.stdout.splitlines()[-1]
+
+
+def test_json_is_one_object_a_finding_and_one_that_sums_up(spoiled: tuple[Path, Path]) -> None:
+    directory, segment = spoiled
+    shown = CliRunner().invoke(cli, ["verify", "--json", str(directory)])
+    assert shown.exit_code == 1
+    *findings, summary = [json.loads(line) for line in shown.stdout.splitlines()]
+    (fault,) = [finding for finding in findings if finding["severity"] == "fault"]
+    assert set(fault) == {"severity", "file", "position", "what", "advice"}
+    assert fault["file"] == str(segment)
+    assert fault["position"] == 64  # right behind the header of the segment
+    assert (summary["good"], summary["faults"], summary["directory"]) == (False, 1, str(directory))
+    assert summary["read"]["messages"]["files"] == 1
+
+
+def test_a_directory_in_use_ends_with_2_and_names_who_uses_it(data: Path) -> None:
+    lock = DirectoryLock.acquire(Disk(), data, 0)
+    try:
+        shown = CliRunner().invoke(cli, ["verify", str(data)])
+    finally:
+        lock.release()
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "in use by process" in shown.stderr
+    assert CliRunner().invoke(cli, ["verify", str(data)]).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_what_is_no_directory_is_wrong_usage(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    shown = CliRunner().invoke(cli, ["verify", str(tmp_path / name)])
+    assert shown.exit_code == 2
+    assert name in shown.stderr
+
+
+def test_an_empty_directory_is_no_store(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert "store-a" in shown.stdout
+
+
+def test_on_a_terminal_it_is_a_table() -> None:
+    report = Report(Path("/data"))
+    report.count("messages", 4096, 3)
+    report.fault(Path("/data/log-0/00.messages"), 1_234, "the [checksum] is wrong", "keep a copy")
+    report.note(Path("/elsewhere/x.tmp"), None, "a temporary file", "nothing")
+    for _ in range(25):
+        report.note(Path("/data/subjects"), None, "again", "nothing")
+    console = Console(width=120)
+    with console.capture() as capture:
+        _print_table(report, console)
+    lines = capture.get().splitlines()
+    assert any(
+        all(cell in line for cell in ("fault", " log-0/00.messages", "1,234", "the [checksum] is wrong", "keep a copy"))
+        for line in lines
+    )
+    assert any(all(cell in line for cell in ("messages", "1", "3", "4,096")) for line in lines)
+    assert "/data: 1 files read, faults 1, notes 26" in capture.get()
+    assert "5 more findings are not shown" in capture.get()
