@@ -28,8 +28,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a broker that took ten messages and was stopped."""
     directory = tmp_path_factory.mktemp("stored") / "data"
 
-    frames = {"max_frame_bytes": 64 << 10, "max_message_bytes": 32 << 10}
-    small = Settings(data_dir=directory, listen="127.0.0.1:0", segment_bytes=128 << 10, **frames)
+    small = Settings(data_dir=directory, listen="127.0.0.1:0", segment_bytes=17 << 20)  # each test makes a copy
 
     async def fill() -> None:
         broker = RunningBroker(small)
