@@ -1,0 +1,84 @@
+"""What a check of a data directory found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+#: Findings of one file that are kept; the others are counted.
+KEPT_PER_FILE: Final = 20
+
+Severity = Literal["fault", "note"]
+
+
+class Finding(NamedTuple):
+    """One thing that was found. A fault is something bad that should be good; a note is worth knowing."""
+
+    severity: Severity
+    file: Path
+    #: Byte offset in the file, where it is about one.
+    position: int | None
+    what: str
+    #: What to do about it.
+    advice: str
+
+    def __str__(self) -> str:
+        where = str(self.file) if self.position is None else f"{self.file} at byte {self.position}"
+        return f"{self.severity}: {where}: {self.what}; {self.advice}"
+
+
+@dataclass(slots=True)
+class Count:
+    """What was read of one kind of file. Records are batches, rows, subjects, ..."""
+
+    files: int = 0
+    bytes: int = 0
+    records: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome: ``findings`` in the order they were found, at most 20 a file; ``left_out`` counts the others."""
+
+    directory: Path
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[str, Count] = field(default_factory=dict)
+    faults: int = 0
+    notes: int = 0
+    left_out: int = 0
+    _per_file: Counter[Path] = field(default_factory=Counter)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is no fault."""
+        return not self.faults
+
+    def fault(self, file: Path, position: int | None, what: str, advice: str) -> None:
+        """Something is bad."""
+        self.faults += 1
+        self._keep(Finding("fault", file, position, what, advice))
+
+    def note(self, file: Path, position: int | None, what: str, advice: str) -> None:
+        """Something is worth knowing."""
+        self.notes += 1
+        self._keep(Finding("note", file, position, what, advice))
+
+    def tell(self, is_fault: bool, file: Path, position: int | None, what: str, advice: str) -> None:
+        """A fault or a note."""
+        (self.fault if is_fault else self.note)(file, position, what, advice)
+
+    def count(self, kind: str, size: int, records: int = 0) -> None:
+        """A file of a kind was read."""
+        known = self.counts.setdefault(kind, Count())
+        known.files += 1
+        known.bytes += size
+        known.records += records
+
+    def _keep(self, finding: Finding) -> None:
+        self._per_file[finding.file] += 1
+        if self._per_file[finding.file] <= KEPT_PER_FILE:
+            self.findings.append(finding)
+        else:
+            self.left_out += 1

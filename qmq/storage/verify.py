@@ -1,0 +1,308 @@
+"""fsck for a data directory: reads every file from end to end, holds them against each other, and writes nothing.
+
+A fault is something bad that a checkpoint claims, or a file without which the store cannot do. What a stop may leave
+behind is a note: an unfinished tail behind the checkpoint, derived files that lag or are missing, a temporary file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
+from qmq.storage import identity as identities
+from qmq.storage.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
+from qmq.storage.derived import base_of
+from qmq.storage.disk import Disk, failure, read_whole
+from qmq.storage.envelope import FileState
+from qmq.storage.findings import Count, Finding, Report
+from qmq.storage.gaps import Gaps
+from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
+from qmq.storage.index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.lock import LOCK_NAME, holder_of
+from qmq.storage.opening import CONSUMER_LOG_NAME, SUBJECTS_NAME
+from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
+from qmq.storage.segment import Owner
+from qmq.storage.subjects import Records, check_header, parse_records
+from qmq.storage.verify_log import PartitionCheck
+from qmq.storage.verify_sequences import SequenceCheck
+
+__all__ = ["Count", "Finding", "Report", "verify"]
+
+#: Called with the bytes that have been read, and how many there are.
+Progress = Callable[[int, int], None]
+
+_LEAVE: Final = "nothing: it is not QMQ's, and is left alone"
+_REPLACED: Final = "nothing: the next start writes it again"
+_RESTORE: Final = "put back a good copy of the file; without it the next start reads the whole log"
+
+
+def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> Report:
+    """Check the data directory of a stopped broker, or a copy of any.
+
+    Raises DirectoryInUse while a broker has it, also when one takes it meanwhile; StorageFailed when the system
+    refuses to read something; ForeignFile for a version that this code does not know.
+    """
+    _check_free(disk, directory)
+    report = Report(directory)
+    try:
+        _Verification(disk, directory, report, progress).run()
+    except OSError as error:
+        raise failure(error, "read", error.filename or directory) from error
+    _check_free(disk, directory)
+    return report
+
+
+def _check_free(disk: Disk, directory: Path) -> None:
+    holder = holder_of(disk, directory)
+    if holder is not None:
+        raise DirectoryInUse(f"{directory} is in use by {holder}; stop it, or verify a copy of the directory")
+
+
+class _Verification:
+    """One run."""
+
+    def __init__(self, disk: Disk, directory: Path, report: Report, progress: Progress | None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._report = report
+        self._progress = progress
+        self._done = self._total = 0
+        self._claims: Claims | None = None
+        self._claims_path = directory
+        self._names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Fill the report. Raises OSError and StorageError."""
+        names = self._disk.listdir(self._directory)
+        identity = self._check_identity()
+        if identity is None:
+            return
+        self._check_checkpoints(identity)
+        self._read_subjects(identity)
+        self._look_for_strangers(names, identity)
+        self._check_logs(identity)
+
+    # --- small files -------------------------------------------------------------------------------------------------
+
+    def _check_identity(self) -> Identity | None:
+        a, b = read_copies(self._disk, self._directory)
+        found = [copy.identity for copy in (a, b) if copy.identity is not None]
+        for name, copy, other in ((COPY_NAMES[0], a, b), (COPY_NAMES[1], b, a)):
+            path = self._directory / name
+            if copy.identity is not None:
+                self._report.count("identity", 0, 1)
+            elif copy.state is FileState.NEWER:
+                raise ForeignFile(copy.reason)
+            elif copy.state is FileState.MISSING and other.identity is not None and other.identity.generation <= 1:
+                self._report.note(path, None, "is missing: the directory was being made", _REPLACED)
+            else:
+                advice = "nothing but a restart: the other copy is enough" if found else "put back a copy of the file"
+                self._report.fault(path, None, copy.reason, advice)
+        if not found:
+            return None
+        try:
+            identity = identities.latest(a, b)
+        except BadBytes as error:
+            self._report.fault(self._directory / COPY_NAMES[1], None, str(error), "put the right one in its place")
+            return None
+        if len({copy.generation for copy in found}) > 1:
+            what = "is one generation behind: a write was interrupted"
+            self._report.note(self._directory / COPY_NAMES[1], None, what, _REPLACED)
+        elif len(found) == 2 and found[0] != found[1]:
+            self._report.fault(
+                self._directory / COPY_NAMES[1], None, "differs from store-a, of the same generation", _RESTORE
+            )
+        return identity
+
+    def _check_checkpoints(self, identity: Identity) -> None:
+        for place, number in enumerate(list_checkpoints(self._disk, self._directory)):
+            path = checkpoint_path(self._directory, number)
+            found = read_checkpoint(self._disk, self._directory, number)
+            if found.state is FileState.NEWER:
+                raise ForeignFile(found.reason)
+            if found.claims is None:
+                self._report.fault(path, None, found.reason, "delete it: the one before counts then")
+                continue
+            self._report.count("checkpoint", len(read_whole(self._disk, path)), 1)
+            if place >= KEPT:
+                self._report.note(path, None, "is older than the two that are kept", "nothing: it is deleted")
+            problem = _contradiction(found.claims, number, identity)
+            if problem:
+                self._report.fault(path, None, problem, "delete it: the one before counts then")
+            elif self._claims is None:
+                self._claims, self._claims_path = found.claims, path
+
+    def _read_subjects(self, identity: Identity) -> None:
+        path = self._directory / SUBJECTS_NAME
+        claim = self._claims.subjects if self._claims is not None else None
+        try:
+            data = read_whole(self._disk, path)
+        except FileNotFoundError:
+            self._report.tell(claim is not None, path, None, "is missing", _RESTORE)
+            data = b""
+        else:
+            try:
+                check_header(data, identity.store_id, path)
+            except (BadBytes, ForeignFile) as error:
+                self._report.tell(claim is not None or len(data) >= 32, path, 0, str(error), _RESTORE)
+        length = len(data) if claim is None else claim.length_bytes
+        records = parse_records(data[:length])
+        self._report.count("subjects", len(data), len(records.names))
+        for bad in records.damaged:
+            self._report.fault(path, bad.position, f"from subject {bad.number} on: {bad.reason}", _RESTORE)
+        if claim is not None and data and (records.end != length or len(records.names) != claim.count):
+            what = f"has {len(records.names)} subjects in {records.end} bytes, the checkpoint knows {claim.count}"
+            self._report.fault(path, records.end, f"{what} in {length}", _RESTORE)
+        if len(data) > records.end and (claim is None or records.end == length):
+            what = f"{len(data) - records.end} bytes that no checkpoint knows"
+            self._report.note(path, records.end, what, "nothing: the next start cuts them and reads them from the log")
+        self._take_names(path, records)
+
+    def _take_names(self, path: Path, records: Records) -> None:
+        for number, name in enumerate(records.names):
+            if name is not None and name in self._numbers:
+                what = f"subject {number} has the name of subject {self._numbers[name]}, {name}"
+                self._report.fault(path, None, what, "keep a copy of the directory and report it")
+            self._names.append(name if name is not None else f"(damaged {number})")
+            if name is not None:
+                self._numbers.setdefault(name, number)
+        if self._claims is not None:  # a subject that the log knows gets a number of its own below
+            missing = self._claims.subjects.count - len(self._names)
+            self._names += [f"(lost {len(self._names) + n})" for n in range(missing)]
+
+    def _number_of(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return number
+
+    # --- logs --------------------------------------------------------------------------------------------------------
+
+    def _check_logs(self, identity: Identity) -> None:
+        claims = self._claims
+        checks = []
+        for number, partition in enumerate(identity.partitions):
+            path = self._path_of(partition)
+            claim = claims.partitions[number] if claims is not None and number < len(claims.partitions) else None
+            if not self._disk.exists(path):
+                self._report.tell(claim is not None, path, None, "is missing", "mount its disk or put it back")
+                continue
+            self._total += self._bytes_in(path)
+            checks.append(
+                PartitionCheck(
+                    self._disk,
+                    self._report,
+                    directory=path,
+                    consumer_directory=self._directory / CONSUMER_LOG_NAME / str(number),
+                    owner=Owner(identity.store_id, number),
+                    secret=identity.secret,
+                    claim=claim,
+                    number_of=self._number_of,
+                    progress=self._advance,
+                )
+            )
+        gaps = Gaps.unpack(claims.subjects.gaps) if claims is not None else Gaps()
+        sequences = SequenceCheck(self._report, self._names, gaps)
+        for batch in heapq.merge(*(check.batches() for check in checks), key=lambda batch: batch.header.stored_at_us):
+            sequences.has_holes = any(check.holes for check in checks)
+            sequences.add(batch)
+        sequences.has_holes = any(check.holes for check in checks) or len(checks) < len(identity.partitions)
+        if claims is not None:
+            self._check_claims(claims, sequences)
+
+    def _check_claims(self, claims: Claims, sequences: SequenceCheck) -> None:
+        if sequences.last_claimed_us > claims.last_stored_at_us:
+            what = f"knows stamps up to {claims.last_stored_at_us}, its log has {sequences.last_claimed_us}"
+            self._report.fault(self._claims_path, None, what, "delete it: the one before counts then")
+        ends = np.frombuffer(claims.subjects.ends, "<u8").astype(np.uint64)
+        firsts = np.frombuffer(claims.subjects.firsts, "<u8").astype(np.uint64)
+        sequences.check_claims(self._claims_path, ends, firsts)
+
+    def _path_of(self, partition: PartitionIdentity) -> Path:
+        return self._directory / partition.directory  # an absolute one stays what it is
+
+    def _bytes_in(self, directory: Path) -> int:
+        total = 0
+        for name in self._disk.listdir(directory):
+            if name.endswith(SEGMENT_SUFFIX):
+                fd = self._disk.open(directory / name, os.O_RDONLY)
+                total += self._disk.size(fd)
+                self._disk.close(fd)
+        return total
+
+    def _advance(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+    # --- strangers ---------------------------------------------------------------------------------------------------
+
+    def _look_for_strangers(self, names: list[str], identity: Identity) -> None:
+        own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME}
+        own |= {Path(partition.directory).parts[0] for partition in identity.partitions}
+        for name in names:
+            whole = name.removesuffix(".tmp")
+            if name not in own and not _is_checkpoint(name):
+                self._tell_stranger(self._directory / name, whole in own or _is_checkpoint(whole))
+        for number, partition in enumerate(identity.partitions):
+            for directory in (self._path_of(partition), self._directory / CONSUMER_LOG_NAME / str(number)):
+                if self._disk.exists(directory):
+                    self._look_into(directory)
+
+    def _look_into(self, directory: Path) -> None:
+        for name in self._disk.listdir(directory):
+            stem, dot, suffix = name.removesuffix(".tmp").partition(".")
+            known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX) and _is_base(stem)
+            known |= base_of(name.removesuffix(".tmp")) is not None
+            if not known or name.endswith(".tmp"):
+                self._tell_stranger(directory / name, known)
+
+    def _tell_stranger(self, path: Path, is_own: bool) -> None:
+        if is_own:
+            self._report.note(path, None, "was left by a write that was interrupted", _REPLACED)
+        else:
+            self._report.note(path, None, "is a foreign file", _LEAVE)
+
+
+def _is_checkpoint(name: str) -> bool:
+    number = name.removeprefix(PREFIX)
+    return number != name and number.isascii() and number.isdecimal()
+
+
+def _is_base(stem: str) -> bool:
+    return len(stem) == 16 and all(digit in "0123456789abcdef" for digit in stem)
+
+
+def _contradiction(claims: Claims, number: int, identity: Identity) -> str | None:
+    """What is wrong with a checkpoint whose bytes are good."""
+    if claims.number != number:
+        return f"says that it is number {claims.number}"
+    if claims.store_id != identity.store_id:
+        return f"belongs to store {claims.store_id.hex()}, not {identity.store_id.hex()}"
+    if len(claims.partitions) > len(identity.partitions):
+        return f"knows {len(claims.partitions)} partitions, the store has {len(identity.partitions)}"
+    if claims.sequence_base > identity.sequence_base:
+        return f"has sequence base {claims.sequence_base}, above the store's {identity.sequence_base}"
+    for partition, claim in enumerate(claims.partitions):
+        reserve = identity.partitions[partition].reserve
+        ends = [span.end for span in claim.segments]
+        bases = [span.base for span in claim.segments]
+        if claim.position > reserve:
+            return f"puts partition {partition} at {claim.position}, above its reserve {reserve}"
+        if any(base > end for base, end in claim.segments) or any(
+            base < end for base, end in zip(bases[1:], ends[:-1], strict=True)
+        ):
+            return f"has segments of partition {partition} that overlap"
+        if ends and ends[-1] != claim.position:
+            return f"puts partition {partition} at {claim.position}, its last segment ends at {ends[-1]}"
+        if claim.journal is not None and claim.journal[0] not in bases:
+            return f"has rows of a segment of partition {partition} that it does not name"
+    return None

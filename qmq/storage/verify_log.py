@@ -1,0 +1,378 @@
+"""One partition of a message log, read from end to end: every batch, and the derived files held against them.
+
+An own reader, not recovery's: what the one gets wrong the other shall not agree with. It reads 8 MiB at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from qmq.errors import BadBatch, ForeignFile, MessageTooLarge
+from qmq.format.batch import (
+    BatchLimits,
+    EntryRow,
+    Header,
+    check_batch,
+    entries_of,
+    entry_of,
+    mark_of,
+    parse_header,
+    runs_of,
+    validate_stored,
+    validate_stored_header,
+)
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY_DTYPE, MARK_SIZE, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Hole, PartitionClaim
+from qmq.storage.derived import DerivedHeader, entries_path, order_path
+from qmq.storage.disk import Disk
+from qmq.storage.findings import Report
+from qmq.storage.index import derive_index, index_path
+from qmq.storage.order import Rows
+from qmq.storage.scan import candidates
+from qmq.storage.segment import Owner, check_header, list_bases, segment_path
+from qmq.storage.verify_rows import DerivedCheck, check_order
+
+_READ_BYTES: Final = 8 << 20
+_SEARCH_OVERLAP: Final = 32
+_GATHERED: Final = 4_096
+#: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
+_NO_LIMITS: Final = BatchLimits(max_message_bytes=1 << 32)
+_KEEP: Final = "keep a copy of the file; the next start records the bytes as a hole and serves what follows"
+_RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"
+_NEXT_START: Final = "nothing: the next start takes care of it"
+
+
+class Stored(NamedTuple):
+    """A batch that holds, and its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs]."""
+
+    partition: int
+    header: Header
+    rows: EntryRow | Rows
+    file: Path
+    offset: int
+    #: Whether it lies before the checkpoint's position.
+    claimed: bool
+
+
+class _File:
+    """Bytes of one segment by position, read in large pieces."""
+
+    def __init__(self, disk: Disk, path: Path, base: int) -> None:
+        self._disk = disk
+        self._fd = disk.open(path, os.O_RDONLY)
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(b"")
+        self._start = base
+        self.base = base
+        self.size = disk.size(self._fd)
+        #: Only zeros follow, as far as the file system tells.
+        self.data_end = base + disk.data_end(self._fd)
+
+    def at(self, position: int, size: int) -> memoryview:
+        """The bytes from *position* on: at least *size*, fewer only where the file ends. Good until the next call."""
+        offset = position - self._start
+        if offset < 0 or offset + size > len(self._view):
+            if size > len(self._buffer):
+                self._buffer = bytearray(size)
+            self._load(position)
+            offset = 0
+        return self._view[offset:]
+
+    def _load(self, position: int) -> None:
+        whole, done = memoryview(self._buffer), 0
+        while done < len(whole):
+            read = self._disk.preadv(self._fd, [whole[done:]], position - self.base + done)
+            if read <= 0:
+                break
+            done += read
+        self._view, self._start = whole[:done], position
+
+    def close(self) -> None:
+        self._disk.close(self._fd)
+
+
+class PartitionCheck:
+    """Checks the files of one partition; ``batches`` gives what holds, so that the caller can compare partitions."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        report: Report,
+        *,
+        directory: Path,
+        consumer_directory: Path,
+        owner: Owner,
+        secret: bytes,
+        claim: PartitionClaim | None,
+        number_of: Callable[[str], int],
+        progress: Callable[[int], None],
+    ) -> None:
+        self._disk = disk
+        self._report = report
+        self._directory = directory
+        self._consumer_directory = consumer_directory
+        self._owner = owner
+        self._secret = secret
+        self._claim = claim
+        self._position = claim.position if claim is not None else 0
+        self._spans = {span.base: span for span in claim.segments} if claim is not None else {}
+        self._number_of = number_of
+        self._progress = progress
+        self._row: int | None = 0
+        #: Recorded holes, and bad bytes found: between them batches may be missing.
+        self.holes: list[Hole] = list(claim.holes) if claim is not None else []
+        self.bases: list[int] = []
+
+    # --- segments ----------------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Stored]:
+        """Every batch that holds, by position. Raises OSError or StorageFailed when the system refuses to read."""
+        there = list_bases(self._disk, self._directory)
+        known = [base for base in there if base in self._spans or base >= self._position]
+        for base in there:
+            if base not in known:
+                path = segment_path(self._directory, base)
+                self._report.note(path, None, "is no segment that the checkpoint knows", "move it away: it is not read")
+        for base, span in self._spans.items():
+            if base not in there and not self._is_recorded(base, span.end):
+                path = segment_path(self._directory, base)
+                self._report.fault(path, None, f"is missing; it held positions {base} to {span.end}", "put it back")
+                self.holes.append(Hole(base, span.end))
+        self.bases = known
+        self._row = None if known and self._spans and known[0] != min(self._spans) else 0
+        end = None
+        for number, base in enumerate(known):
+            following = known[number + 1] if number + 1 < len(known) else None
+            end = yield from self._segment(base, following, end)
+
+    def _segment(self, base: int, following: int | None, previous: int | None) -> Generator[Stored, None, int]:
+        path = segment_path(self._directory, base)
+        file = _File(self._disk, path, base)
+        try:
+            self._report.count("messages", file.size)
+            self._check_header(file, path, previous)
+            stop = min(base + file.size, following if following is not None else base + file.size)
+            span = self._spans.get(base)
+            if span is not None and stop < span.end and not self._is_recorded(stop, span.end):
+                what = f"ends at position {stop}, the checkpoint knows it up to {span.end}"
+                self._report.fault(path, file.size, what, _KEEP)
+                self.holes.append(Hole(stop, span.end))
+            claimed_end = span.end if span is not None else min(self._position, stop)
+            end = yield from self._walk(file, path, min(stop, file.data_end), claimed_end, following is not None)
+            return end
+        finally:
+            file.close()
+
+    def _check_header(self, file: _File, path: Path, previous: int | None) -> None:
+        claimed = file.base in self._spans
+        try:
+            previous_end = check_header(bytes(file.at(file.base, SEGMENT_HEADER_SIZE)), path, self._owner, file.base)
+        except ForeignFile as error:
+            self._report.tell(claimed, path, 0, str(error), "put the right file in its place")
+            return
+        if previous_end is None:
+            self._report.tell(claimed, path, 0, "the segment's header does not fit its checksum", _NEXT_START)
+        elif previous is not None and previous_end > previous and not self._is_recorded(previous, previous_end):
+            what = f"the segment before should end at position {previous_end}, its last batch ends at {previous}"
+            self._report.tell(previous_end <= self._position, path, 0, what, _KEEP)
+            self.holes.append(Hole(previous, previous_end))
+
+    def _is_recorded(self, start: int, end: int) -> bool:
+        """Whether all of [start, end) is in holes that are known."""
+        for hole in sorted(self.holes):
+            if hole.start <= start < hole.end:
+                start = hole.end
+        return start >= end
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _walk(
+        self, file: _File, path: Path, stop: int, claimed_end: int, is_sealed: bool
+    ) -> Generator[Stored, None, int]:
+        derived = self._open_derived(file.base, is_sealed)
+        position = end = file.base + SEGMENT_HEADER_SIZE
+        told = file.base
+        batches = rows_seen = 0
+        while position < stop:
+            try:
+                header, rows = self._batch(file, position, stop)
+            except (BadBatch, MessageTooLarge) as error:
+                position = self._skip(file, path, position, stop, claimed_end, str(error))
+                continue
+            end = position + header.size
+            if derived is not None and end <= claimed_end:
+                derived.expect(rows, self.holes)
+            batches, rows_seen = batches + 1, rows_seen + (1 if isinstance(rows, tuple) else len(rows))
+            yield Stored(self._owner.partition, header, rows, path, position - file.base, end <= claimed_end)
+            position = end
+            if position - told >= _READ_BYTES:
+                self._progress(position - told)
+                told = position
+        self._progress(max(0, file.base + file.size - told))
+        if end < claimed_end and not self._is_recorded(end, claimed_end):
+            what = f"its last batch ends at position {end}, the checkpoint knows it up to {claimed_end}"
+            self._report.fault(path, end - file.base, what, _KEEP)
+            self.holes.append(Hole(end, claimed_end))
+        self._report.counts["messages"].records += batches
+        if derived is not None:
+            derived.finish(self.holes, min(end, claimed_end))
+        self._count_rows(derived, rows_seen)
+        return end
+
+    def _batch(self, file: _File, position: int, stop: int) -> tuple[Header, EntryRow | Rows]:
+        """The batch at *position* and its rows. Raises BadBatch or MessageTooLarge."""
+        header = self._header(file, position, stop)
+        view = file.at(position, header.size)[: header.size]
+        validate_stored(view, position, self._secret, self._owner.store_id)
+        if header.partition != self._owner.partition:
+            raise BadBatch(f"the batch says that it is of partition {header.partition}")
+        mark = view[BATCH_HEADER_SIZE - MARK_SIZE : BATCH_HEADER_SIZE]
+        mark[:] = bytes(MARK_SIZE)  # as it was when a client sent it
+        try:
+            batch = check_batch(view, _NO_LIMITS)
+        finally:
+            mark[:] = header.mark
+        numbers = [self._number_of(name) for name in batch.names]
+        place = (position, header.stored_at_us)
+        if batch.run is not None:
+            return header, entry_of(batch, *place, numbers[batch.run[0]], batch.run[8])
+        runs = runs_of(view, header)
+        return header, entries_of(runs, header.size, *place, np.array(numbers, np.uint32)[runs["subject"]])
+
+    def _header(self, file: _File, position: int, stop: int) -> Header:
+        """The header at *position*, which bears this store's mark, so its sizes can be believed. Raises BadBatch."""
+        head = file.at(position, BATCH_HEADER_SIZE)
+        if len(head) < BATCH_HEADER_SIZE:
+            raise BadBatch("the file ends within a header")
+        header = parse_header(head)
+        if header.magic != BATCH_MAGIC or header.position != position:
+            raise BadBatch("no batch begins here")
+        if mark_of(self._secret, position, header.header_crc) != header.mark:
+            raise BadBatch("the header's mark is not this store's")
+        if position + header.size > stop:
+            raise BadBatch(f"of a batch of {header.size} bytes only {stop - position} are there")
+        return header
+
+    def _skip(self, file: _File, path: Path, start: int, stop: int, claimed_end: int, reason: str) -> int:
+        """Tell of bad bytes at *start*, and give the position of what follows them."""
+        end = self._next_batch(file, start, stop)
+        if end == stop and start >= claimed_end:
+            return self._tell_tail(file, path, start, stop)
+        if self._is_recorded(start, min(end, claimed_end) if start < claimed_end else end):
+            self._report.note(path, start - file.base, f"a hole of {end - start} bytes that is known", _RECORDED)
+            return end
+        what = f"{end - start} bytes from position {start} on are bad: {reason}"
+        if start < claimed_end:
+            self._report.fault(path, start - file.base, what, _KEEP)
+        else:
+            self._report.note(path, start - file.base, f"behind the checkpoint, {what}", _NEXT_START)
+        self.holes.append(Hole(start, end))
+        return end
+
+    def _tell_tail(self, file: _File, path: Path, start: int, stop: int) -> int:
+        """Tell of what follows the last batch, behind the checkpoint, unless it is zeros; gives *stop*."""
+        position = last = start
+        while position < stop:
+            part = bytes(file.at(position, 1)[: stop - position])
+            used = len(part.rstrip(b"\0"))
+            last = position + used if used else last
+            position += len(part)
+        if last > start and not self._is_recorded(start, last):
+            what = f"an unfinished tail of {last - start} bytes behind the checkpoint"
+            self._report.note(path, start - file.base, what, "nothing: the next start cuts it")
+        return stop
+
+    def _next_batch(self, file: _File, position: int, stop: int) -> int:
+        """The first place behind *position* where a header stands that is right; *stop* when there is none."""
+        try:
+            header = self._header(file, position, stop)
+            view = file.at(position, header.size)[: header.size]
+            validate_stored_header(view, position, self._secret, self._owner.store_id)
+            return position + header.size
+        except BadBatch:
+            position += 1
+        while position + BATCH_HEADER_SIZE <= stop:
+            view = file.at(position, min(BATCH_HEADER_SIZE, stop - position))[: stop - position]
+            searched = len(view)
+            for place in candidates(view, position):
+                try:
+                    self._header(file, place, stop)
+                except BadBatch:
+                    continue
+                return place
+            position += max(1, searched - _SEARCH_OVERLAP + 1)
+        return stop
+
+    # --- derived files -----------------------------------------------------------------------------------------------
+
+    def _open_derived(self, base: int, is_sealed: bool) -> _Derived | None:
+        """The derived files of a segment, as far as a checkpoint vouches for them; None when it does not."""
+        if self._claim is None or base not in self._spans:
+            return None
+        owner = DerivedHeader(self._owner.partition, self._owner.store_id, False, base, 0, 0, 0, 0)
+        path, journal = entries_path(self._consumer_directory, base), self._claim.journal
+        if journal is not None and journal[0] == base:
+            entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row, journal=journal)
+            return _Derived(entries)
+        if not is_sealed:
+            return None
+        entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row)
+        index = DerivedCheck(self._disk, index_path(self._directory, base), self._report, owner, first_row=0)
+        order = order_path(self._consumer_directory, base)
+        return _Derived(entries, index, lambda: check_order(self._disk, order, self._report, entries))
+
+    def _count_rows(self, derived: _Derived | None, rows_seen: int) -> None:
+        """Keep the number of the first row of the next segment, as long as it can be known."""
+        header = None if derived is None else derived.entries.header
+        if header is not None:
+            self._row = header.first_row + header.rows
+        elif self.holes or self._row is None:
+            self._row = None
+        else:
+            self._row += rows_seen
+
+
+class _Derived:
+    """The derived files of one segment."""
+
+    def __init__(
+        self, entries: DerivedCheck, index: DerivedCheck | None = None, check_order: Callable[[], None] | None = None
+    ) -> None:
+        self.entries = entries
+        self._index = index
+        self._check_order = check_order
+        self._single: list[EntryRow] = []
+
+    def expect(self, rows: EntryRow | Rows, holes: list[Hole]) -> None:
+        """The rows of the next batch."""
+        if isinstance(rows, tuple):
+            self._single.append(rows)
+            if len(self._single) == _GATHERED:
+                self._flush(holes)
+            return
+        self._flush(holes)
+        self._tell(rows, holes)
+
+    def _flush(self, holes: list[Hole]) -> None:
+        if self._single:
+            self._tell(np.array(self._single, ENTRY_DTYPE), holes)
+            self._single = []
+
+    def _tell(self, rows: Rows, holes: list[Hole]) -> None:
+        self.entries.expect(rows, holes)
+        if self._index is not None:
+            self._index.expect(derive_index(rows), holes)
+
+    def finish(self, holes: list[Hole], covered: int) -> None:
+        """That were all; the last one ends at position *covered*."""
+        self._flush(holes)
+        self.entries.finish(holes, covered)
+        if self._index is not None:
+            self._index.finish(holes, covered)
+        if self._check_order is not None:
+            self._check_order()

@@ -1,0 +1,373 @@
+"""verify: finds every bad byte that a checkpoint claims, forgives what a stop leaves behind, and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import DirectoryInUse, StorageFailed
+from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_ENTRY_SIZE, SEGMENT_HEADER_SIZE
+from qmq.storage.disk import Buffer, Disk
+from qmq.storage.store import Store
+from qmq.storage.verify import Report, verify
+from tests.storage.disks import HastyDisk
+from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
+
+
+class ReadingDisk(Disk):
+    """Refuses everything that writes."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+        assert flags == os.O_RDONLY, path
+        return super().open(path, flags, mode)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        raise AssertionError
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        raise AssertionError
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise AssertionError
+
+    def unlink(self, path: Path) -> None:
+        raise AssertionError
+
+    def mkdir(self, path: Path) -> None:
+        raise AssertionError
+
+
+def check(directory: Path) -> Report:
+    return verify(directory, ReadingDisk())
+
+
+def faults(directory: Path) -> list[str]:
+    return [str(finding) for finding in check(directory).findings if finding.severity == "fault"]
+
+
+def notes(directory: Path) -> list[str]:
+    report = check(directory)
+    assert report.is_good, [str(finding) for finding in report.findings]
+    return [str(finding) for finding in report.findings]
+
+
+def fill(sender: Sender, batches: int, seed: int = 1) -> None:
+    """Random batches of one to four runs over five subjects, in every partition."""
+    random = np.random.default_rng(seed)
+    for number in range(batches):
+        subjects = random.permutation(5)[: random.integers(1, 5)].tolist()
+        runs = [(f"s{n}.x", [bytes(random.integers(1, 900))] * int(random.integers(1, 6))) for n in subjects]
+        sender.stage(*runs, partition=number // 3 % sender.store.partitions)
+        if number % 3 == 2:
+            sender.write()
+    sender.write()
+
+
+def make(directory: Path, batches: int = 60, partitions: int = 2) -> Store:
+    store = open_store(directory, HastyDisk(), partitions=partitions)
+    fill(Sender(store), batches)
+    return store
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two partitions with sealed segments, two checkpoints, cleanly closed. Not to be changed."""
+    directory = tmp_path_factory.mktemp("sound") / "data"
+    store = make(directory)
+    checkpoint(store)
+    fill(Sender(store), 30, seed=2)
+    close_cleanly(store)
+    assert len(list(directory.glob("log-*/*.messages"))) >= 4
+    return directory
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_sound_store_has_nothing_to_tell(sound: Path) -> None:
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_of(sound)}
+    calls: list[tuple[int, int]] = []
+    report = verify(sound, ReadingDisk(), lambda done, total: calls.append((done, total)))
+    assert [str(finding) for finding in report.findings] == []
+    assert report.is_good
+    assert report.counts["messages"].records == report.counts["index"].records + current_batches(sound) == 90
+    assert report.counts["entries"].records > 90
+    assert report.counts["subjects"].records == 5
+    assert report.counts["entries"].files == report.counts["messages"].files
+    assert report.counts["order"].files == report.counts["index"].files == report.counts["messages"].files - 2
+    assert calls[-1][0] == calls[-1][1] > 0
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_of(sound)} == before
+
+
+def current_batches(directory: Path) -> int:
+    """Batches in the last segments, whose indexes are made again at every start and not looked at."""
+    with_index = [max((directory / f"log-{n}").glob("*.index")) for n in (0, 1)]
+    return sum((path.stat().st_size - DERIVED_HEADER_SIZE) // INDEX_ENTRY_SIZE for path in with_index)
+
+
+def vouched_bytes(path: Path) -> int:
+    """How much of a file of a sound store the checkpoint vouches for."""
+    if path.name == "lock":
+        return 0
+    last = max(path.parent.glob("*.messages"), default=None)
+    if path.suffix == ".index" and last is not None and path.stem == last.stem:
+        return 0  # of the current segment: made again at every start
+    if path == last:
+        return len(path.read_bytes().rstrip(b"\0"))
+    return path.stat().st_size
+
+
+@given(data=st.data())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_changed_byte_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
+    copy = tmp_path / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(sound, copy)
+    path = data.draw(st.sampled_from([path for path in files_of(copy) if vouched_bytes(path)]))
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, vouched_bytes(path) - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    assert any(str(path.relative_to(copy)) in fault for fault in faults(copy)), (path.name, at)
+
+
+@given(data=st.data())
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_cut_file_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
+    copy = tmp_path / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(sound, copy)
+    path = data.draw(st.sampled_from([path for path in files_of(copy) if vouched_bytes(path)]))
+    os.truncate(path, data.draw(st.integers(0, vouched_bytes(path) - 1)))
+    assert any(str(path.relative_to(copy)) in fault for fault in faults(copy))
+
+
+def test_missing_files(sound: Path, tmp_path: Path) -> None:
+    """Without derived files the store is sound; without any other it is not, but for the lock and an old checkpoint."""
+    old = min(sound.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for path in files_of(sound):
+        copy = tmp_path / "copy"
+        shutil.copytree(sound, copy)
+        (copy / path.relative_to(sound)).unlink()
+        if path.suffix in (".entries", ".order", ".index") or path in (old, sound / "lock"):
+            assert all("is missing" in note or "without good entries" in note for note in notes(copy)), path
+        elif path.name.startswith("checkpoint-"):
+            assert faults(copy) == [], "the checkpoint before holds, and what it does not know is behind it"
+        else:
+            assert faults(copy), path
+        shutil.rmtree(copy)
+
+
+def test_a_killed_store_is_no_fault(tmp_path: Path) -> None:
+    store = make(tmp_path / "data", 40)
+    shutil.copytree(tmp_path / "data", tmp_path / "no-checkpoint")
+    checkpoint(store)
+    fill(Sender(store), 60, seed=3)
+    shutil.copytree(tmp_path / "data", tmp_path / "behind")
+    kill(store)
+    for name in ("no-checkpoint", "behind", "data"):
+        assert not [note for note in notes(tmp_path / name) if "is a foreign file" in note]
+
+
+@pytest.mark.parametrize("junk", [b"\1", b"x" * 5_000, b"QMQb" + b"\1" * 200])
+def test_an_unfinished_tail_is_a_note(tmp_path: Path, junk: bytes) -> None:
+    store = make(tmp_path / "data", 10, partitions=1)
+    checkpoint(store)
+    end = store.end(0)
+    kill(store)
+    path = max((tmp_path / "data" / "log-0").glob("*.messages"))
+    with path.open("r+b") as file:
+        file.seek(end - int(path.stem, 16))
+        file.write(junk)
+    assert any("unfinished tail" in note and str(path) in note for note in notes(tmp_path / "data"))
+
+
+def test_a_torn_batch_before_good_ones_behind_the_checkpoint_is_a_note(tmp_path: Path) -> None:
+    store = make(tmp_path / "data", 4, partitions=1)
+    checkpoint(store)
+    sender = Sender(store)
+    torn = sender.send("a", b"one" * 50)
+    sender.send("a", b"two" * 50)
+    kill(store)
+    damage(tmp_path / "data", torn.position + 200)
+    found = notes(tmp_path / "data")
+    assert any("behind the checkpoint" in note and f"{len(torn.data)} bytes" in note for note in found)
+
+
+def damage(directory: Path, position: int, partition: int = 0) -> Path:
+    """Change the byte at a position of the message log."""
+    paths = sorted((directory / f"log-{partition}").glob("*.messages"))
+    path = next(path for path in reversed(paths) if int(path.stem, 16) <= position)
+    with path.open("r+b") as file:
+        file.seek(position - int(path.stem, 16))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0x55]))
+    return path
+
+
+def test_what_recovery_has_recorded_is_a_note(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    store = open_store(directory)
+    sender = Sender(store)
+    sender.send("a", b"x" * 50)
+    checkpoint(store)
+    bad = sender.send("a", b"one" * 50)
+    sender.send("a", b"two" * 50)
+    kill(store)
+    damage(directory, bad.position + 200)
+    assert faults(directory) == []
+    store = open_store(directory)
+    assert store.recovery.partitions[0].holes
+    Sender(store).send("a", b"three")
+    close_cleanly(store)
+    assert any("a hole of" in note and "known" in note for note in notes(directory))
+
+
+def test_rot_that_the_checkpoint_claims_is_a_fault_until_it_is_recorded(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    store = open_store(directory)
+    sender = Sender(store)
+    batches = [sender.send("a", b"x" * 50) for _ in range(5)]
+    close_cleanly(store)
+    path = damage(directory, batches[2].position + 150)
+    found = faults(directory)
+    assert len(found) == 1
+    assert f"{path} at byte {batches[2].position - int(path.stem, 16)}" in found[0]
+    assert f"{len(batches[2].data)} bytes" in found[0]
+    shutil.rmtree(directory / "consumer-log")  # so that recovery reads the batch again
+    close_cleanly(open_store(directory))
+    assert any("known" in note for note in notes(directory))
+
+
+def test_a_rotten_header_costs_one_batch(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    store = open_store(directory)
+    sender = Sender(store)
+    batches = [sender.send("a", b"x" * 50) for _ in range(5)]
+    close_cleanly(store)
+    damage(directory, batches[1].position + 5)
+    damage(directory, batches[3].position + 30)
+    found = faults(directory)
+    assert len(found) == 2
+    assert all(f"{len(batches[1].data)} bytes" in fault for fault in found)
+
+
+def test_two_batches_with_one_stamp(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", partitions=2)
+    sender = Sender(store)
+    sender.send("a", b"x", partition=0)
+    sender._stamp_us -= 1
+    sender.send("a", b"x", partition=1)
+    close_cleanly(store)
+    assert [("stamp" in fault, "log-" in fault) for fault in faults(tmp_path / "data")] == [(True, True)]
+
+
+@pytest.mark.parametrize(("jump", "words"), [(5, "are missing, and no gap"), (-1, "again")])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_sequences_that_do_not_join(tmp_path: Path, jump: int, words: str, runs: int) -> None:
+    store = open_store(tmp_path / "data", partitions=2)
+    sender = Sender(store)
+    for partition in (0, 1):
+        sender.stage(("a", [b"x", b"y"]), partition=partition)
+        sender.write()
+        if partition == 0:
+            store.ends[0] = int(store.ends[0]) + jump
+        if runs == 2 and partition == 0:
+            sender.stage(("a", [b"x"]), ("b", [b"y"]), partition=0)
+            sender.write()
+    close_cleanly(store)
+    found = faults(tmp_path / "data")
+    assert any(words in fault and " of a " in fault for fault in found), found
+
+
+def test_claims_that_the_log_does_not_bear(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    Sender(store).send("a", b"x", b"y")
+    store.ends[0] = 9
+    close_cleanly(store)
+    assert ["ahead of its log" in fault for fault in faults(tmp_path / "data")] == [True]
+    store = open_store(tmp_path / "data")
+    store.ends[0] = 1
+    store.firsts[0] = 1
+    close_cleanly(store)
+    found = faults(tmp_path / "data")
+    assert any("given already" in fault for fault in found)
+    assert any("first sequence" in fault for fault in found)
+
+
+def test_rows_that_are_not_the_logs(sound: Path, tmp_path: Path) -> None:
+    """Files whose own checksums are right, of another segment or with rows of their own."""
+    copy = tmp_path / "copy"
+    shutil.copytree(sound, copy)
+    sealed = sorted((copy / "consumer-log" / "0").glob("*.order"))
+    other = sorted((copy / "consumer-log" / "1").glob("*.order"))
+    shutil.copy(other[0], sealed[0])
+    entries = [path.with_suffix(".entries") for path in (sealed[0], other[0])]
+    shutil.copy(entries[0], entries[1])
+    found = faults(copy)
+    assert any("not the order of the entries" in fault and str(sealed[0]) in fault for fault in found)
+    assert any("another store, partition" in fault and str(entries[1]) in fault for fault in found)
+
+
+def test_foreign_and_left_over_files_are_notes(sound: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sound, copy)
+    for name in ("notes.txt", "store-a.tmp", "log-0/core", "consumer-log/0/0123456789abcdef.order.tmp"):
+        (copy / name).write_bytes(b"x")
+    found = notes(copy)
+    assert sorted("is a foreign file" in note for note in found) == [False, False, True, True]
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    store = make(tmp_path / "data", 3)
+    with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
+        check(tmp_path / "data")
+    close_cleanly(store)
+    assert notes(tmp_path / "data") == []
+
+
+def test_no_data_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="nowhere"):
+        check(tmp_path / "nowhere")
+    assert len(faults(tmp_path)) == 2
+
+
+def test_copies_of_the_identity(sound: Path, tmp_path: Path) -> None:
+    for name in ("store-a", "store-b"):
+        copy = tmp_path / name
+        shutil.copytree(sound, copy)
+        (copy / name).unlink()
+        assert [name in fault for fault in faults(copy)] == [True]
+    other = tmp_path / "other"
+    close_cleanly(open_store(other))
+    shutil.copy(other / "store-b", tmp_path / "store-b" / "store-b")
+    assert any("different stores" in fault for fault in faults(tmp_path / "store-b"))
+
+
+def test_findings_of_one_file_are_bounded(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    sender = Sender(store)
+    batches = [sender.send("a", b"x" * 50) for _ in range(100)]
+    close_cleanly(store)
+    for batch in batches[::2]:
+        damage(tmp_path / "data", batch.position + 150)
+    report = check(tmp_path / "data")
+    assert (report.faults, len(report.findings), report.left_out) == (50, 20, 30)
+
+
+def test_a_segment_that_nobody_knows_is_a_note(sound: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sound, copy)
+    first = min((copy / "log-0").glob("*.messages"))
+    stray = first.with_name(f"{int(first.stem, 16) - SEGMENT_HEADER_SIZE:016x}.messages")
+    shutil.copy(first, stray)
+    assert any(str(stray) in note for note in notes(copy))
