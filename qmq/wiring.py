@@ -343,7 +343,7 @@ def _cannot_listen(listen: str, error: OSError) -> CannotListen:
 
 
 def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes | None:
-    """The store id that a new directory gets: the IPv4 address that clients use, and the port; None when none is known."""
+    """The store id that a new directory gets: the IPv4 address that clients use, and the port. None: a random one."""
     host, port = parse_address(settings.advertise) if settings.advertise else address
     try:
         number = ipaddress.IPv4Address(socket.gethostbyname(host))

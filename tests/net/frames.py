@@ -1,0 +1,95 @@
+"""A client that speaks raw frames, and knows nothing of QMQ's own client: what the server's tests are made with."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import struct
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from qmq.format.build import RunContent, build_batch
+from qmq.net import wire
+from qmq.net.wire import Frame, Kind
+
+HELLO = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "test"})
+
+
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on the loop that brokers run on."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        uvloop.run(test(*arguments, **named))
+
+    return run
+
+
+def frame(kind: int, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0) -> bytes:
+    packed = b"" if meta is None else wire.pack_meta(meta)
+    return wire.encode_frame(kind, request, packed, len(payload), flags) + payload
+
+
+def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), sequence: int = 0) -> bytes:
+    """One batch of one run."""
+    parts = build_batch(
+        [RunContent(subject, bodies, None)], created_at_us=1, producer_id=producer, producer_sequence=sequence
+    )
+    return b"".join(parts)
+
+
+def pull(request: int, subscription: int, count: int = 100, timeout_ms: int = 0, least: int = 1) -> bytes:
+    return frame(Kind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms))
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int], hello: bool = True) -> RawClient:
+        client = cls(*await asyncio.open_connection(*address))
+        if hello:
+            client.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+            welcome = await client.read()
+            assert welcome.kind == Kind.WELCOME, wire.decode_error(welcome)
+        return client
+
+    def send(self, *parts: bytes) -> None:
+        self.writer.write(b"".join(parts))
+
+    async def read(self) -> Frame:
+        """The next frame; raises IncompleteReadError at the end."""
+        head = await self._reader.readexactly(wire.FRAME_SIZE)
+        size, kind, flags, meta_size, request = wire.FRAME.unpack(head)
+        rest = memoryview(await self._reader.readexactly(size - wire.FRAME_SIZE))
+        return Frame(kind, flags, request, rest[:meta_size], rest[meta_size:])
+
+    async def error(self) -> tuple[int, str]:
+        """The next frame, an error: its request number and code."""
+        got = await self.read()
+        assert got.kind == Kind.ERROR, got
+        return got.request, wire.unpack_meta(got.meta)["code"]
+
+    async def ended(self) -> bool:
+        """Whether the other side has nothing more to say."""
+        return await self._reader.read(1) == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+def sent_fields(got: Frame) -> tuple[int, int, int, bytes, tuple[int, ...]]:
+    """position, stored_at_us, partition, store id, first sequences of a SENT."""
+    assert got.kind == Kind.SENT, wire.decode_error(got)
+    position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(got.payload)
+    return position, stored_at_us, partition, store_id, struct.unpack_from(f"<{runs}Q", got.payload, wire.SENT.size)

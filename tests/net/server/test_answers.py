@@ -1,0 +1,56 @@
+"""qmq/net/server/answers.py: effects become the frames of docs/PROTOCOL.md."""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+
+from qmq.broker import commands
+from qmq.net import wire
+from qmq.net.server import answers
+from qmq.net.wire import Frame, Kind, split_frames, unpack_meta
+from tests.net.frames import sent_fields
+
+STORE = b"store!"
+
+
+def only_frame(answer: bytes) -> Frame:
+    (frame,) = split_frames(memoryview(answer), 1 << 20)
+    assert wire.FRAME_SIZE + len(frame.meta) + len(frame.payload) == len(answer)
+    return frame
+
+
+def test_sent_of_one_run_and_of_several_have_one_layout() -> None:
+    one = only_frame(answers.sent(commands.Sent(1, 9, 4_096, 77, 2, 11), STORE))
+    assert (one.request, sent_fields(one)) == (9, (4_096, 77, 2, STORE, (11,)))
+    firsts = np.array([5, 2**63, 7], np.uint64)
+    many = only_frame(answers.sent(commands.Sent(1, 9, 4_096, 77, 2, firsts), STORE))
+    assert (many.request, sent_fields(many)) == (9, (4_096, 77, 2, STORE, (5, 2**63, 7)))
+    same = only_frame(answers.sent(commands.Sent(1, 9, 4_096, 77, 2, firsts[:1]), STORE))
+    assert sent_fields(same)[4] == (5,)
+
+
+def test_messages_counts_the_buffers_that_follow() -> None:
+    buffers = [b"abc", memoryview(b"defg")]
+    head = answers.messages(commands.Messages(1, 9, buffers, 7, 2))
+    frame = only_frame(head + b"".join(buffers))
+    assert (frame.kind, frame.request, bytes(frame.payload)) == (Kind.MESSAGES, 9, b"abcdefg")
+    assert only_frame(answers.messages(commands.Messages(1, 9, [], 0, 0))).payload == b""
+
+
+def test_answers_with_fields() -> None:
+    subscribed = only_frame(answers.subscribed(commands.Subscribed(1, 9, 4)))
+    assert (subscribed.kind, unpack_meta(subscribed.meta)) == (Kind.SUBSCRIBED, {"subscription": 4})
+    unsubscribed = only_frame(answers.unsubscribed(commands.Unsubscribed(1, 9)))
+    assert (unsubscribed.kind, unsubscribed.request, unpack_meta(unsubscribed.meta)) == (Kind.UNSUBSCRIBED, 9, {})
+    for sequence in (None, 0, 2**64 - 1):
+        last = only_frame(answers.last_sequence(commands.LastSequenceIs(1, 9, sequence)))
+        assert (last.kind, unpack_meta(last.meta)) == (Kind.LAST_SEQUENCE_IS, {"sequence": sequence})
+
+
+def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
+    rows = [("s" * 190 + str(number), number, 2**60, 5) for number in range(1_000)]
+    frame = only_frame(answers.subject_list(commands.SubjectList(1, 9, rows, 1_000)))
+    assert frame.kind == Kind.SUBJECT_LIST
+    assert len(frame.payload) > wire.MAX_META_BYTES
+    assert msgpack.unpackb(frame.payload) == {"rows": [list(row) for row in rows], "after": 1_000}

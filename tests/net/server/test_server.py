@@ -1,0 +1,362 @@
+"""qmq/net/server/server.py: turns, answers, bounds, failures of the rules, and the way it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qmq.broker import commands
+from qmq.errors import InvalidName, StorageFull
+from qmq.net import wire
+from qmq.net.server.server import MAX_LISTINGS, MAX_REQUESTS
+from qmq.net.wire import Kind
+from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
+from tests.net.server.rules import OPTIONS, STORE, serving
+
+LIST = frame(Kind.SUBJECTS, 6, meta={"prefix": "a."})
+
+
+@on_uvloop
+async def test_a_welcome_says_what_a_client_must_know() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address, hello=False)
+        client.send(frame(Kind.HELLO, 3, meta={"protocol": 1, "client": "test 1"}))
+        welcome = await client.read()
+        assert (welcome.kind, welcome.request) == (Kind.WELCOME, 3)
+        assert wire.unpack_meta(welcome.meta) == {
+            "protocol": 1,
+            "store_id": STORE,
+            "version": "1.2.3",
+            "max_frame_bytes": OPTIONS.max_frame_bytes,
+            "max_message_bytes": OPTIONS.max_message_bytes,
+            "producer_window": 64,
+            "producer_ttl_ms": 3_600_000,
+            "max_pull_count": 1_000,
+            "max_pull_bytes": 1 << 20,
+        }
+        await client.close()
+
+
+ANSWERS: list[tuple[bytes, Any, int]] = [
+    (pull(6, 1), lambda c: commands.Messages(c.connection, c.request, [b"ab", memoryview(b"c")], 3, 1), Kind.MESSAGES),
+    (frame(Kind.UNSUBSCRIBE, 6, bytes(4)), lambda c: commands.Unsubscribed(c.connection, c.request), Kind.UNSUBSCRIBED),
+    (
+        frame(Kind.SUBSCRIBE, 6, meta={"group": "g", "prefixes": ["a."], "consumer": "c"}),
+        lambda c: commands.Subscribed(c.connection, c.request, 4),
+        Kind.SUBSCRIBED,
+    ),
+    (
+        frame(Kind.LAST_SEQUENCE, 6, bytes(16)),
+        lambda c: commands.LastSequenceIs(c.connection, c.request, 5),
+        Kind.LAST_SEQUENCE_IS,
+    ),
+    (LIST, lambda c: commands.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1)], None), Kind.SUBJECT_LIST),
+    (LIST, lambda c: commands.Refused(c.connection, c.request, InvalidName("no name")), Kind.ERROR),
+]
+
+
+@pytest.mark.parametrize(("request_", "answer", "kind"), ANSWERS, ids=[Kind(kind).name for _, _, kind in ANSWERS])
+@on_uvloop
+async def test_each_request_gets_its_answer(request_: bytes, answer: Any, kind: int) -> None:
+    async with serving() as s:
+        s.rules.answer = lambda command: None if isinstance(command, commands.Disconnected) else answer(command)
+        client = await RawClient.connect(s.address)
+        for _ in range(MAX_REQUESTS // 100):  # more than may be open at once, were they not counted off
+            client.send(request_ * 200)
+            for _ in range(200):
+                got = await client.read()
+                assert (got.kind, got.request) == (kind, 6)
+        await client.close()
+
+
+@on_uvloop
+async def test_batches_that_arrive_together_are_one_turn_and_answered_in_order() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        client.send(*(frame(Kind.SEND, number, batch(b"x"), flags=number % 2) for number in range(1, 101)))
+        answers = [sent_fields(await client.read())[0] for _ in range(100)]
+        assert answers == list(range(1, 101))
+        assert sum(s.rules.turns) == 100
+        assert len(s.rules.turns) <= 3
+        assert [command.flush for command in s.rules.of(commands.Send)] == [number % 2 == 1 for number in range(1, 101)]
+        await client.close()
+
+
+@on_uvloop
+async def test_more_than_the_arena_holds_goes_through_in_several_turns() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        payloads = [batch(bytes([number]) * 300_000) for number in range(60)]
+        for number, payload in enumerate(payloads):
+            client.send(frame(Kind.SEND, number + 1, payload))
+        for number in range(60):
+            assert (await client.read()).request == number + 1
+        assert s.rules.batches == payloads
+        await client.close()
+
+
+@on_uvloop
+async def test_a_batch_of_several_runs_gets_the_sequences_of_all() -> None:
+    async with serving() as s:
+        s.rules.answer = lambda command: (
+            commands.Sent(command.connection, 99, 1, 2, 0, np.array([4, 5], np.uint64))
+            if isinstance(command, commands.Send)
+            else None
+        )
+        client = await RawClient.connect(s.address)
+        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        assert sent_fields(await client.read())[4] == (4, 5)
+        await client.close()
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_requests_without_an_answer_are_bounded() -> None:
+    async with serving() as s:
+        client, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
+        most = MAX_REQUESTS + OPTIONS.max_parked_pulls
+        client.send(*(pull(number, 1) for number in range(1, most + 1)))
+        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        assert (await other.read()).request == 5
+        client.send(frame(Kind.WITHDRAW, 1, wire.WITHDRAW.pack(1)))  # has no answer, so it does not count
+        client.send(pull(most + 1, 1))
+        assert await client.error() == (0, "overloaded")
+        assert await client.ended()
+        assert len(s.rules.of(commands.Pull)) == most
+        await client.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_lists_of_subjects_under_way_are_bounded() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        client.send(*(frame(Kind.SUBJECTS, number) for number in range(1, MAX_LISTINGS + 2)))
+        assert await client.error() == (0, "overloaded")
+        assert len(s.rules.of(commands.ListSubjects)) == MAX_LISTINGS
+        await client.close()
+
+
+@on_uvloop
+async def test_while_sends_are_held_only_senders_wait() -> None:
+    async with serving() as s:
+        s.rules.answer = lambda command: (
+            commands.Messages(command.connection, command.request, [], 0, 0)
+            if isinstance(command, commands.Pull)
+            else None
+        )
+        sender, fresh, reader = [await RawClient.connect(s.address) for _ in range(3)]
+        sender.send(frame(Kind.SEND, 1, batch(b"1")))
+        await sender.read()
+        s.server.hold_sends(True)
+        sender.send(frame(Kind.SEND, 2, batch(b"2")))
+        fresh.send(frame(Kind.SEND, 1, batch(b"3")))  # not known as a sender: its first batch passes
+        assert (await fresh.read()).request == 1
+        fresh.send(frame(Kind.SEND, 2, batch(b"4")))
+        for request in range(1, 20):
+            reader.send(pull(request, 1))
+            assert (await reader.read()).kind == Kind.MESSAGES
+        assert s.rules.batches == [batch(b"1"), batch(b"3")]
+        s.server.hold_sends(False)
+        assert (await sender.read()).request == 2
+        assert (await fresh.read()).request == 2
+        for client in (sender, fresh, reader):
+            await client.close()
+
+
+# --- failures of the rules -------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_refusal_answers_the_request_and_the_connection_lives() -> None:
+    async with serving() as s:
+
+        def refuse(command: commands.Command) -> None:
+            if isinstance(command, commands.Pull):
+                raise StorageFull("no room")
+
+        s.rules.answer = refuse
+        client = await RawClient.connect(s.address)
+        client.send(pull(4, 1), frame(Kind.SEND, 5, batch(b"x")))
+        assert await client.error() == (4, "storage_full")
+        assert (await client.read()).request == 5
+        await client.close()
+
+
+@on_uvloop
+async def test_a_failure_nobody_foresaw_ends_that_connection_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as s:
+
+        def fail(command: commands.Command) -> None:
+            if isinstance(command, commands.Pull):
+                raise ZeroDivisionError("a bug")
+
+        s.rules.answer = fail
+        client, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
+        client.send(pull(4, 1))
+        assert await client.error() == (4, "internal_error")
+        assert await client.error() == (0, "internal_error")
+        assert await client.ended()
+        assert "ZeroDivisionError: a bug" in caplog.text
+        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        assert (await other.read()).request == 5
+        await client.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_a_turn_that_fails_ends_those_whose_batches_were_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as s:
+        sender, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
+
+        def fail() -> None:
+            s.rules.on_turn = lambda: None
+            s.rules.effects.clear()
+            raise ZeroDivisionError("a bug")
+
+        s.rules.on_turn = fail
+        sender.send(frame(Kind.SEND, 1, batch(b"x")))
+        assert await sender.error() == (0, "internal_error")
+        assert await sender.ended()
+        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        assert (await other.read()).request == 5
+        assert "the broker failed in a turn" in caplog.text
+        await sender.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_nothing_is_logged_per_message(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        await client.read()
+        caplog.clear()
+        client.send(*(frame(Kind.SEND, number, batch(b"x")) for number in range(2, 50)))
+        for _ in range(48):
+            await client.read()
+        assert caplog.records == []
+        await client.close()
+        await asyncio.sleep(0)
+        assert all(record.levelno <= logging.DEBUG for record in caplog.records)
+
+
+# --- time and syncs --------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        deadlines = [time.monotonic_ns() // 1_000 + 3_000]
+        answered = asyncio.Event()
+
+        def on_turn() -> None:
+            if deadlines and time.monotonic_ns() // 1_000 >= deadlines[0]:
+                s.rules.effects.append(commands.Messages(1, 7, [], 0, 0))
+                answered.set()
+
+        s.rules.on_turn = on_turn
+        s.rules.deadline_us = deadlines[0]
+        client.send(pull(7, 1, timeout_ms=3))
+        assert (await client.read()).request == 7
+        assert answered.is_set()
+        assert time.monotonic_ns() // 1_000 >= deadlines[0]
+        deadlines.clear()
+        await client.close()
+
+
+@on_uvloop
+async def test_an_earlier_deadline_wins_over_a_timer_that_runs() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        s.rules.deadline_us = time.monotonic_ns() // 1_000 + 3_600_000_000
+        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        await client.read()
+        turned = asyncio.Event()
+        s.rules.deadline_us = time.monotonic_ns() // 1_000 + 2_000
+        s.server.turn()
+        s.rules.on_turn = turned.set
+        async with asyncio.timeout(10):
+            await turned.wait()
+        await client.close()
+
+
+@on_uvloop
+async def test_rules_that_are_not_finished_get_another_turn_at_once() -> None:
+    async with serving() as s:
+        s.rules.deadline_us = time.monotonic_ns() // 1_000
+        turned = asyncio.Event()
+        s.rules.tick = lambda now: now.monotonic_us  # type: ignore[method-assign]
+        s.server.turn()
+        s.rules.on_turn = turned.set
+        async with asyncio.timeout(10):
+            await turned.wait()
+        s.rules.tick = lambda now: None  # type: ignore[method-assign]
+
+
+@on_uvloop
+async def test_syncs_go_out_and_come_back() -> None:
+    async with serving() as s:
+        wanted = commands.SyncWanted(0, 4_096)
+        s.rules.effects.append(wanted)
+        s.server.turn()
+        assert s.synced == [wanted]
+        s.rules.answer = lambda command: commands.SyncWanted(0, 8_192) if isinstance(command, commands.Synced) else None
+        s.server.submit(commands.Synced(0, 4_096))
+        assert s.synced == [wanted, commands.SyncWanted(0, 8_192)]
+
+
+@on_uvloop
+async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
+    async with serving() as s:
+        s.rules.effects += [
+            commands.Sent(77, 1, 1, 1, 0, 0),
+            commands.Messages(77, 1, [b"x"], 1, 1),
+            commands.Subscribed(77, 1, 1),
+            commands.Refused(77, 1, StorageFull("no room")),
+        ]
+        before = s.server.changes
+        s.server.turn()
+        assert s.rules.effects == []
+        assert s.server.changes == before + 3  # they happened, even so
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_stop_says_goodbye_and_closes() -> None:
+    async with serving() as s:
+        client, idle = await RawClient.connect(s.address), await RawClient.connect(s.address)
+        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        await client.read()
+        s.server.stop_reading()
+        client.send(frame(Kind.SEND, 2, batch(b"late")))
+        closing = asyncio.create_task(s.server.close(5))
+        for peer in (client, idle):
+            assert await peer.error() == (0, "broker_stopping")
+            assert await peer.ended()
+            await peer.close()
+        await closing
+        assert s.rules.batches == [batch(b"x")]
+        with pytest.raises(OSError):  # noqa: PT011  # refused or reset, as the system likes
+            await RawClient.connect(s.address)
+
+
+@on_uvloop
+async def test_a_stop_does_not_wait_for_those_who_do_not_close() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        client.writer.transport.pause_reading()
+        s.server.stop_reading()
+        async with asyncio.timeout(5):
+            await s.server.close(0.02)
+        await client.close()
