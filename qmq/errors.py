@@ -1,4 +1,4 @@
-"""The error tree. Every error says what happened, to what, and what to do; ``retryable`` says whether trying again can help.
+"""The error tree. Every error says what happened, to what, and what to do; ``retryable`` says whether it can pass.
 
 Errors that a broker answers with carry a ``code``: a stable word that stands in docs/PROTOCOL.md and on the wire.
 """

@@ -213,13 +213,20 @@ class Intake:
     def _numbers_of(self, batch: CheckedBatch) -> int | Numbers:
         """The subject number of each run; new subjects are registered."""
         if batch.run is not None:
-            return self._number(batch.names[batch.run[0]])
+            name = batch.names[batch.run[0]]
+            number = self._store.subject_number(name)
+            return self._add(name) if number is None else number
         assert batch.runs is not None
-        numbers = np.fromiter(map(self._number, batch.names), np.int64, len(batch.names))
-        by_run: Numbers = numbers[batch.runs["subject"]]
+        known = self._store.subject_numbers(batch.names)
+        if None in known:
+            known = [
+                self._add(name) if number is None else number for name, number in zip(batch.names, known, strict=True)
+            ]
+        by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
         return by_run
 
-    def _number(self, name: str) -> int:
+    def _add(self, name: str) -> int:
+        """Register a subject; a table may name it twice."""
         number = self._store.subject_number(name)
         return self._store.add_subject(check_subject(name)) if number is None else number
 

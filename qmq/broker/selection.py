@@ -96,7 +96,7 @@ class Selection:
                 if self._take_entry(following, 0, store.read_entry(0, row)):
                     scan[0] = row + 1
                 continue
-            rows = store.rows(0, row, min(left, chunk))
+            rows = self._whole_batches(0, row, min(left, chunk))
             scan[0] = row + self._take_rows(following, np.zeros(1, np.int64), rows)
             chunk = min(chunk * 8, CHUNK_ROWS)
             if self.passed_rows > PASS_ROWS:
@@ -109,7 +109,7 @@ class Selection:
         while not self.full:
             heads, numbers, limit = [], [], np.uint64(2**64 - 1)
             for partition, row in enumerate(scan):
-                rows = store.rows(partition, row, chunk)
+                rows = self._whole_batches(partition, row, chunk)
                 if not len(rows):
                     continue
                 heads.append(rows)
@@ -128,6 +128,19 @@ class Selection:
             chunk = min(chunk * 8, CHUNK_ROWS)
             if self.passed_rows > PASS_ROWS:
                 self.full = True
+
+    def _whole_batches(self, partition: int, row: int, limit: int) -> Rows:
+        """About *limit* rows from *row* on, up to the end of a batch, so that it can go as it lies."""
+        rows = self._store.rows(partition, row, limit)
+        if not len(rows):
+            return rows
+        last = rows[-1]
+        run, runs = int(last["run"]), int(last["runs"])
+        if run + 1 == runs:
+            return rows
+        if run + 1 < len(rows):
+            return rows[: len(rows) - run - 1]  # the batch begins in here: leave it for the next chunk
+        return self._store.rows(partition, row, len(rows) + runs - run - 1)
 
     def _take_exact(self, following: Following) -> None:
         number = following.subject(self._store)
@@ -197,8 +210,8 @@ class Selection:
             int(np.searchsorted(totals, self._max_count - self.count, "right")),
             int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
         )
-        if index is not None and asked != len(rows):
-            fits = min(fits, MAX_PIECES)
+        if fits < len(rows) or (index is not None and asked != len(rows)):
+            fits = self._cut_at_batch(rows, totals, fits)
         if fits:
             self._take_whole(following.group, partitions, rows[:fits], None if starts is None else starts[:fits], index)
             self._add(following.group, int(totals[fits - 1]), int(sizes[fits - 1]))
@@ -209,6 +222,14 @@ class Selection:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             self._cut(following.group, partition, rows[fits].item(), 0 if starts is None else int(starts[fits]))
         return _at(index, fits)
+
+    def _cut_at_batch(self, rows: Rows, totals: npt.NDArray[np.int64], fits: int) -> int:
+        """Rather fewer than *fits* rows than a batch in pieces, as long as enough is left; never very many pieces."""
+        if fits < len(rows):
+            start = fits - int(rows["run"][fits])
+            if 0 < start < fits and self.count + int(totals[start - 1]) >= self._need:
+                return start
+        return fits if fits <= MAX_PIECES or (rows["runs"][:fits] == 1).all() else MAX_PIECES
 
     def _unhandled(
         self, following: Following, rows: Rows, index: npt.NDArray[np.intp] | None

@@ -1,7 +1,7 @@
 """Frames: the wire format, without I/O. docs/PROTOCOL.md is the contract; this is its code.
 
 A frame is a header (16 bytes: size u32 of the whole frame, kind u8, flags u8, meta_size u16, request u64), a small
-msgpack map ``meta`` (may be empty: 0 bytes) and an opaque payload. Answers repeat the request number of what they answer.
+msgpack map ``meta`` (may be empty: 0 bytes) and an opaque payload. Answers repeat the request number of their request.
 """
 
 from __future__ import annotations

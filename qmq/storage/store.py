@@ -7,7 +7,7 @@ numbers are plain ints; times are microseconds UTC. Every error is a StorageErro
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -120,6 +120,10 @@ class Store:
     def subject_number(self, name: str) -> int | None:
         """The number of a subject, None when it does not exist."""
         return self._subjects.number(name)
+
+    def subject_numbers(self, names: Iterable[str]) -> list[int | None]:
+        """The number of each of many subjects, None for those that do not exist."""
+        return self._subjects.numbers(names)
 
     def subject_name(self, number: int) -> str:
         """The name of a subject. Raises BadBytes when its record is damaged."""

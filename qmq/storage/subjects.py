@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -205,6 +206,10 @@ class SubjectTable:
     def number(self, name: str) -> int | None:
         """The number of a subject, None when it does not exist."""
         return self._numbers.get(name)
+
+    def numbers(self, names: Iterable[str]) -> list[int | None]:
+        """The number of each of many subjects, None for those that do not exist."""
+        return list(map(self._numbers.get, names))
 
     def name(self, number: int) -> str:
         """The name of a subject. Raises BadBytes when its record is damaged."""
