@@ -1,0 +1,85 @@
+"""What a type checker tells users of the client: ``reveal_type`` of its calls, in a program of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+#: A program and, after each ``reveal_type``, what must be revealed.
+PROGRAM = """
+import qmq
+
+async def asynchronous() -> None:
+    async with qmq.connect("qmq://127.0.0.1:1", durability="append") as client:
+        reveal_type(client)                                             # qmq.net.client.Client
+        reveal_type(await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})) # qmq.net.receipts.Receipt
+        receipts = await client.send_many("a", [b"1"])
+        reveal_type(receipts)                                           # qmq.net.receipts.Receipts
+        reveal_type(receipts[0].sequence)                               # int
+        reveal_type(client.send_nowait("a", b"1"))                      # int
+        reveal_type(await client.last_sequence("p"))                    # int | None
+        async with client.subscribe("a.", "b.", group="g", start="first") as consumer:
+            reveal_type(consumer)                                       # qmq.net.consumer.Consumer
+            async for message in consumer:
+                reveal_type(message)                                    # qmq.net.messages.Message
+                reveal_type(message.body)                               # bytes
+                reveal_type(message.key)                                # str | None
+                reveal_type(message.properties)                         # dict[str, str]
+            reveal_type(await consumer.pull(max_count=1, timeout=2.0))  # list[qmq.net.messages.Message]
+            batch = await consumer.pull_batch(max_count=1)
+            reveal_type(batch)                                          # qmq.net.messages.MessageBatch
+            reveal_type(batch[0])                                       # qmq.net.messages.Message
+        async for subject in client.subjects("a."):
+            reveal_type(subject.messages)                               # int
+
+def synchronous() -> None:
+    with qmq.connect_sync() as client:
+        reveal_type(client)                                             # qmq.net.sync.SyncClient
+        reveal_type(client.send("a", b"1"))                             # qmq.net.receipts.Receipt
+        with client.subscribe("a", group="g") as consumer:
+            reveal_type(consumer.pull())                                # list[qmq.net.messages.Message]
+            for message in consumer:
+                reveal_type(message)                                    # qmq.net.messages.Message
+
+def errors(error: qmq.SendFailed) -> None:
+    reveal_type(error.retryable)                                        # bool
+    reveal_type(error.failures)                                         # list[qmq.errors.SendFailure]
+"""
+
+MISUSE = """
+import qmq
+
+async def wrong(client: qmq.Client) -> None:
+    await client.send("a", "a string")
+    await client.send("a", b"1", durability="maybe")
+    client.subscribe("a", group=7)
+    client.send_nowait("a", b"1", propertys={})
+"""
+
+
+def mypy(path: Path, program: str) -> list[str]:
+    path.write_text(program, "utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", "--hide-error-context", str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+def test_calls_reveal_their_types(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    wanted = [
+        f'{path}:{number}: note: Revealed type is "{line.rpartition("# ")[2]}"'
+        for number, line in enumerate(PROGRAM.splitlines(), 1)
+        if "reveal_type" in line
+    ]
+    *revealed, closing = mypy(path, PROGRAM)
+    assert revealed == wanted
+    assert closing.startswith("Success")
+
+
+def test_misuse_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "misuse.py"
+    found = mypy(path, MISUSE)
+    lines = {int(line.removeprefix(f"{path}:").split(":")[0]) for line in found[:-1]}
+    assert lines == {5, 6, 7, 8}
