@@ -1,0 +1,115 @@
+"""Shelves of stretches against a plain list of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qmq.storage.lookup import Found, Shelves, no_touch, take
+from qmq.storage.order import Rows, Stretch
+from tests.storage.rows import Feed, Row, as_array
+
+
+class Listed:
+    """A stretch of given rows."""
+
+    def __init__(self, first_row: int, rows: list[Row]) -> None:
+        self.first_row = first_row
+        self.count = len(rows)
+        self._rows = as_array(rows)
+
+    def rows(self) -> Rows:
+        return self._rows
+
+    def data(self) -> memoryview:
+        return self._rows.data.cast("B")
+
+    def span(self, subject: int) -> Sequence[int]:
+        found: list[int] = np.flatnonzero(self._rows["subject"] == subject).tolist()
+        return found
+
+    def subjects(self) -> npt.NDArray[np.uint32]:
+        return np.asarray(self._rows["subject"])
+
+
+def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[Stretch]]:
+    """Stretches with a row of 3 messages for each subject named."""
+    feed = Feed()
+    touched: list[Stretch] = []
+    shelves = Shelves(touched.append)
+    for piece in pieces:
+        first = len(feed.rows)
+        rows = [feed.batch([(subject, 3)], stride=subject % 3)[0] for subject in piece]
+        shelves.add(Listed(first, rows))
+    return shelves, feed.rows, touched
+
+
+def gather(found: list[Found]) -> list[Row]:
+    parts = [take(each, 1 << 40, 1_000) for each in found]
+    return [row for part in parts if part is not None for row in part.tolist()]
+
+
+PIECES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), max_size=12)
+
+
+@given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
+@settings(max_examples=40)
+def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
+    """Up to 240 stretches, so that shelves fill and some subjects are only on some of them."""
+    shelves, rows, _ = shelved(pieces * repeats)
+    for subject in range(7):
+        mine = [row for row in rows if row[3] == subject]
+        for sequence in {0, *(row[0] for row in mine[::5]), *(row[0] + 3 for row in mine[::5])}:
+            wanted = [row for row in mine if row[0] + 3 > sequence]
+            assert gather(list(shelves.from_sequence(subject, sequence))) == wanted
+            assert shelves.starts_by(subject, sequence) == (bool(mine) and mine[0][0] <= sequence)
+        for number in range(0, len(rows) + 1, 3):
+            wanted = [row for row in rows[number:] if row[3] == subject]
+            assert gather(list(shelves.from_row(subject, number))) == wanted
+
+
+def test_only_stretches_that_have_the_subject_are_looked_at() -> None:
+    shelves, _, touched = shelved([[0]] * 100 + [[1]] + [[0]] * 100)
+    list(shelves.from_sequence(1, 0))
+    assert len({id(stretch) for stretch in touched}) == 201, "every stretch is read once, for the words"
+    touched.clear()
+    assert len(list(shelves.from_sequence(1, 0))) == 1
+    assert {stretch.first_row for stretch in touched} == {100}
+
+
+def test_a_search_over_many_stretches_takes_few_steps() -> None:
+    shelves, rows, touched = shelved([[0]] * 1_000)
+    list(shelves.from_sequence(0, 0))
+    touched.clear()
+    next(iter(shelves.from_sequence(0, rows[300][0])))
+    assert len(touched) < 40
+
+
+def test_stretches_may_be_added_between_questions() -> None:
+    shelves = Shelves(no_touch)
+    feed = Feed()
+    for number in range(130):
+        first = len(feed.rows)
+        shelves.add(Listed(first, feed.batch([(number % 70 * 50, 3)])))
+        subject = number % 70 * 50
+        wanted = [row for row in feed.rows if row[3] == subject]
+        assert gather(list(shelves.from_sequence(subject, 0))) == wanted
+
+
+def test_take_stops_at_the_row_and_the_limit() -> None:
+    feed = Feed()
+    rows = [row for subject in (0, 1, 0, 0, 0) for row in feed.batch([(subject, 1)])]
+    stretch = Listed(100, rows)
+    found = Found(stretch, [0, 2, 3, 4], 1)
+    part = take(found, 104, 10)
+    assert part is not None
+    assert part.tolist() == rows[2:4]
+    assert part.base is not None, "rows that lie together are a view"
+    assert take(found, 102, 10) is None
+    part = take(Found(stretch, [0, 2, 3, 4], 0), 200, 2)
+    assert part is not None
+    assert part.tolist() == [rows[0], rows[2]]
