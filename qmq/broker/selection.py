@@ -227,7 +227,7 @@ class Selection:
         """Rather fewer than *fits* rows than a batch in pieces, as long as enough is left; never very many pieces."""
         if fits < len(rows):
             start = fits - int(rows["run"][fits])
-            if 0 < start < fits and self.count + int(totals[start - 1]) >= self._need:
+            if start >= 0 and self.count + (int(totals[start - 1]) if start else 0) >= self._need:
                 return start
         return fits if fits <= MAX_PIECES or (rows["runs"][:fits] == 1).all() else MAX_PIECES
 
