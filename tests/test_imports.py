@@ -24,7 +24,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.net.server": ("qmq.broker.commands", "qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
     "qmq.settings": ("qmq.errors", "qmq.names"),
     "qmq.wiring": ("qmq.broker", "qmq.errors", "qmq.format", "qmq.names", "qmq.net", "qmq.settings", "qmq.storage"),
+    "qmq.bench": ("qmq.bench", "qmq.connect", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
+        "qmq.bench",
         "qmq.cli",
         "qmq.errors",
         "qmq.format",

@@ -1,0 +1,192 @@
+"""The processes of the bench: brokers and workers, started and always ended by this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+from qmq.bench.errors import BenchFailed
+
+#: Longer than anything here may take: a process that is silent for so long hangs.
+PATIENCE_S: Final = 600.0
+_STOP_S: Final = 20.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Child:
+    """A Python process that says things in lines on stdout; stderr goes to a file that an error quotes."""
+
+    def __init__(self, name: str, arguments: list[str], errors: Path) -> None:
+        self.name = name
+        self._errors = errors
+        with errors.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, bufsize=0
+            )
+        self._line = b""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def read_line(self, patience_s: float = PATIENCE_S) -> str:
+        """The next line. Raises BenchFailed when the process ends first, or says nothing for too long."""
+        out = self._process.stdout
+        assert out is not None
+        deadline = time.monotonic() + patience_s
+        while b"\n" not in self._line:
+            ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise BenchFailed(f"{self.name} said nothing for {patience_s:.0f} s; {self._last_words()}")
+            read = os.read(out.fileno(), 1 << 16)
+            if not read:
+                raise BenchFailed(f"{self.name} ended with {self._process.wait()}; {self._last_words()}")
+            self._line += read
+        line, _, self._line = self._line.partition(b"\n")
+        return line.decode()
+
+    def write_line(self, line: str) -> None:
+        """Say *line* to it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            raise BenchFailed(f"{self.name} ended early; {self._last_words()}") from None
+
+    def kill(self) -> None:
+        """End it at once, as kill -9 does, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """End it: gently, then not."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _last_words(self) -> str:
+        words = self._errors.read_text("utf-8", "replace").strip()[-600:]
+        return f"its last words: {words}" if words else "it left no word"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Brokers
+
+
+class BrokerProcess(Child):
+    """A broker on a directory of its own, ready to serve."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+        assignments = {"listen": "127.0.0.1:0", "log_level": "warning", **settings, "data_dir": directory}
+        arguments = [part for key, value in assignments.items() for part in ("--set", f"{key}={value}")]
+        started = time.perf_counter()
+        super().__init__(
+            "the broker",
+            ["-c", "from qmq.cli.main import cli; cli()", "serve", *arguments],
+            directory.with_suffix(".errors"),
+        )
+        try:
+            ready = self.read_line()
+        except BenchFailed:
+            self.end()
+            raise
+        #: From the start of the process to its line, in seconds.
+        self.ready_after_s = time.perf_counter() - started
+        self.url = ready.removeprefix("ready on ").partition(",")[0]
+        self.directory = directory
+
+    def anonymous_bytes(self) -> int:
+        """RssAnon: memory that is its own, without what is mapped from files."""
+        for line in Path(f"/proc/{self.pid}/status").read_text("ascii").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise BenchFailed("this kernel does not tell RssAnon in /proc/PID/status")
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def open_files(self) -> int:
+        """How many files and sockets it has open, maps included."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text("utf-8", "replace")
+        mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if f" {self.directory}" in line}
+        return len(os.listdir(f"/proc/{self.pid}/fd")) + len(mapped)
+
+
+@contextmanager
+def broker_in(parent: Path, settings: Mapping[str, object]) -> Iterator[BrokerProcess]:
+    """A broker on a new directory under *parent*, gone with all it wrote when the block ends."""
+    directory = parent / f"broker-{time.monotonic_ns():x}"
+    try:
+        with BrokerProcess(directory, settings) as broker:
+            yield broker
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers
+
+
+class Worker(Child):
+    """A load generator: see qmq.bench.worker. It is prepared when this returns, and starts with ``go``."""
+
+    def __init__(self, parent: Path, job: str, options: Mapping[str, object]) -> None:
+        super().__init__(
+            f"the worker {job}",
+            ["-m", "qmq.bench.worker", job, json.dumps(options)],
+            parent / f"worker-{time.monotonic_ns():x}.errors",
+        )
+        try:
+            #: What it had to say before it starts.
+            self.prepared: dict[str, Any] = json.loads(self.read_line())
+        except BenchFailed:
+            self.end()
+            raise
+
+    def go(self) -> None:
+        """Have it start, or go on at its next gate."""
+        self.write_line("go")
+
+    def result(self) -> dict[str, Any]:
+        """What it measured, once it has."""
+        found: dict[str, Any] = json.loads(self.read_line())
+        return found
+
+
+def run_together(parent: Path, *jobs: tuple[str, Mapping[str, object]]) -> list[dict[str, Any]]:
+    """Prepare workers one after another, start them together; returns their results."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(parent, job, options)) for job, options in jobs]
+        for worker in workers:
+            worker.go()
+        return [worker.result() for worker in workers]
+
+
+def run_one(parent: Path, job: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Run one worker to its end."""
+    return run_together(parent, (job, options))[0]

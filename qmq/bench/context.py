@@ -1,0 +1,110 @@
+"""What every measurement is given: how much to move, where, and a broker to measure."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from qmq.bench.children import BrokerProcess, broker_in, run_together
+from qmq.bench.errors import BenchFailed
+from qmq.bench.values import Value
+
+KIB: Final = 1024
+#: Body sizes, as they are called.
+SIZES: Final = {100: "100 B", KIB: "1 KiB"}
+DURABILITIES: Final = ("append", "flush")
+
+
+class Size(NamedTuple):
+    """How much a round moves. ``messages`` of 100 B where they go in bulk; times in seconds."""
+
+    messages: int
+    singles: int
+    seconds: float
+    subjects: int
+    restart_bytes: int
+    memory_bytes: int
+
+    def bulk(self, body_bytes: int) -> int:
+        """Messages of that size that take about as long as ``messages`` of 100 B."""
+        return self.messages if body_bytes <= 100 else self.messages // 4
+
+
+SIZES_OF_RUNS: Final[dict[str, Size]] = {
+    "quick": Size(2_000_000, 3_000, 3.0, 100_000, 1 << 30, 1 << 30),
+    "full": Size(8_000_000, 20_000, 20.0, 100_000, 10 << 30, 4 << 30),
+}
+
+
+class Target(NamedTuple):
+    """The broker to measure; ``process`` is None when somebody else runs it."""
+
+    url: str
+    process: BrokerProcess | None
+
+
+class Bench:
+    """One run of the bench. Files go under *directory*; without *server* each measurement has a broker of its own."""
+
+    def __init__(self, directory: Path, size: Size, server: str | None, settings: Mapping[str, object]) -> None:
+        self.directory = directory
+        self.size = size
+        self.server = server
+        self.settings = dict(settings)
+
+    @contextlib.contextmanager
+    def target(self) -> Iterator[Target]:
+        """A broker to measure."""
+        if self.server is not None:
+            yield Target(self.server, None)
+            return
+        with self.broker() as broker:
+            yield Target(broker.url, broker)
+
+    @contextlib.contextmanager
+    def broker(self) -> Iterator[BrokerProcess]:
+        """A broker that may be looked into and killed."""
+        with broker_in(self.directory, self.settings) as broker:
+            yield broker
+
+    def prefix(self) -> str:
+        """A prefix that nobody has sent to."""
+        return f"bench.{secrets.token_hex(5)}."
+
+    def run(self, job: str, **options: object) -> dict[str, Any]:
+        """Run one worker."""
+        return run_together(self.directory, (job, options))[0]
+
+    def fill(self, url: str, subject: str, size: int, messages: int) -> None:
+        """Put that many messages there, 1,000 a batch."""
+        self.run("raw.ingest", url=url, subject=subject, size=size, count=1_000, batches=messages // 1_000, flush=False)
+
+    def check_content(self, url: str, prefix: str, size: int, messages: int, count: int = 1_000) -> None:
+        """Read all that a measurement sent back, and compare every body. Raises BenchFailed."""
+        self.run(
+            "receiving.pull_batch",
+            url=url,
+            prefix=prefix,
+            size=size,
+            count=count,
+            messages=messages,
+            max_count=50_000,
+            check=True,
+        )
+
+
+class Measurement(NamedTuple):
+    """One thing to measure. ``own_broker``: it needs a broker that it may look into, so not one of somebody else."""
+
+    measure: Callable[[Bench], Iterator[Value]]
+    own_broker: bool = False
+
+
+def rate(result: Mapping[str, Any]) -> float:
+    """Messages a second of a worker's result."""
+    if not result["seconds"]:
+        raise BenchFailed("a worker took no time")
+    return float(result["messages"] / result["seconds"])

@@ -1,0 +1,199 @@
+"""Bare sockets: ready batches into a broker, and the loops to hold it against."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from qmq.bench.errors import BenchFailed
+from qmq.bench.worker import Gate
+from qmq.format.build import RunContent, build_batch
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
+from qmq.net import wire
+from qmq.net.address import parse_url
+from qmq.net.wire import FRAME_SIZE, Kind
+
+#: Batches on their way at the same time; brokers remember 64 a producer.
+WINDOW: Final = 48
+_SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12
+_READ_BYTES: Final = 1 << 20
+_MAX_FRAME_BYTES: Final = 1 << 26
+
+
+def body_of(number: int, size: int) -> bytes:
+    """The body of message *number* of a batch: its number, then letters; *size* bytes."""
+    return (number.to_bytes(8, "big") + bytes(range(65, 91)) * (size // 26 + 1))[:size]
+
+
+def bodies_of(count: int, size: int) -> list[bytes]:
+    """The bodies of a batch."""
+    return [body_of(number, size) for number in range(count)]
+
+
+class Frames:
+    """SEND frames of equal batches but for their producer sequence: a head of each, and the data that all share."""
+
+    def __init__(self, runs: Sequence[RunContent], batches: int, flush: bool, first_batch: int = 0) -> None:
+        self.messages = sum(len(run.bodies) for run in runs)
+        producer_id = os.urandom(PRODUCER_ID_SIZE)
+        head, *data = build_batch(
+            runs, created_at_us=time.time_ns() // 1_000, producer_id=producer_id, producer_sequence=0
+        )
+        self.data = b"".join(data)
+        self.size = FRAME_SIZE + len(head) + len(self.data)
+        self._heads = [
+            wire.encode_frame(Kind.SEND, number + 1, b"", len(head) + len(self.data), wire.FLUSH if flush else 0)
+            + _numbered(head, (first_batch + number) * self.messages)
+            for number in range(batches)
+        ]
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return ((head, self.data) for head in self._heads)
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+
+def _numbered(head: bytes, sequence: int) -> bytes:
+    changed = bytearray(head)
+    changed[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = sequence.to_bytes(8, "little")
+    crc = crc32c(changed[BATCH_HEADER_SIZE:], crc32c(changed[:BATCH_PREFIX_SIZE]))
+    changed[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
+    return bytes(changed)
+
+
+class RawClient:
+    """A connection that sends frames as they are and counts answers."""
+
+    def __init__(self, url: str) -> None:
+        address = parse_url(url)[0]
+        self._socket = socket.create_connection((address.host, address.port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._unread = b""
+        meta = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq-bench"})
+        self._socket.sendall(wire.encode_frame(Kind.HELLO, 1, meta))
+        self._answers()
+
+    def send(self, frames: Frames, window: int = WINDOW, stop_after_s: float | None = None) -> int:
+        """Send batches, at most *window* unanswered; returns how many were acknowledged."""
+        deadline = None if stop_after_s is None else time.perf_counter() + stop_after_s
+        unanswered = sent = 0
+        for head, data in frames:
+            if deadline is not None and time.perf_counter() > deadline:
+                break
+            done = self._socket.sendmsg([head, data])
+            if done < len(head) + len(data):
+                self._socket.sendall((head + data)[done:])
+            sent += 1
+            unanswered += 1
+            while unanswered >= window:
+                unanswered -= self._answers()
+        while unanswered:
+            unanswered -= self._answers()
+        return sent
+
+    def _answers(self) -> int:
+        """Read answers; returns how many there were, at least one."""
+        count = 0
+        while not count:
+            read = self._socket.recv(_READ_BYTES)
+            if not read:
+                raise BenchFailed("the broker closed the connection")
+            self._unread += read
+            used = 0
+            for frame in wire.split_frames(memoryview(self._unread), _MAX_FRAME_BYTES):
+                if frame.kind == Kind.ERROR:
+                    raise BenchFailed(f"the broker refused a batch: {wire.decode_error(frame)}")
+                used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
+                count += 1
+            self._unread = self._unread[used:]
+        return count
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers
+
+
+def ingest(gate: Gate, *, url: str, subject: str, size: int, count: int, batches: int, flush: bool) -> dict[str, Any]:
+    """Send *batches* ready batches of *count* messages."""
+    frames = Frames([RunContent(subject, bodies_of(count, size), None)], batches, flush)
+    client = RawClient(url)
+    gate()
+    started = time.perf_counter()
+    sent = client.send(frames)
+    seconds = time.perf_counter() - started
+    client.close()
+    return {"messages": sent * count, "bytes": sent * frames.size, "seconds": seconds}
+
+
+def ingest_many(
+    gate: Gate, *, url: str, prefix: str, subjects: int, size: int, count: int, batches: int, stop_after_s: float | None
+) -> dict[str, Any]:
+    """Send *batches* ready batches with one message to each of *count* subjects, going round *subjects* of them."""
+    body = body_of(0, size)
+    groups = max(subjects // count, 1)
+    each = -(-batches // groups)
+    frames = [
+        Frames(
+            [RunContent(f"{prefix}{group * count + number:06}", [body], None) for number in range(count)], each, False
+        )
+        for group in range(groups)
+    ]
+    client = RawClient(url)
+    gate()
+    started = time.perf_counter()
+    sent = 0
+    for group in frames:
+        left = None if stop_after_s is None else max(stop_after_s - (time.perf_counter() - started), 0)
+        sent += client.send(group, stop_after_s=left)
+    seconds = time.perf_counter() - started
+    client.close()
+    return {"messages": sent * count, "bytes": sent * frames[0].size, "seconds": seconds}
+
+
+def send_plain(gate: Gate, *, port: int, size: int, count: int, batches: int) -> dict[str, Any]:
+    """Send the same bytes as `ingest` to a `sink`."""
+    frames = Frames([RunContent("bench", bodies_of(count, size), None)], batches, False)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        gate()
+        started = time.perf_counter()
+        for head, data in frames:
+            done = connection.sendmsg([head, data])
+            if done < len(head) + len(data):
+                connection.sendall((head + data)[done:])
+        connection.shutdown(socket.SHUT_WR)
+        if not connection.recv(1):
+            raise BenchFailed("the plain loop ended early")
+        seconds = time.perf_counter() - started
+    return {"messages": len(frames) * count, "bytes": len(frames) * frames.size, "seconds": seconds}
+
+
+def sink(gate: Gate, *, write_to: str | None) -> dict[str, Any]:
+    """The plain loop: receive and, when there is a file to write to, checksum and write, until the sender is done."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gate(port=server.getsockname()[1])
+        connection, _ = server.accept()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    total = crc = 0
+    descriptor = os.open(write_to, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600) if write_to else -1
+    with connection:
+        while read := connection.recv_into(buffer):
+            if write_to:
+                crc = crc32c(buffer[:read], crc)
+                os.pwrite(descriptor, buffer[:read], total)
+            total += read
+        connection.sendall(b".")
+    if write_to:
+        os.close(descriptor)
+        Path(write_to).unlink()
+    return {"bytes": total, "crc": crc}

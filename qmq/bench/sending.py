@@ -1,0 +1,202 @@
+"""Workers that send with the client."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+from qmq import connect
+from qmq.bench.raw import bodies_of, body_of
+from qmq.bench.values import percentile
+from qmq.bench.worker import Gate
+
+Durability = Literal["flush", "append"]
+
+
+async def many(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, count: int, calls: int, in_flight: int
+) -> dict[str, Any]:
+    """`send_many` of *count* messages, *calls* times, *in_flight* calls at a time."""
+    bodies = bodies_of(count, size)
+    async with connect(url, durability=durability) as client:
+        gate()
+        started = time.perf_counter()
+        left = iter(range(calls))
+
+        async def send() -> None:
+            for _ in left:
+                await client.send_many(subject, bodies)
+
+        await asyncio.gather(*[send() for _ in range(in_flight)])
+        seconds = time.perf_counter() - started
+    return {"messages": calls * count, "seconds": seconds}
+
+
+async def nowait(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int, rich: bool
+) -> dict[str, Any]:
+    """`send_nowait` with a `drain` now and then, then `flush`; *rich* messages have a key and properties."""
+    bodies = bodies_of(1_000, size)
+    keys = [f"order-{number}" for number in range(1_000)]
+    async with connect(url, durability=durability) as client:
+        gate()
+        started = time.perf_counter()
+        for _ in range(messages // 1_000):
+            if rich:
+                for body, key in zip(bodies, keys, strict=True):
+                    client.send_nowait(subject, body, key=key, properties={"price": "125", "currency": "EUR"})
+            else:
+                for body in bodies:
+                    client.send_nowait(subject, body)
+            await client.drain()
+        await client.flush()
+        seconds = time.perf_counter() - started
+    return {"messages": messages // 1_000 * 1_000, "seconds": seconds}
+
+
+async def awaited(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int, in_flight: int
+) -> dict[str, Any]:
+    """`await send`, *in_flight* of them at a time."""
+    bodies = bodies_of(1_000, size)
+    async with connect(url, durability=durability) as client:
+        left = iter(range(messages))
+
+        async def send() -> None:
+            for number in left:
+                await client.send(subject, bodies[number % 1_000])
+
+        gate()
+        started = time.perf_counter()
+        await asyncio.gather(*[send() for _ in range(in_flight)])
+        seconds = time.perf_counter() - started
+    return {"messages": messages, "seconds": seconds}
+
+
+async def one_at_a_time(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int
+) -> dict[str, Any]:
+    """`await send`, the next when the one before is stored: how long each takes."""
+    body = body_of(0, size)
+    async with connect(url, durability=durability) as client:
+        for _ in range(100):
+            await client.send(subject, body)
+        gate()
+        took = []
+        for _ in range(messages):
+            started = time.perf_counter()
+            await client.send(subject, body)
+            took.append(time.perf_counter() - started)
+    took.sort()
+    return {
+        "messages": messages + 100,
+        "p50_ms": 1e3 * percentile(took, 0.5),
+        "p99_ms": 1e3 * percentile(took, 0.99),
+        "p99.9_ms": 1e3 * percentile(took, 0.999),
+        "most_ms": 1e3 * took[-1],
+    }
+
+
+async def paced(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, rate: int, seconds: float
+) -> dict[str, Any]:
+    """`send_many` at *rate* messages a second: every 5 ms what is due."""
+    every = 0.005
+    bodies = bodies_of(max(int(rate * every), 1), size)
+    async with connect(url, durability=durability) as client:
+        gate()
+        started = time.perf_counter()
+        sends: set[asyncio.Task[Any]] = set()
+        calls = 0
+        while (now := time.perf_counter() - started) < seconds:
+            while calls * every < now and len(sends) < 64:
+                task = asyncio.ensure_future(client.send_many(subject, bodies))
+                sends.add(task)
+                task.add_done_callback(sends.discard)
+                calls += 1
+            await asyncio.sleep(every)
+        await asyncio.gather(*sends)
+        took = time.perf_counter() - started
+    return {"messages": calls * len(bodies), "seconds": took}
+
+
+async def producers(
+    gate: Gate, *, url: str, prefix: str, durability: Durability, size: int, clients: int, count: int, seconds: float
+) -> dict[str, Any]:
+    """*clients* clients, each sending *count* messages and waiting until they are stored, for so many seconds."""
+    bodies = bodies_of(count, size)
+    opened = [connect(url, durability=durability) for _ in range(clients)]
+    for client in opened:
+        await client.__aenter__()
+    sent = [0] * clients
+    gate()
+    started = time.perf_counter()
+    deadline = started + seconds
+
+    async def produce(number: int) -> None:
+        client, subject = opened[number], f"{prefix}{number}"
+        send: Callable[[], Awaitable[object]] = lambda: client.send_many(subject, bodies)  # noqa: E731
+        if count == 1:
+            send = lambda: client.send(subject, bodies[0])  # noqa: E731
+        while time.perf_counter() < deadline:
+            await send()
+            sent[number] += count
+
+    await asyncio.gather(*map(produce, range(clients)))
+    took = time.perf_counter() - started
+    for client in opened:
+        await client.__aexit__(None, None, None)
+    return {"messages": sum(sent), "sent": sent, "seconds": took}
+
+
+async def spray(
+    gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int, seed: int
+) -> dict[str, Any]:
+    """`send_nowait` of each message to a random one of *subjects*, after one message to each of them."""
+    names = [f"{prefix}{number:06}" for number in range(subjects)]
+    body = body_of(0, size)
+    chosen: Sequence[str] = random.Random(seed).choices(names, k=messages)
+    async with connect(url, durability="append") as client:
+        started = time.perf_counter()
+        await _send_each(client, names, body)
+        made_s = time.perf_counter() - started
+        gate()
+        started = time.perf_counter()
+        await _send_each(client, chosen, body)
+        seconds = time.perf_counter() - started
+    return {"messages": messages + subjects, "timed": messages, "seconds": seconds, "made_s": made_s}
+
+
+async def _send_each(client: Any, subjects: Sequence[str], body: bytes) -> None:
+    for start in range(0, len(subjects), 1_000):
+        for subject in subjects[start : start + 1_000]:
+            client.send_nowait(subject, body)
+        await client.drain()
+    await client.flush()
+
+
+async def open_loop(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, rate: int, seconds: float
+) -> dict[str, Any]:
+    """Send on a schedule that waits for nobody, spinning; each body begins with when it was due (monotonic ns)."""
+    total, every = int(rate * seconds), 1_000_000_000 // rate
+    rest = bytes(size - 8)
+    late = 0
+    async with connect(url, durability=durability) as client:
+        gate()
+        start = time.monotonic_ns() + 20_000_000
+        sent = 0
+        while sent < total:
+            now = time.monotonic_ns()
+            due = min((now - start) // every + 1, total)
+            while sent < due:
+                at = start + sent * every
+                late = max(late, now - at)
+                client.send_nowait(subject, at.to_bytes(8, "big") + rest)
+                sent += 1
+            await asyncio.sleep(0)
+        await client.flush()
+    return {"messages": sent, "latest_ms": late / 1e6}

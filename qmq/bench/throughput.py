@@ -1,0 +1,242 @@
+"""Rates: how many messages a second go in and come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qmq.bench.children import Worker, run_one, run_together
+from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
+from qmq.bench.errors import BenchFailed
+from qmq.bench.values import Value
+
+RATE = "msg/s"
+RATIO = ""
+
+
+def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
+    """Messages a second of the yardstick: a bare loop that receives (and checksums and writes) the same bytes."""
+    path = str(bench.directory / "plain") if write else None
+    with Worker(bench.directory, "raw.sink", {"write_to": path}) as sink:
+        sink.go()
+        result = run_one(
+            bench.directory,
+            "raw.send_plain",
+            {"port": sink.prepared["port"], "size": size, "count": 1_000, "batches": batches},
+        )
+        received = sink.result()["bytes"]
+    if received != result["bytes"]:
+        raise BenchFailed(f"the plain loop received {received} of {result['bytes']} bytes")
+    return rate(result)
+
+
+def ingest(bench: Bench) -> Iterator[Value]:
+    """Ready batches of 1,000 messages over a bare socket; and the plain loop in the same round."""
+    for size, size_name in SIZES.items():
+        batches = bench.size.bulk(size) // 1_000 * 2
+        for durability in DURABILITIES:
+            with bench.target() as target:
+                prefix = bench.prefix()
+                result = bench.run(
+                    "raw.ingest",
+                    url=target.url,
+                    subject=prefix + "raw",
+                    size=size,
+                    count=1_000,
+                    batches=batches,
+                    flush=durability == "flush",
+                )
+                bench.check_content(target.url, prefix, size, batches * 1_000)
+            yield Value(f"{size_name} {durability}", rate(result), RATE)
+            if durability == "append":
+                plain = plain_loop(bench, size, batches, write=True)
+                yield Value(f"{size_name} plain loop", plain, RATE)
+                yield Value(f"{size_name} append, of a plain loop", rate(result) / plain, RATIO)
+
+
+def send_many(bench: Bench) -> Iterator[Value]:
+    """`send_many` of 1,000 messages, 16 calls in flight."""
+    for size, size_name in SIZES.items():
+        calls = bench.size.bulk(size) // 1_000
+        for durability in DURABILITIES:
+            with bench.target() as target:
+                prefix = bench.prefix()
+                result = bench.run(
+                    "sending.many",
+                    url=target.url,
+                    subject=prefix + "many",
+                    durability=durability,
+                    size=size,
+                    count=1_000,
+                    calls=calls,
+                    in_flight=16,
+                )
+                bench.check_content(target.url, prefix, size, calls * 1_000)
+            yield Value(f"{size_name} {durability}", rate(result), RATE)
+
+
+def send_nowait(bench: Bench) -> Iterator[Value]:
+    """`send_nowait` with a `drain` every 1,000; without a key, and with key and properties."""
+    for size, size_name in SIZES.items():
+        for durability in DURABILITIES:
+            for rich in (False, True):
+                messages = bench.size.bulk(size) // (2 if rich else 1)
+                with bench.target() as target:
+                    prefix = bench.prefix()
+                    result = bench.run(
+                        "sending.nowait",
+                        url=target.url,
+                        subject=prefix + "nowait",
+                        durability=durability,
+                        size=size,
+                        messages=messages,
+                        rich=rich,
+                    )
+                    bench.check_content(target.url, prefix, size, result["messages"])
+                yield Value(f"{size_name} {durability}{', key and properties' if rich else ''}", rate(result), RATE)
+
+
+def send_awaited(bench: Bench) -> Iterator[Value]:
+    """`await send`, 1,000 in flight."""
+    for size, size_name in SIZES.items():
+        for durability in DURABILITIES:
+            messages = bench.size.messages // 10
+            with bench.target() as target:
+                prefix = bench.prefix()
+                result = bench.run(
+                    "sending.awaited",
+                    url=target.url,
+                    subject=prefix + "awaited",
+                    durability=durability,
+                    size=size,
+                    messages=messages,
+                    in_flight=1_000,
+                )
+                bench.check_content(target.url, prefix, size, messages)
+            yield Value(f"{size_name} {durability}", rate(result), RATE)
+
+
+def producers(bench: Bench) -> Iterator[Value]:
+    """64 producers: flush against append, one message at a time and 100 at a time."""
+    for count, how in ((1, "one at a time"), (100, "100 at a time")):
+        rates = {}
+        for durability in DURABILITIES:
+            with bench.target() as target:
+                prefix = bench.prefix()
+                result = bench.run(
+                    "sending.producers",
+                    url=target.url,
+                    prefix=prefix,
+                    durability=durability,
+                    size=100,
+                    clients=64,
+                    count=count,
+                    seconds=bench.size.seconds,
+                )
+                for number, sent in enumerate(result["sent"]):
+                    if number % 16 == 0:
+                        bench.check_content(target.url, f"{prefix}{number}", 100, sent, count)
+                kept = bench.run("receiving.last_stored", url=target.url, prefix=prefix)["messages"]
+            if kept != result["messages"]:
+                raise BenchFailed(f"{kept} messages are kept, {result['messages']} were acknowledged")
+            rates[durability] = rate(result)
+            yield Value(f"64, {how}, {durability}", rates[durability], RATE)
+        yield Value(f"64, {how}, flush of append", rates["flush"] / rates["append"], RATIO)
+
+
+def _received(bench: Bench, job: str, size: int, messages: int, **options: object) -> float:
+    with bench.target() as target:
+        prefix = bench.prefix()
+        bench.fill(target.url, prefix + "ready", size, messages)
+        return rate(bench.run(job, url=target.url, prefix=prefix, size=size, count=1_000, messages=messages, **options))
+
+
+def pull(bench: Bench) -> Iterator[Value]:
+    """`pull` of up to 10,000, every body touched."""
+    for size, size_name in SIZES.items():
+        found = _received(bench, "receiving.pull", size, bench.size.bulk(size), max_count=10_000)
+        yield Value(f"{size_name}, every body touched", found, RATE)
+
+
+def pull_batch(bench: Bench) -> Iterator[Value]:
+    """`pull_batch` of up to 50,000; and a copy of as many bytes over loopback in the same round."""
+    for size, size_name in SIZES.items():
+        messages = bench.size.bulk(size) * 2
+        found = _received(bench, "receiving.pull_batch", size, messages, max_count=50_000, check=False)
+        yield Value(size_name, found, RATE)
+        if size == KIB:
+            copy = plain_loop(bench, size, messages // 1_000, write=False)
+            yield Value(f"{size_name} loopback copy", copy, RATE)
+            yield Value(f"{size_name}, of a loopback copy", found / copy, RATIO)
+
+
+def async_for(bench: Bench) -> Iterator[Value]:
+    """`async for`, every body touched."""
+    for size, size_name in SIZES.items():
+        yield Value(size_name, _received(bench, "receiving.async_for", size, bench.size.bulk(size)), RATE)
+
+
+def subjects(bench: Bench) -> Iterator[Value]:
+    """Every message to a random one of 100,000 subjects, and out by their prefix; the same with 1,000 subjects."""
+    messages = bench.size.messages // 4
+    rates: dict[str, dict[int, float]] = {"in": {}, "out": {}}
+    few, many = 1_000, bench.size.subjects
+    for count in (few, many):
+        with bench.target() as target:
+            prefix = bench.prefix()
+            sent = bench.run(
+                "sending.spray", url=target.url, prefix=prefix, subjects=count, size=100, messages=messages, seed=1
+            )
+            came = bench.run(
+                "receiving.count_all",
+                url=target.url,
+                prefix=prefix,
+                size=100,
+                messages=messages + count,
+                max_count=50_000,
+            )
+            files = target.process.open_files() if target.process is not None else None
+        rates["in"][count] = sent["timed"] / sent["seconds"]
+        rates["out"][count] = rate(came)
+        yield Value(f"{count:,} in", rates["in"][count], RATE)
+        yield Value(f"{count:,} out", rates["out"][count], RATE)
+        yield Value(f"{count:,} made", count / sent["made_s"], "subjects/s")
+        if count == many and files is not None:
+            yield Value("open files", files, "")
+    for way, found in rates.items():
+        yield Value(f"{way}, of the rate with 1,000", found[many] / found[few], RATIO)
+
+
+def both_ways(bench: Bench) -> Iterator[Value]:
+    """`send_many` and `pull_batch` at the same time, of the same messages."""
+    messages = bench.size.bulk(100)
+    with bench.target() as target:
+        prefix = bench.prefix()
+        sent, came = run_together(
+            bench.directory,
+            (
+                "sending.many",
+                {
+                    "url": target.url,
+                    "subject": prefix + "both",
+                    "durability": "append",
+                    "size": 100,
+                    "count": 1_000,
+                    "calls": messages // 1_000,
+                    "in_flight": 16,
+                },
+            ),
+            (
+                "receiving.pull_batch",
+                {
+                    "url": target.url,
+                    "prefix": prefix,
+                    "size": 100,
+                    "count": 1_000,
+                    "messages": messages,
+                    "max_count": 50_000,
+                    "check": False,
+                },
+            ),
+        )
+    yield Value("100 B append in", rate(sent), RATE)
+    yield Value("100 B append out", rate(came), RATE)

@@ -1,0 +1,123 @@
+"""Numbers: what one round measured, what several rounds come to, and what was to be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+
+class Value(NamedTuple):
+    """One number of one round. ``what`` tells the numbers of a measurement apart: "100 B append"."""
+
+    what: str
+    value: float
+    unit: str
+
+
+class Goal(NamedTuple):
+    """What is to be reached on two cores: at least, or at most."""
+
+    value: float
+    at_most: bool = False
+
+    def reached(self, value: float) -> bool:
+        """Whether *value* is enough."""
+        return value <= self.value if self.at_most else value >= self.value
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {shown(self.value)}"
+
+
+#: By measurement and what. Rates are messages a second, times milliseconds, ratios 0 to 1.
+GOALS: Final[dict[tuple[str, str], Goal]] = {
+    ("ingest", "100 B append"): Goal(8e6),
+    ("ingest", "1 KiB append, of a plain loop"): Goal(0.7),
+    ("send_many", "100 B append"): Goal(2e6),
+    ("send_many", "1 KiB append"): Goal(600e3),
+    ("send_many", "100 B flush"): Goal(1.5e6),
+    ("send_many", "1 KiB flush"): Goal(400e3),
+    ("send_nowait", "100 B append"): Goal(1e6),
+    ("send_awaited", "100 B append"): Goal(120e3),
+    ("send_one", "append p50"): Goal(0.12, at_most=True),
+    ("send_one", "flush p50"): Goal(0.6, at_most=True),
+    ("send_one", "flush p99"): Goal(5, at_most=True),
+    ("flush_under_load", "p50"): Goal(0.6, at_most=True),
+    ("flush_under_load", "p99"): Goal(5, at_most=True),
+    ("flush_under_load", "load"): Goal(450e3),
+    ("pull", "100 B, every body touched"): Goal(1.4e6),
+    ("pull_batch", "100 B"): Goal(4e6),
+    ("pull_batch", "1 KiB, of a loopback copy"): Goal(0.7),
+    ("async_for", "100 B"): Goal(1e6),
+    ("producers", "64, one at a time, flush of append"): Goal(0.7),
+    ("end_to_end", "1 k msg/s append p50"): Goal(0.2, at_most=True),
+    ("end_to_end", "1 k msg/s append p99"): Goal(0.8, at_most=True),
+    ("end_to_end", "10 k msg/s append p50"): Goal(0.2, at_most=True),
+    ("end_to_end", "10 k msg/s append p99"): Goal(0.8, at_most=True),
+    ("subjects", "100,000 in"): Goal(200e3),
+    ("subjects", "100,000 out"): Goal(500e3),
+    ("subjects", "in, of the rate with 1,000"): Goal(0.8),
+    ("subjects", "out, of the rate with 1,000"): Goal(0.8),
+    ("subjects", "open files"): Goal(2_000, at_most=True),
+    ("parked", "1,000 pulls, cpu"): Goal(0.01, at_most=True),
+    ("restart", "to serving"): Goal(2_000, at_most=True),
+    ("memory", "growth"): Goal(16, at_most=True),
+}
+
+
+class Summary(NamedTuple):
+    """The rounds of one number. ``goal`` is None where there is none."""
+
+    measurement: str
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    goal: Goal | None
+
+    @property
+    def median(self) -> float:
+        """The middle of the rounds."""
+        return median(self.values)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the median reaches the goal; None without one."""
+        return None if self.goal is None else self.goal.reached(self.median)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file: everything in plain types."""
+        return {
+            "measurement": self.measurement,
+            "what": self.what,
+            "unit": self.unit,
+            "median": self.median,
+            "least": min(self.values),
+            "most": max(self.values),
+            "rounds": list(self.values),
+            "goal": None if self.goal is None else {"value": self.goal.value, "at_most": self.goal.at_most},
+            "reached": self.reached,
+        }
+
+
+def summarize(rounds: Iterable[tuple[str, Value]]) -> list[Summary]:
+    """The numbers of all rounds, each (measurement, value), in the order in which they first came."""
+    gathered: dict[tuple[str, str, str], list[float]] = {}
+    for measurement, (what, value, unit) in rounds:
+        gathered.setdefault((measurement, what, unit), []).append(value)
+    return [
+        Summary(measurement, what, unit, tuple(values), GOALS.get((measurement, what)))
+        for (measurement, what, unit), values in gathered.items()
+    ]
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that *share* (0 to 1) of the sorted values do not exceed."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def shown(value: float) -> str:
+    """A number as people read it: four digits that count, with M or k."""
+    for limit, divisor, suffix in ((1e6, 1e6, " M"), (1e4, 1e3, " k")):
+        if abs(value) >= limit:
+            return f"{value / divisor:,.4g}{suffix}"
+    return f"{value:,.4g}" if value != int(value) else f"{int(value):,}"

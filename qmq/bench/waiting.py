@@ -1,0 +1,100 @@
+"""Times: how long one message takes, alone and beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from qmq.bench.children import run_together
+from qmq.bench.context import DURABILITIES, Bench
+from qmq.bench.errors import BenchFailed
+from qmq.bench.values import Value
+
+MS = "ms"
+
+
+def _percentiles(what: str, result: Mapping[str, float]) -> Iterator[Value]:
+    for name in ("p50", "p99", "p99.9"):
+        yield Value(f"{what} {name}".strip(), result[f"{name}_ms"], MS)
+
+
+def send_one(bench: Bench) -> Iterator[Value]:
+    """One send at a time: from the call to the receipt."""
+    for durability in DURABILITIES:
+        with bench.target() as target:
+            prefix = bench.prefix()
+            result = bench.run(
+                "sending.one_at_a_time",
+                url=target.url,
+                subject=prefix + "one",
+                durability=durability,
+                size=100,
+                messages=bench.size.singles,
+            )
+            bench.check_content(target.url, prefix, 100, result["messages"], 1)
+        yield from _percentiles(durability, result)
+
+
+def flush_under_load(bench: Bench) -> Iterator[Value]:
+    """One flushed send at a time while another client sends 500,000 flushed messages a second."""
+    load_rate = 500_000
+    with bench.target() as target:
+        prefix = bench.prefix()
+        result, load = run_together(
+            bench.directory,
+            (
+                "sending.one_at_a_time",
+                {
+                    "url": target.url,
+                    "subject": prefix + "one",
+                    "durability": "flush",
+                    "size": 100,
+                    "messages": bench.size.singles,
+                },
+            ),
+            (
+                "sending.paced",
+                {
+                    "url": target.url,
+                    "subject": prefix + "load",
+                    "durability": "flush",
+                    "size": 100,
+                    "rate": load_rate,
+                    # so long that it goes on while the other one sends
+                    "seconds": max(bench.size.singles * 0.002, 2.0),
+                },
+            ),
+        )
+        bench.check_content(target.url, prefix + "one", 100, result["messages"], 1)
+        bench.check_content(target.url, prefix + "load", 100, load["messages"], int(load_rate * 0.005))
+    yield from _percentiles("", result)
+    yield Value("load", load["messages"] / load["seconds"], "msg/s")
+
+
+def end_to_end(bench: Bench) -> Iterator[Value]:
+    """From the moment a message is due to its arrival in another process, at an open-loop rate."""
+    for rate, rate_name in ((1_000, "1 k"), (10_000, "10 k")):
+        for durability in DURABILITIES:
+            messages = int(rate * bench.size.seconds)
+            with bench.target() as target:
+                prefix = bench.prefix()
+                came, sent = run_together(
+                    bench.directory,
+                    (
+                        "receiving.arrivals",
+                        {"url": target.url, "prefix": prefix, "messages": messages, "skip": messages // 10},
+                    ),
+                    (
+                        "sending.open_loop",
+                        {
+                            "url": target.url,
+                            "subject": prefix + "timed",
+                            "durability": durability,
+                            "size": 100,
+                            "rate": rate,
+                            "seconds": bench.size.seconds,
+                        },
+                    ),
+                )
+            if came["messages"] != sent["messages"]:
+                raise BenchFailed(f"{came['messages']} messages came, {sent['messages']} were sent")
+            yield from _percentiles(f"{rate_name} msg/s {durability}", came)

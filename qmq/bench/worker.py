@@ -1,0 +1,49 @@
+"""A load generator: `python -m qmq.bench.worker MODULE.FUNCTION OPTIONS`, started by qmq.bench.children.
+
+The function gets ``gate`` and the options (JSON). What it does before it calls the gate is not measured: the gate tells
+the parent that all is prepared, and returns when the parent says go. What the function returns goes to the parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+Gate = Callable[..., None]
+
+
+def gate(**prepared: object) -> None:
+    """Say that all is prepared, with what the parent has to know, and wait for its word."""
+    print(json.dumps(prepared), flush=True)
+    gc.collect()
+    gc.freeze()
+    if not sys.stdin.readline():
+        raise SystemExit("the bench is gone")
+
+
+def run(job: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Call the function that *job* names, in an event loop (uvloop) when it is one for it."""
+    module, _, name = job.partition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"qmq.bench.{module}"), name)
+    if inspect.iscoroutinefunction(function):
+        work: Callable[..., Awaitable[dict[str, Any]]] = function
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_awaited(work(gate, **options)))
+    result: dict[str, Any] = function(gate, **options)
+    return result
+
+
+async def _awaited(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    return await work
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], json.loads(sys.argv[2]))), flush=True)
