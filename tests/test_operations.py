@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import qmq
 from qmq import errors
 from qmq.settings import SettingDescription, describe, show_bytes
 
 PAGE = (Path(__file__).parent.parent / "docs" / "OPERATIONS.md").read_text("utf-8")
 ROWS = {cells[1].strip(): cells for line in PAGE.splitlines() if line.startswith("|") and (cells := line.split("|"))}
+
+for module in pkgutil.walk_packages(qmq.__path__, "qmq."):
+    importlib.import_module(module.name)  # some have errors of their own
 
 
 def all_errors(root: type[errors.QmqError] = errors.QmqError) -> Iterator[type[errors.QmqError]]:
