@@ -158,10 +158,6 @@ class PartitionCheck:
             self._check_header(file, path, previous)
             stop = min(base + file.size, following if following is not None else base + file.size)
             span = self._spans.get(base)
-            if span is not None and stop < span.end and not self._is_recorded(stop, span.end):
-                what = f"ends at position {stop}, the checkpoint knows it up to {span.end}"
-                self._report.fault(path, file.size, what, _KEEP)
-                self.holes.append(Hole(stop, span.end))
             claimed_end = span.end if span is not None else min(self._position, stop)
             end = yield from self._walk(file, path, min(stop, file.data_end), claimed_end, following is not None)
             return end

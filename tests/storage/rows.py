@@ -25,12 +25,12 @@ class Feed:
         self.segment_of: list[int] = []
 
     def batch(self, runs: Sequence[tuple[int, int]], stride: int = 1) -> list[Row]:
-        """A batch with (subject, messages) runs. *stride* more sequences go to other partitions."""
+        """A batch with (subject, messages) runs. Of odd subjects, *stride* sequences between go to other partitions."""
         size = 96 + sum(32 + 40 * count for _, count in runs)
         self.time_us += 7
         rows: list[Row] = []
         for number, (subject, count) in enumerate(runs):
-            first = self.ends.get(subject, 0) + stride
+            first = self.ends.get(subject, 0) + stride * (subject % 2)
             self.ends[subject] = first + count
             rows.append((first, self.position, self.time_us, subject, count, number, 0, len(runs), 0, 40 * count, size))
         self.position += size

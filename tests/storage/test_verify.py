@@ -9,14 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import DirectoryInUse, StorageFailed
-from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_ENTRY_SIZE, SEGMENT_HEADER_SIZE
+from qmq.format.batch import stamp
+from qmq.format.layout import (
+    DERIVED_HEADER_SIZE,
+    ENTRIES_MAGIC,
+    ENTRY_SIZE,
+    INDEX_ENTRY_SIZE,
+    INDEX_MAGIC,
+    SEGMENT_HEADER_SIZE,
+)
+from qmq.storage.derived import parse_derived
 from qmq.storage.disk import Buffer, Disk
 from qmq.storage.store import Store
 from qmq.storage.verify import Report, verify
+from tests.storage import stores
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 
@@ -316,6 +327,36 @@ def test_rows_that_are_not_the_logs(sound: Path, tmp_path: Path) -> None:
     found = faults(copy)
     assert any("not the order of the entries" in fault and str(sealed[0]) in fault for fault in found)
     assert any("another store, partition" in fault and str(entries[1]) in fault for fault in found)
+
+
+@pytest.mark.parametrize("suffix", [".entries", ".index"])
+def test_records_that_are_not_the_logs_under_a_right_checksum(sound: Path, tmp_path: Path, suffix: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sound, copy)
+    path = min(copy.glob(f"*/0/*{suffix}") if suffix == ".entries" else copy.glob(f"log-0/*{suffix}"))
+    magic = ENTRIES_MAGIC if suffix == ".entries" else INDEX_MAGIC
+    data = path.read_bytes()
+    body = bytearray(data[DERIVED_HEADER_SIZE:])
+    body[len(body) // 2] ^= 1
+    header = parse_derived(data, magic, path)
+    path.write_bytes(header._replace(body_crc=crc32c(bytes(body))).pack(magic) + body)
+    assert any("is not that of the batch" in fault and str(path) in fault for fault in faults(copy))
+    size = ENTRY_SIZE if suffix == ".entries" else INDEX_ENTRY_SIZE
+    less = data[DERIVED_HEADER_SIZE:-size]
+    path.write_bytes(header._replace(body_crc=crc32c(less), rows=header.rows - 1).pack(magic) + less)
+    assert any("lacks the last 1 records" in fault and str(path) in fault for fault in faults(copy))
+    more = data[DERIVED_HEADER_SIZE:] + data[-size:]
+    path.write_bytes(header._replace(body_crc=crc32c(more), rows=header.rows + 1).pack(magic) + more)
+    assert any("has no batch" in fault and str(path) in fault for fault in faults(copy))
+
+
+def test_a_batch_of_another_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data")
+    sender = Sender(store)
+    monkeypatch.setattr(stores, "stamp", lambda view, batch, **where: stamp(view, batch, **(where | {"partition": 7})))
+    sender.send("a", b"x")
+    close_cleanly(store)
+    assert any("of partition 7" in fault for fault in faults(tmp_path / "data"))
 
 
 def test_foreign_and_left_over_files_are_notes(sound: Path, tmp_path: Path) -> None:
