@@ -176,7 +176,7 @@ class _Opening:
         report = RecoveryReport(plan.action is Action.CREATE, facts.clean, False, plan.source)
         report.notes += [reason for state, reason in looked_at if state is FileState.ROTTEN]
         if plan.action is Action.CREATE:
-            identity = self._new_identity()
+            identity = self._create()
         else:
             identity = latest(*copies)
         claims = next((file.claims for file in checkpoints if file.claims is not None), None)
@@ -214,7 +214,8 @@ class _Opening:
 
     # --- identity ----------------------------------------------------------------------------------------------------
 
-    def _new_identity(self) -> Identity:
+    def _create(self) -> Identity:
+        """Make the directories of the partitions, then the identity, then (later) all else: no other order survives."""
         hint = self._options.store_id_hint
         if hint is not None and len(hint) != STORE_ID_SIZE:
             raise InvalidOption(f"store_id_hint has {len(hint)} bytes; give {STORE_ID_SIZE}: IPv4 address and port")
@@ -226,7 +227,8 @@ class _Opening:
             now_us=self._now_us,
             boot_id=self._boot_id,
         )
-        return self._with_partitions(identity)
+        file = IdentityFile(self._disk, self._directory, identity)
+        return file.change(self._with_partitions)
 
     def _with_partitions(self, identity: Identity) -> Identity:
         """The identity with the partitions that the options ask for; directories of new ones are made."""
@@ -290,7 +292,7 @@ class _Opening:
             partitions=tuple(partitions),
         )
         identity_file = IdentityFile(self._disk, self._directory, before)
-        if identity != before or report.created:
+        if identity != before:
             identity_file.change(lambda _: identity)
         self._open_logs(identity_file.current, replays, sync=not facts.clean)
         self._replay_sequences(identity_file.current, claims, subjects, replays)

@@ -147,9 +147,10 @@ class PartitionReplay:
                 "disk mounted? If they are lost, move the checkpoints and the directory away to start over"
             )
         for span in claim.segments:
-            there = span.base + bases[span.base].size if span.base in bases else span.base
-            if there < span.end:
-                self._lose(Hole(there, span.end))
+            if span.base not in bases:
+                self._lose(Hole(span.base, span.end))
+            elif span.base + bases[span.base].size < span.end:
+                self._lose(Hole(self._whole_until(span), span.end))
         self._spans = [span for span in claim.segments if span.base in bases]
         current = self._spans[-1:] if self._spans and self._spans[-1] == claim.segments[-1] else []
         known = [(span.base, span.end, span not in current) for span in self._spans]
@@ -177,6 +178,15 @@ class PartitionReplay:
             for base in strays
         ]
         return [file for file in files if file.base not in strays]
+
+    def _whole_until(self, span: SegmentSpan) -> int:
+        """Where the last whole batch ends of a segment that has been cut short."""
+        segment = Segment.open(self._disk, self._directory, span.base, 0, writable=False)
+        scanner = Scanner(self._disk, self._secret, self._owner.store_id, lambda header, batch: None)
+        try:
+            return scanner.scan(segment, span.base, span.base + segment.size()).end
+        finally:
+            segment.close()
 
     def _lose(self, hole: Hole) -> None:
         """Claimed bytes that are not there any more: recorded once."""

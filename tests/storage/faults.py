@@ -16,7 +16,7 @@ from qmq.storage.disk import Buffer, Disk
 class FaultyDisk(Disk):
     """Counts every operation. ``fail`` makes one fail; ``short`` cuts writes; ``boot`` says which boot this is.
 
-    What is written and not synced is known by file, so that ``without_power`` can take it away from a copy.
+    After ``track``, ``without_power`` makes a copy that has only what was synced: bytes of files, names in directories.
     """
 
     def __init__(self, boot: str = "boot-1") -> None:
@@ -25,9 +25,11 @@ class FaultyDisk(Disk):
         self.short: int | None = None
         self._faults: dict[tuple[str, int], int] = {}
         self._lasting: dict[str, tuple[int, str]] = {}
-        self._synced: dict[str, bytes] = {}
         self._paths: dict[int, str] = {}
-        self.track = False
+        self._tracks = False
+        self._file_of: dict[int, object] = {}  # by inode; an inode is used again for another file
+        self._synced: dict[object, bytes] = {}
+        self._names: dict[Path, dict[str, object | None]] = {}  # None: a directory
 
     def fail(self, operation: str, nth: int = 1, code: int = errno.EIO) -> None:
         """Let the nth call of *operation* from now on fail with errno *code*."""
@@ -54,7 +56,11 @@ class FaultyDisk(Disk):
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         self._count("open", path)
+        is_new = not path.exists()
         fd = super().open(path, flags, mode)
+        inode = os.fstat(fd).st_ino
+        if is_new or inode not in self._file_of:
+            self._file_of[inode] = object()
         self._paths[fd] = str(path)
         return fd
 
@@ -98,17 +104,16 @@ class FaultyDisk(Disk):
     def fsync_directory(self, path: Path) -> None:
         self._count("fsync_directory", path)
         super().fsync_directory(path)
+        if self._tracks:
+            self._remember_names(path)
 
     def rename(self, source: Path, target: Path) -> None:
         self._count("rename", target)
         super().rename(source, target)
-        if str(source) in self._synced:
-            self._synced[str(target)] = self._synced.pop(str(source))
 
     def unlink(self, path: Path) -> None:
         self._count("unlink", path)
         super().unlink(path)
-        self._synced.pop(str(path), None)
 
     def listdir(self, path: Path) -> list[str]:
         self._count("listdir", path)
@@ -121,19 +126,40 @@ class FaultyDisk(Disk):
     def boot_id(self) -> str:
         return self.boot
 
+    def track(self, directory: Path) -> None:
+        """Begin: the files in *directory* have their names on disk, but no bytes."""
+        self._tracks = True
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in [directory, *directory.rglob("*")]:
+            if path.is_dir():
+                self._remember_names(path)
+
+    def _remember_names(self, path: Path) -> None:
+        names = {name: path / name for name in os.listdir(path)}
+        self._names[path] = {
+            name: None if file.is_dir() else self._file_of.setdefault(file.stat().st_ino, object())
+            for name, file in names.items()
+        }
+
     def _remember(self, fd: int) -> None:
-        if self.track:
-            self._synced[self._paths[fd]] = super().pread(fd, super().data_end(fd), 0)
+        if self._tracks:
+            copy = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+            try:
+                self._synced[self._file_of[os.fstat(fd).st_ino]] = os.pread(copy, super().data_end(fd), 0)
+            finally:
+                os.close(copy)
 
     def without_power(self, source: Path, target: Path) -> None:
-        """Copy a directory as a loss of power may leave it: every file as it was when it was last synced."""
-        assert self.track
-        for path in sorted(source.rglob("*")):
-            copy = target / path.relative_to(source)
-            if path.is_dir():
-                copy.mkdir(parents=True)
-            elif str(path) in self._synced:
-                copy.write_bytes(self._synced[str(path)])
+        """Copy a directory as a loss of power may leave it: names and bytes as they were last synced."""
+        assert self._tracks
+        target.mkdir()
+        for name, file in self._names[source].items():
+            if file is not None:
+                (target / name).write_bytes(self._synced.get(file, b""))
+            elif source / name in self._names:
+                self.without_power(source / name, target / name)
+            else:
+                (target / name).mkdir()
 
 
 def copy_killed(source: Path, target: Path) -> None:

@@ -13,6 +13,7 @@ from qmq.format.build import RunContent, build_batch
 from qmq.storage.disk import Disk
 from qmq.storage.opening import StoreOptions
 from qmq.storage.store import Store
+from qmq.storage.verify import verify
 
 NOW_US = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))
@@ -162,3 +163,30 @@ def check_stored(store: Store, batches: Sequence[Sent]) -> None:
 def header_at(store: Store, sent: Sent) -> Any:
     """The header that is stored where a batch was sent."""
     return parse_header(store.view(sent.partition, sent.position, 96))
+
+
+def verified(path: Path) -> None:
+    """A stopped store has no fault."""
+    report = verify(path, Disk())
+    assert report.is_good, "\n".join(map(str, report.findings))
+
+
+def segment_files(path: Path, partition: int = 0) -> list[Path]:
+    """The segments of a partition, ascending."""
+    return sorted((path / f"log-{partition}").glob("*.messages"))
+
+
+def file_of(path: Path, sent: Sent) -> tuple[Path, int]:
+    """The segment in which a batch lies, and where in it."""
+    found = [file for file in segment_files(path, sent.partition) if int(file.stem, 16) <= sent.position]
+    return found[-1], sent.position - int(found[-1].stem, 16)
+
+
+def damage(path: Path, sent: Sent, offset: int, data: bytes | None = None) -> None:
+    """Overwrite bytes of a stored batch from *offset* in it on; without *data*, change one byte."""
+    file, start = file_of(path, sent)
+    with file.open("r+b") as opened:
+        opened.seek(start + offset)
+        new = data if data is not None else bytes([opened.read(1)[0] ^ 0x41])
+        opened.seek(start + offset)
+        opened.write(new)
