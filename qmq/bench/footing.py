@@ -54,7 +54,7 @@ def restart(bench: Bench) -> Iterator[Value]:
             },
         ) as load:
             load.go()
-            time.sleep(1.0)
+            time.sleep(min(bench.size.seconds, 1.0))
             broker.kill()
         again = BrokerProcess(broker.directory, bench.settings)
         with again:
@@ -70,15 +70,16 @@ def restart(bench: Bench) -> Iterator[Value]:
 
 def memory(bench: Bench) -> Iterator[Value]:
     """RssAnon after a tenth of the log and at its end, with batches of 1,000 runs to 1,000 subjects."""
+    settle_s = min(bench.size.seconds, 1.5)  # for a checkpoint
     with bench.broker() as broker:
         prefix = bench.prefix()
         per_batch = 1_000 * 150
         tenth = max(bench.size.memory_bytes // per_batch // 10, 1)
         sent = _spread(bench, broker, prefix, tenth, subjects=1_000)
-        time.sleep(1.5)  # for a checkpoint
+        time.sleep(settle_s)
         early = broker.anonymous_bytes()
         sent += _spread(bench, broker, prefix, 9 * tenth, subjects=1_000)
-        time.sleep(1.5)
+        time.sleep(settle_s)
         late = broker.anonymous_bytes()
         found = bench.run("receiving.last_stored", url=broker.url, prefix=prefix)["messages"]
     if found != sent:
@@ -97,6 +98,5 @@ def _spread(bench: Bench, broker: BrokerProcess, prefix: str, batches: int, subj
         size=100,
         count=1_000,
         batches=batches,
-        stop_after_s=None,
     )
     return int(result["messages"])

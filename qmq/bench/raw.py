@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from crc32c import crc32c
 
@@ -80,23 +80,19 @@ class RawClient:
         self._socket.sendall(wire.encode_frame(Kind.HELLO, 1, meta))
         self._answers()
 
-    def send(self, frames: Frames, window: int = WINDOW, stop_after_s: float | None = None) -> int:
-        """Send batches, at most *window* unanswered; returns how many were acknowledged."""
-        deadline = None if stop_after_s is None else time.perf_counter() + stop_after_s
-        unanswered = sent = 0
+    def send(self, frames: Frames) -> int:
+        """Send batches, at most WINDOW unanswered; returns how many were acknowledged."""
+        unanswered = 0
         for head, data in frames:
-            if deadline is not None and time.perf_counter() > deadline:
-                break
             done = self._socket.sendmsg([head, data])
             if done < len(head) + len(data):
                 self._socket.sendall((head + data)[done:])
-            sent += 1
             unanswered += 1
-            while unanswered >= window:
+            while unanswered >= WINDOW:
                 unanswered -= self._answers()
         while unanswered:
             unanswered -= self._answers()
-        return sent
+        return len(frames)
 
     def _answers(self) -> int:
         """Read answers; returns how many there were, at least one."""
@@ -115,8 +111,10 @@ class RawClient:
             self._unread = self._unread[used:]
         return count
 
-    def close(self) -> None:
-        """Close the connection."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
@@ -127,17 +125,16 @@ class RawClient:
 def ingest(gate: Gate, *, url: str, subject: str, size: int, count: int, batches: int, flush: bool) -> dict[str, Any]:
     """Send *batches* ready batches of *count* messages."""
     frames = Frames([RunContent(subject, bodies_of(count, size), None)], batches, flush)
-    client = RawClient(url)
-    gate()
-    started = time.perf_counter()
-    sent = client.send(frames)
-    seconds = time.perf_counter() - started
-    client.close()
+    with RawClient(url) as client:
+        gate()
+        started = time.perf_counter()
+        sent = client.send(frames)
+        seconds = time.perf_counter() - started
     return {"messages": sent * count, "bytes": sent * frames.size, "seconds": seconds}
 
 
 def ingest_many(
-    gate: Gate, *, url: str, prefix: str, subjects: int, size: int, count: int, batches: int, stop_after_s: float | None
+    gate: Gate, *, url: str, prefix: str, subjects: int, size: int, count: int, batches: int
 ) -> dict[str, Any]:
     """Send *batches* ready batches with one message to each of *count* subjects, going round *subjects* of them."""
     body = body_of(0, size)
@@ -149,15 +146,11 @@ def ingest_many(
         )
         for group in range(groups)
     ]
-    client = RawClient(url)
-    gate()
-    started = time.perf_counter()
-    sent = 0
-    for group in frames:
-        left = None if stop_after_s is None else max(stop_after_s - (time.perf_counter() - started), 0)
-        sent += client.send(group, stop_after_s=left)
-    seconds = time.perf_counter() - started
-    client.close()
+    with RawClient(url) as client:
+        gate()
+        started = time.perf_counter()
+        sent = sum(map(client.send, frames))
+        seconds = time.perf_counter() - started
     return {"messages": sent * count, "bytes": sent * frames[0].size, "seconds": seconds}
 
 

@@ -1,0 +1,25 @@
+"""One broker for the workers' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq.bench.children import BrokerProcess, broker_in
+from qmq.bench.context import Bench, Size
+
+TINY = Size(messages=4_000, singles=20, seconds=0.05, subjects=2_000, restart_bytes=1 << 20, memory_bytes=1 << 20)
+
+
+@pytest.fixture(scope="package")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_in(tmp_path_factory.mktemp("bench"), {}) as process:
+        yield process
+
+
+@pytest.fixture
+def bench(tmp_path: Path, broker: BrokerProcess) -> Bench:
+    """A run of next to nothing against the shared broker."""
+    return Bench(tmp_path, TINY, broker.url, {})

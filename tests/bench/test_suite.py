@@ -1,0 +1,68 @@
+"""The suite: names, rounds, the report; and every measurement taken once, on next to nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qmq.bench import suite
+from qmq.bench.context import Bench, rate
+from qmq.bench.errors import BenchFailed
+from qmq.bench.values import GOALS, summarize
+from qmq.errors import InvalidOption
+from tests.bench.conftest import TINY
+
+
+def test_names_are_chosen_in_the_order_of_the_suite() -> None:
+    assert suite.chosen([], own_broker=True) == list(suite.MEASUREMENTS)
+    assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
+    without = suite.chosen([], own_broker=False)
+    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart"}
+
+
+def test_a_name_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="there is no measurement 'pul'; there are ingest, send_many"):
+        suite.chosen(["pul"], own_broker=True)
+    with pytest.raises(InvalidOption, match="restart looks into the broker and kills it; leave --server out"):
+        suite.chosen(["restart"], own_broker=False)
+
+
+def measured(bench: Bench, *names: str) -> dict[tuple[str, str], float]:
+    started: list[tuple[int, str]] = []
+    values = list(suite.run(bench, names, 1, lambda number, name: started.append((number, name))))
+    assert started == [(0, name) for name in names]
+    summaries = summarize(values)
+    found = {(summary.measurement, summary.what): summary.median for summary in summaries}
+    assert all(value > 0 for (_, what), value in found.items() if what != "growth" and "cpu" not in what)
+    report = suite.report(bench, summaries, "qmq bench", 1, "tiny")
+    assert json.loads(json.dumps(report))["machine"]["cores"] >= 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["send_awaited", "send_one", "pull", "pull_batch", "async_for", "subjects", "both_ways"]
+)
+def test_measurements_on_next_to_nothing(bench: Bench, name: str) -> None:
+    taken = {what for _, what in measured(bench, name)}
+    goals = {what for measurement, what in GOALS if measurement == name}
+    # The table of goals names numbers by hand: a wrong name would never be looked at.
+    assert {what.replace("100,000", "2,000") for what in goals} <= taken | {"open files"}
+
+
+def test_measurements_that_need_a_broker_of_their_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
+    found = measured(bench, "memory", "restart")
+    assert found["restart", "log"] > 0
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_worker_that_took_no_time_measured_nothing() -> None:
+    with pytest.raises(BenchFailed):
+        rate({"messages": 5, "seconds": 0.0})
+
+
+def test_the_file_system_is_that_of_the_longest_mount_point(tmp_path: Path) -> None:
+    assert suite.filesystem_of(Path("/proc/self")) == "proc"
+    assert suite.filesystem_of(tmp_path) not in ("", "unknown")
