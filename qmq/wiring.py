@@ -358,6 +358,7 @@ def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions
         partitions=settings.partitions,
         partition_dirs=settings.partition_dirs,
         reserve_bytes=settings.reserve_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
         max_subjects=settings.max_subjects,
         store_id_hint=_store_id_of(settings, address),
     )
