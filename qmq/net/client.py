@@ -14,13 +14,13 @@ from typing import Final, Literal, NamedTuple, Self
 import msgpack
 
 from qmq.errors import ConnectionLost, QmqError
-from qmq.format.build import NO_HEADER, MessageHeader
+from qmq.format.build import NO_HEADER, MessageHeader, make_header
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.names import check_prefix
 from qmq.net.consumer import Consumer
 from qmq.net.gathering import Gathering
 from qmq.net.link import Link, sequence_in
-from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, header_of, is_flush, producer_id_of
+from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.receipts import Receipt, Receipts
 from qmq.net.sending import Sending
@@ -103,7 +103,7 @@ class Client:
         before anything is sent; SendFailed when it was not stored; SendUnknown when nobody can say. A send that is
         cancelled may still be stored.
         """
-        header = NO_HEADER if key is None and not tags and not properties else header_of(key, tags, properties)
+        header = NO_HEADER if key is None and not tags and not properties else make_header(key, tags, properties)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._link.ready()
@@ -157,9 +157,12 @@ class Client:
                     return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        header = header_of(key, tags, properties)
-        self.check_nowait(subject, len(body), len(header.packed))
-        return self.queue_checked(subject, body, header, flush)
+        header = make_header(key, tags, properties)
+        loop = self._link.ready()
+        self._gathering.check_nowait(subject, len(body), len(header.packed))
+        ticket = self._gathering.add_nowait(subject, body, header, flush, loop.time())
+        self._link.want_turn()
+        return ticket
 
     async def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""

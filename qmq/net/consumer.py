@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
-from operator import length_hint
+from itertools import chain, groupby
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -24,7 +23,7 @@ from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
 from qmq.net.link import Link
-from qmq.net.messages import Message, MessageBatch, messages_of
+from qmq.net.messages import Message, MessageBatch, each_message, messages_of
 from qmq.net.resume import Progress, without_covered
 from qmq.net.wire import Kind
 
@@ -45,7 +44,7 @@ LEAVE_TIMEOUT: Final = 2.0
 #: `async for` takes as many messages at a time as are handled in about this time, so that other consumers get theirs.
 HAND_OUT: Final = 0.02
 FIRST_HAND_OUT: Final = 16
-MOST_HAND_OUT: Final = 4_096
+MOST_HAND_OUT: Final = 32_768
 _WARN_EVERY: Final = 10.0
 
 
@@ -152,9 +151,8 @@ class Consumer:
         runs = await self._pull(self._hand_out, 1, None, put_back=False)
         count = sum(run.count for run in runs)
         self._handed_out_at = asyncio.get_running_loop().time() if count == self._hand_out else None
-        messages = messages_of(runs)
-        # Another task may have put some there meanwhile.
-        self.ready = iter([*self.ready, *messages]) if length_hint(self.ready) else iter(messages)
+        left = list(self.ready)  # which another task may have put there meanwhile
+        self.ready = chain(left, each_message(runs)) if left else each_message(runs)
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +168,7 @@ class Consumer:
         else:
             await self._lock.acquire()
         try:
-            if put_back and length_hint(self.ready):
+            if put_back:
                 self._put_back()
             return await self._pull_alone(max_count, min_count, deadline)
         finally:

@@ -27,7 +27,6 @@ from qmq.net.wire import FRAME_SIZE
 
 #: A batch is sealed at about this many bytes, so that the broker works on it while the next one is made.
 BATCH_BYTES: Final = 1 << 20
-MAX_HEADER_BYTES: Final = 0xFFFF
 _FRAME_ROOM: Final = 1_024  # left of max_frame_bytes
 _CHECKED_MAX: Final = 200_000
 
@@ -68,7 +67,7 @@ class Gathering:
         self._limits = limits
         self._batch_bytes = min(BATCH_BYTES, limits.max_frame_bytes - _FRAME_ROOM)
         # A message up to this size needs no look at the limits.
-        self._free_bytes = min(self._batch_bytes - _FRAME_ROOM, limits.max_message_bytes, MAX_HEADER_BYTES)
+        self._free_bytes = min(self._batch_bytes - _FRAME_ROOM, limits.max_message_bytes)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -82,11 +81,6 @@ class Gathering:
         if body_size + header_size <= self._free_bytes:
             return
         limits = self._limits
-        if header_size > MAX_HEADER_BYTES:
-            raise MessageTooLarge(
-                f"key, tags and properties of a message to {subject!r} take {header_size} bytes, "
-                f"at most {MAX_HEADER_BYTES} are allowed; put what is large into the body"
-            )
         frame_room = limits.max_frame_bytes - FRAME_SIZE - BATCH_OVERHEAD - RUN_OVERHEAD - MESSAGE_OVERHEAD
         most = min(limits.max_message_bytes, frame_room - len(subject))
         if body_size + header_size > most:
@@ -108,15 +102,15 @@ class Gathering:
     def add(self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float) -> None:
         """Take a message that somebody awaits. Raises InvalidName, MessageTooLarge."""
         self.check(subject, len(body), len(header.packed))
-        batch, run, index = self._place(subject, body, header, flush, now)
-        batch.waiters.append((run, index, 0, waiter))
+        batch, run = self._place(subject, body, header, flush, now)
+        batch.waiters.append((run, len(run.bodies) - 1, 0, waiter))
 
     def add_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float) -> int:
         """Take a message that nobody awaits and that was checked; returns its ticket."""
-        _, run, _ = self._place(subject, body, header, flush, now)
-        self.ticket += 1
-        run.tickets.append(self.ticket)
-        return self.ticket
+        _, run = self._place(subject, body, header, flush, now)
+        self.ticket = ticket = self.ticket + 1
+        run.tickets.append(ticket)
+        return ticket
 
     def add_many(self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float) -> None:
         """Take the bodies (at least one) into as few batches as their size allows. Raises as ``add``."""
@@ -133,18 +127,24 @@ class Gathering:
 
     def _place(
         self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float
-    ) -> tuple[Outgoing, OutgoingRun, int]:
-        """Put a message into the batch that is open; returns batch, run and index."""
+    ) -> tuple[Outgoing, OutgoingRun]:
+        """Put a message into the batch that is open; returns the batch and its run, where it is the last one."""
         self._settle()
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
-        batch, run = self._open_for(subject, size, flush, now)
-        index = run.append(body, header)
-        self._grown(batch, size)
-        if run.headers is not None:
-            self.plain.pop(subject, None)
-        elif flush == self._flush and self._batch_bytes <= self._limits.max_message_bytes:
-            self.plain[subject] = run
-        return batch, run, index
+        batch = self._open.get(flush)
+        run = batch.runs.get(subject) if batch is not None else None
+        if batch is None or run is None or batch.size + size > self._batch_bytes:
+            batch, run = self._open_for(subject, size, flush, now)
+        run.append(body, header)
+        batch.size += size
+        self._queued_bytes += size
+        if flush == self._flush:
+            if run.headers is not None:
+                self.plain.pop(subject, None)
+            elif self._batch_bytes <= self._limits.max_message_bytes:
+                self.plain[subject] = run
+        self._measure_room()
+        return batch, run
 
     def _place_some(self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float) -> int:
         """Put as many of the bodies as fit (at least one) into the batch that is open; returns how many."""
@@ -154,11 +154,13 @@ class Gathering:
         batch, run = self._open_for(subject, size, flush, now)
         index = run.extend(bodies)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
-        self._grown(batch, size)
+        batch.size += size
+        self._queued_bytes += size
+        self._measure_room()
         return len(bodies)
 
     def _open_for(self, subject: str, size: int, flush: bool, now: float) -> tuple[Outgoing, OutgoingRun]:
-        """The open batch of that durability with room for *size* bytes, and its run of *subject*."""
+        """The open batch of that durability with room for *size* bytes, and its run of *subject*; maybe new ones."""
         batch = self._open.get(flush)
         if batch is not None:
             run = batch.runs.get(subject)
@@ -175,7 +177,8 @@ class Gathering:
             batch = self._open[flush] = Outgoing(flush, now)
             self.unfinished[batch] = None
         run = batch.runs[subject] = OutgoingRun(subject)
-        self._grown(batch, RUN_OVERHEAD + len(subject))
+        batch.size += RUN_OVERHEAD + len(subject)
+        self._queued_bytes += RUN_OVERHEAD + len(subject)
         return batch, run
 
     def _seal(self, flush: bool) -> None:
@@ -189,21 +192,22 @@ class Gathering:
 
     def take(self, now: float, hurry: bool) -> Outgoing | None:
         """The next batch to send: a sealed one, else the oldest open one that has lingered enough (in a hurry: any)."""
-        if not self._sealed:
-            due = [
-                (batch.opened_at, flush)
-                for flush, batch in self._open.items()
-                if hurry or now >= batch.opened_at + self._linger
-            ]
-            if not due:
-                return None
-            self._seal(min(due)[1])
-        return self._sealed.popleft()
+        if self._sealed:
+            return self._sealed.popleft()
+        for flush, batch in self._open.items():  # in the order in which they were opened
+            if hurry or now >= batch.opened_at + self._linger:
+                self._seal(flush)
+                return self._sealed.popleft()
+            break
+        return None
 
     def next_at(self) -> float | None:
         """When ``take`` gives a batch; None: when there are messages."""
-        times = [batch.opened_at for batch in self._sealed] or [b.opened_at + self._linger for b in self._open.values()]
-        return min(times, default=None)
+        if self._sealed:
+            return self._sealed[0].opened_at
+        for batch in self._open.values():
+            return batch.opened_at + self._linger
+        return None
 
     def has_sealed(self) -> bool:
         """There is a batch that nothing more goes into."""
@@ -239,16 +243,11 @@ class Gathering:
         """Bytes of all messages that have not ended, with their columns."""
         return self._queued_bytes + self._room_before - self.room
 
-    def _grown(self, batch: Outgoing, size: int) -> None:
-        batch.size += size
-        self._queued_bytes += size
-        self._measure_room()
-
     def _measure_room(self) -> None:
         batch = self._open.get(self._flush)
         if batch is not None:
-            self.room = min(self._batch_bytes - batch.size, self._max_queued_bytes - self._queued_bytes)
-            self._room_before = self.room
+            in_batch, in_queue = self._batch_bytes - batch.size, self._max_queued_bytes - self._queued_bytes
+            self.room = self._room_before = in_batch if in_batch < in_queue else in_queue
 
     def _settle(self) -> None:
         """Take into the books what came by the short cut."""

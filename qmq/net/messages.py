@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -100,6 +100,11 @@ def messages_of(runs: Sequence[Run]) -> list[Message]:
     return [Message(run, index) for run in runs for index in range(run.count)]
 
 
+def each_message(runs: Iterable[Run]) -> Iterator[Message]:
+    """The same views, each made when it is come to."""
+    return chain.from_iterable(map(Message, repeat(run), range(run.count)) for run in runs)
+
+
 class MessageBatch(Sequence[Message]):
     """What one ``pull_batch`` brought: columns, and views of single messages on demand. Nothing is decoded ahead."""
 
@@ -131,8 +136,7 @@ class MessageBatch(Sequence[Message]):
         return Message(self._runs[number], index - self._starts[number])
 
     def __iter__(self) -> Iterator[Message]:
-        for run in self._runs:
-            yield from map(Message, repeat(run), range(run.count))
+        return each_message(self._runs)
 
     @property
     def subjects(self) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from qmq.errors import InvalidName, InvalidOption
-from qmq.format.build import NO_HEADER, MessageHeader, make_header
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.address import Address, parse_url
 
@@ -84,22 +83,3 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
     if set(map(type, bodies)) <= {bytes}:
         return bodies if type(bodies) is list else list(bodies)  # type: ignore[arg-type]  # bytes only
     return list(map(body_of, bodies))
-
-
-def header_of(key: str | None, tags: Sequence[str] | None, properties: dict[str, str] | None) -> MessageHeader:
-    """Check and pack what goes with a body. Raises InvalidOption."""
-    if key is None and not tags and not properties:
-        return NO_HEADER
-    if key is not None and type(key) is not str:
-        raise InvalidOption(f"key must be a str, not {type(key).__name__}")
-    if tags and (isinstance(tags, str) or not all(type(tag) is str for tag in tags)):
-        raise InvalidOption("tags must be a list of str, as in tags=['vip']")
-    if properties and not (
-        isinstance(properties, dict)
-        and all(type(name) is str and type(value) is str for name, value in properties.items())
-    ):
-        raise InvalidOption("properties must be a dict of str to str, as in properties={'price': '125'}")
-    try:
-        return make_header(key, tags, properties)
-    except UnicodeEncodeError as error:
-        raise InvalidOption(f"key, tags and properties must be valid Unicode text: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final, Protocol
 
 import msgpack
@@ -49,15 +49,13 @@ class OutgoingRun:
         self.tickets: list[int] = []
         self.count = 0  # known once the batch is built
 
-    def append(self, body: bytes, header: MessageHeader) -> int:
-        """Add a message; returns its index."""
-        index = len(self.bodies)
-        if header is not NO_HEADER and self.headers is None:
-            self.headers = [NO_HEADER] * index
+    def append(self, body: bytes, header: MessageHeader) -> None:
+        """Add a message."""
         if self.headers is not None:
             self.headers.append(header)
+        elif header is not NO_HEADER:
+            self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
         self.bodies.append(body)
-        return index
 
     def extend(self, bodies: Sequence[bytes]) -> int:
         """Add messages without headers; returns the index of the first."""

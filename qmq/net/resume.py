@@ -20,39 +20,34 @@ def _covers(prefix: str, name: str) -> bool:
 
 
 class _Track:
-    """What was received by one prefix. A broker serves a prefix in the order of stamps; a batch may come in parts."""
+    """What was received by one prefix: a broker serves it in the order of stamps, and a batch in its own order."""
 
-    __slots__ = ("last_us", "resuming", "tail")
+    __slots__ = ("last_us", "next_ordinal", "resuming")
 
     def __init__(self) -> None:
         self.last_us = 0
-        self.tail: dict[
-            tuple[int, int, str], int
-        ] = {}  # of the last batch: (partition, position, subject): next sequence
+        self.next_ordinal = 0  # in the batch with that stamp
         self.resuming = False
 
     def note(self, run: Run) -> None:
-        if run.stored_at_us > self.last_us:
+        """It was received, and what came before it."""
+        if run.stored_at_us >= self.last_us:
             self.last_us = run.stored_at_us
-            self.tail.clear()
-        if run.stored_at_us == self.last_us:
-            self.tail[run.partition, run.position, run.subject] = run.first_sequence + run.count
+            self.next_ordinal = run.ordinal + run.count
 
     def unseen(self, run: Run) -> Run | None:
         """That part of a run that was not received before the reconnect."""
         if run.stored_at_us > self.last_us:
             self.resuming = False
             return run
-        if run.stored_at_us < self.last_us:
-            return None
-        skip = self.tail.get((run.partition, run.position, run.subject), 0) - run.first_sequence
-        if skip >= run.count:
+        skip = self.next_ordinal - run.ordinal
+        if run.stored_at_us < self.last_us or skip >= run.count:
             return None
         return run.slice(skip, run.count) if skip > 0 else run
 
 
 class Progress:
-    """What a consumer received, in constant memory: for each prefix the last stamp, and what of that batch."""
+    """What a consumer received, in constant memory: for each prefix the last stamp, and how far in that batch."""
 
     def __init__(self, prefixes: Sequence[str], start_us: int | None) -> None:
         """*prefixes* do not cover each other. *start_us* is the stamp to begin at; None: as the subscription says."""
@@ -82,7 +77,6 @@ class Progress:
             self._answers = 0
             for track in self._tracks:
                 track.last_us = 0
-                track.tail.clear()
         for track in self._tracks:
             track.resuming = track.last_us > 0
 
@@ -96,12 +90,7 @@ class Progress:
             for run in runs:
                 self._track_of(run.subject).note(run)
         elif runs:
-            last_us = runs[-1].stored_at_us
-            start = len(runs)
-            while start and runs[start - 1].stored_at_us == last_us:
-                start -= 1
-            for run in runs[start:]:
-                self._tracks[0].note(run)
+            self._tracks[0].note(runs[-1])
         return runs
 
     def _unseen(self, run: Run) -> Run | None:

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from qmq.errors import ConnectionLost
-from qmq.format.build import MessageHeader
+from qmq.format.build import MessageHeader, make_header
 from qmq.net.client import Client, SubjectInfo
 from qmq.net.consumer import Consumer, Start
 from qmq.net.gathering import BATCH_BYTES
 from qmq.net.messages import Message, MessageBatch
-from qmq.net.options import Body, ClientOptions, Durability, body_of, header_of, is_flush
+from qmq.net.options import Body, ClientOptions, Durability, body_of, is_flush
 from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.receipts import Receipt, Receipts
 
@@ -184,7 +184,7 @@ class SyncClient:
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
-        return self.session().queue(subject, body_of(body), header_of(key, tags, properties), durability)
+        return self.session().queue(subject, body_of(body), make_header(key, tags, properties), durability)
 
     def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster."""
