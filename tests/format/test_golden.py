@@ -56,3 +56,15 @@ def test_golden_records_are_read() -> None:
     magic, version, partition, store_id, _, base, *_ = SEGMENT_HEADER.unpack(golden("segment-header"))
     assert (magic, version, partition, store_id, base) == (SEGMENT_MAGIC, 1, 3, STORE, POSITION)
     assert ENTRY.unpack(golden("consumer-log-entry"))[:3] == (5, POSITION, STORED_US)
+
+
+def test_the_documentation_shows_a_golden_batch() -> None:
+    """docs/FORMAT.md draws it byte by byte: offset, bytes, two spaces or more, what they are."""
+    text = (DIRECTORY.parents[2] / "docs" / "FORMAT.md").read_text("utf-8")
+    drawing = text.partition("### One message, byte by byte")[2].partition("```\n")[2].partition("```")[0]
+    drawn = b""
+    for line in drawing.splitlines():
+        offset, shown = line.split(maxsplit=1)
+        assert int(offset) == len(drawn)
+        drawn += bytes.fromhex(shown.partition("  ")[0])
+    assert drawn == bytes(golden("stored-one-message"))
