@@ -291,6 +291,14 @@ class Journal:
             self._disk.close(self._fd)
             self._fd = -1
 
+    def retire(self) -> int:
+        """Let go of all memory, now that there is a sealed segment; gives the descriptor, for the caller to close."""
+        self.shelves = Shelves(no_touch)  # its blocks refer back here, so they would wait for the garbage collector
+        self._mapped = NO_ROWS
+        self._waiting = []
+        fd, self._fd = self._fd, -1
+        return fd
+
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def rows_at(self, index: int) -> tuple[Rows, int]:

@@ -210,11 +210,12 @@ class _Verification:
                 )
             )
         gaps = Gaps.unpack(claims.subjects.gaps) if claims is not None else Gaps()
-        sequences = SequenceCheck(self._report, self._names, gaps)
+        is_whole = len(checks) == len(identity.partitions)
+        sequences = SequenceCheck(
+            self._report, self._names, gaps, lambda: is_whole and not any(check.holes for check in checks)
+        )
         for batch in heapq.merge(*(check.batches() for check in checks), key=lambda batch: batch.header.stored_at_us):
-            sequences.has_holes = any(check.holes for check in checks)
             sequences.add(batch)
-        sequences.has_holes = any(check.holes for check in checks) or len(checks) < len(identity.partitions)
         if claims is not None:
             self._check_claims(claims, sequences)
 

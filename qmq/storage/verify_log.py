@@ -23,7 +23,6 @@ from qmq.format.batch import (
     mark_of,
     parse_header,
     runs_of,
-    validate_stored,
     validate_stored_header,
 )
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY_DTYPE, MARK_SIZE, SEGMENT_HEADER_SIZE
@@ -224,7 +223,8 @@ class PartitionCheck:
         """The batch at *position* and its rows. Raises BadBatch or MessageTooLarge."""
         header = self._header(file, position, stop)
         view = file.at(position, header.size)[: header.size]
-        validate_stored(view, position, self._secret, self._owner.store_id)
+        if header.store_id != self._owner.store_id:
+            raise BadBatch(f"the batch says that it is of store {header.store_id.hex()}")
         if header.partition != self._owner.partition:
             raise BadBatch(f"the batch says that it is of partition {header.partition}")
         mark = view[BATCH_HEADER_SIZE - MARK_SIZE : BATCH_HEADER_SIZE]

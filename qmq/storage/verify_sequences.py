@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -24,14 +24,15 @@ Sequences = npt.NDArray[np.uint64]
 class SequenceCheck:
     """Takes every batch of the store by stamp; 24 bytes a subject."""
 
-    def __init__(self, report: Report, names: list[str], gaps: Gaps) -> None:
-        """*names* are the subjects by number, and grow as new ones are met."""
+    def __init__(self, report: Report, names: list[str], gaps: Gaps, is_whole: Callable[[], bool]) -> None:
+        """*names* are the subjects by number, and grow as new ones are met. Once *is_whole* says that batches may be
+        missing, so may sequences.
+        """
         self._report = report
         self._names = names
         self._gaps = gaps
         self._last_us = 0
-        #: What is missing is not told of where batches may be missing anyway.
-        self.has_holes = False
+        self._is_whole = is_whole
         self.last_claimed_us = 0
         #: By subject: the next sequence, that in claimed batches alone, and the first one met (none: all bits set).
         self.ends: Sequences = np.zeros(1_024, np.uint64)
@@ -84,7 +85,7 @@ class SequenceCheck:
         if first < expected:
             what = f"gives sequence {first} of {name} again, which stood at {expected}"
             self._report.tell(batch.claimed, batch.file, batch.offset, what, _KEEP)
-        elif not self.has_holes and self._gaps.missing(subject, expected, first) != first - expected:
+        elif self._gaps.missing(subject, expected, first) != first - expected and self._is_whole():
             what = f"sequences {expected} to {first} of {name} are missing, and no gap is known"
             self._report.tell(batch.claimed, batch.file, batch.offset, what, _KEEP)
 
@@ -96,7 +97,7 @@ class SequenceCheck:
         self._tell(file, behind, "the checkpoint's next sequence is one that its log has given already", ends)
         late = np.flatnonzero((claimed > 0) & (firsts > first_met))
         self._tell(file, late, "the checkpoint's first sequence is behind the first that its log has", firsts)
-        if not self.has_holes:
+        if self._is_whole():
             start = np.maximum(claimed, firsts)
             ahead = [n for n in np.flatnonzero(ends > start).tolist() if not self._is_gap(n, int(start[n]), ends)]
             self._tell(file, ahead, "the checkpoint's next sequence is ahead of its log, and no gap is known", ends)

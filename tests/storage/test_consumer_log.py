@@ -229,7 +229,7 @@ def test_nothing_at_or_past_covered_is_used(
 
 
 def test_a_cut_at_every_byte_is_healed(directory: Path) -> None:
-    feed = mixed(8)
+    feed = mixed(5)
     log = filled(directory, feed)
     state, covered = log.journal_state(), feed.position
     log.close()

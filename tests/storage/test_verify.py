@@ -137,7 +137,7 @@ def vouched_bytes(path: Path) -> int:
 
 
 @given(data=st.data())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_changed_byte_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -151,7 +151,7 @@ def test_every_changed_byte_is_a_fault(sound: Path, tmp_path: Path, data: st.Dat
 
 
 @given(data=st.data())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_cut_file_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
