@@ -1,0 +1,186 @@
+"""``qmq consume``: messages to stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import lru_cache
+from typing import BinaryIO, Final, Literal
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.cli.progress import Counting
+from qmq.errors import InvalidOption
+from qmq.names import check_consumer, check_group, check_prefix
+from qmq.net.consumer import Consumer
+from qmq.net.messages import Message, MessageBatch
+from qmq.net.receipts import utc_from_us
+
+#: Messages taken at once: on a terminal, where somebody reads along, few.
+_AT_ONCE: Final = 10_000
+_AT_ONCE_TERMINAL: Final = 100
+
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
+
+Start = Literal["first", "last"] | datetime | int | None
+
+
+@click.command(short_help="Print messages as they come.")
+@click.argument("prefix")
+@click.option("--group", metavar="G", help="Share the messages with the other consumers of this group.")
+@click.option("--solo", is_flag=True, help="Follow alone: all messages, and nothing is kept about it.")
+@click.option("--consumer", metavar="ID", help="This consumer's id.  [default: made of host and process]")
+@click.option("--count", metavar="N", type=click.IntRange(min=0), help="End after N messages, and take no more.")
+@click.option("--timeout", metavar="S", type=click.FloatRange(min=0), help="End after S seconds without a message.")
+@click.option(
+    "--start",
+    metavar="first|last|TIME|SEQ",
+    help="Where a new group begins, or a follower: the first or the last message kept, a time such as "
+    "2026-01-31T12:00:00Z, or a sequence.  [default: first for a group, last for --solo]",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="Bodies, a line each; or all of each message as a JSON object.",
+)
+@server_option
+def consume(
+    prefix: str,
+    group: str | None,
+    solo: bool,
+    consumer: str | None,
+    count: int | None,
+    timeout: float | None,
+    start: str | None,
+    form: str,
+    server: str,
+) -> None:
+    """Print the messages of PREFIX as they come: "a.b." takes each subject that begins so, "a.b" that one, "" all.
+
+    Goes on until Ctrl-C, --count or --timeout ends it.
+    """
+    if (group is None) is not solo:
+        raise click.UsageError("give either --group G or --solo")
+    check_prefix(prefix)
+    if group is not None:
+        check_group(group)
+    if consumer is not None:
+        check_consumer(consumer)
+    begin = start_of(start)
+    printer = Printer(sys.stdout.buffer, raw_lines if form == "raw" else json_lines, count, timeout)
+    run(printer.run(server, prefix, group, consumer, begin))
+
+
+def start_of(text: str | None) -> Start:
+    """What --start says. Raises InvalidOption."""
+    if text is None or text == "first" or text == "last":
+        return text  # type: ignore[return-value]  # equal to one of the literals
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidOption(
+            f"--start {text!r} is not first, last, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
+        )
+    return time
+
+
+class Printer:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        out: BinaryIO,
+        lines: Callable[[MessageBatch], Iterable[bytes]],
+        count: int | None,
+        timeout: float | None,
+    ) -> None:
+        self._out = out
+        self._lines = lines
+        self._left = count
+        self._timeout = timeout
+        self._printed = 0
+        self._on_terminal = out.isatty()
+
+    async def run(self, server: str, prefix: str, group: str | None, consumer: str | None, start: Start) -> None:
+        """Print until the count or the time is up. Raises QmqError, and OSError when stdout is closed."""
+        if self._left == 0:
+            return
+        async with (
+            connect(server) as client,
+            client.subscribe(prefix, group=group, consumer=consumer, start=start) as subscription,
+        ):
+            with Counting("received", shown=sys.stderr.isatty() and not self._on_terminal) as counting:
+                while self._left != 0 and await self._print_some(subscription):
+                    counting.show(self._printed)
+
+    async def _print_some(self, subscription: Consumer) -> bool:
+        """Print what one pull brings; False when the time was up."""
+        at_once = _AT_ONCE_TERMINAL if self._on_terminal else _AT_ONCE
+        most = at_once if self._left is None else min(self._left, at_once)
+        try:
+            batch = await subscription.pull_batch(most, timeout=self._timeout)
+        except asyncio.CancelledError:
+            # What the broker has handed out already is printed, or nobody would ever see it.
+            self._print(await subscription.pull_batch(most, timeout=0))
+            raise
+        self._print(batch)
+        return bool(batch)
+
+    def _print(self, batch: MessageBatch) -> None:
+        if not batch:
+            return
+        self._out.writelines(self._lines(batch))
+        self._out.flush()
+        self._printed += len(batch)
+        if self._left is not None:
+            self._left -= len(batch)
+
+
+def raw_lines(batch: MessageBatch) -> Iterable[bytes]:
+    """Bodies, a newline after each."""
+    return (b"\n".join(batch.bodies), b"\n")
+
+
+def json_lines(batch: MessageBatch) -> Iterable[bytes]:
+    """A JSON object a line."""
+    return [json_line(message) for message in batch]
+
+
+def json_line(message: Message) -> bytes:
+    """All of a message; the body as text where it is UTF-8, else base64."""
+    fields: dict[str, object] = {
+        "id": message.id,
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "key": message.key,
+        "tags": message.tags,
+        "properties": message.properties,
+        "attempt": message.attempt,
+        "created_at": iso_time(message.created_at_us),
+        "stored_at": iso_time(message.stored_at_us),
+    }
+    body = message.body
+    try:
+        fields["body"] = body.decode()
+    except UnicodeDecodeError:
+        fields["body_base64"] = base64.b64encode(body).decode("ascii")
+    return _ENCODE(fields).encode() + b"\n"
+
+
+@lru_cache(maxsize=64)  # the messages of a batch share theirs
+def iso_time(time_us: int) -> str:
+    """Microseconds since 1970 as ISO 8601, UTC."""
+    return utc_from_us(time_us).isoformat(timespec="microseconds").replace("+00:00", "Z")

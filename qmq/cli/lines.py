@@ -1,0 +1,108 @@
+"""Lines of stdin to messages: plain ones, and JSON objects as ``qmq consume --format json`` prints them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from qmq.errors import InvalidOption, MessageTooLarge
+
+#: A line over this is no message anywhere: brokers take 1 GiB at most, and 4 MiB unless they were told to take more.
+MAX_LINE_BYTES: Final = 64 << 20
+#: What ``consume`` prints beside what a message is sent with.
+_IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at"))
+_TAKEN: Final = ("subject", "key", "tags", "properties", "body", "body_base64")
+
+
+class Draft(NamedTuple):
+    """One message to be sent."""
+
+    subject: str
+    body: bytes
+    key: str | None
+    tags: list[str] | None
+    properties: dict[str, str] | None
+
+
+class Lines:
+    """Puts chunks of a stream back into lines, without their newline. The last one may have none."""
+
+    def __init__(self, most: int = MAX_LINE_BYTES) -> None:
+        self._most = most
+        self._parts: list[bytes] = []
+        self._size = 0
+        #: Lines given so far; the number of the last one, from 1.
+        self.number = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | MessageTooLarge]:
+        """The lines that are complete now; an error in the place of one that is too long."""
+        first, *rest = chunk.split(b"\n")
+        self._keep(first)
+        for part in rest:
+            yield self._take()
+            self._keep(part)
+
+    def end(self) -> Iterator[bytes | MessageTooLarge]:
+        """The last line, if the stream did not end with a newline."""
+        if self._size:
+            yield self._take()
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._most:
+            self._parts.clear()
+        elif part:
+            self._parts.append(part)
+
+    def _take(self) -> bytes | MessageTooLarge:
+        self.number += 1
+        parts, self._parts = self._parts, []
+        size, self._size = self._size, 0
+        if size > self._most:
+            return MessageTooLarge(f"the line has {size} bytes; a message can have {self._most} at most")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def draft_of(line: bytes, defaults: Draft) -> Draft:
+    """The message of a JSON line; what it does not say is as in *defaults*. Raises InvalidOption."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidOption("not a JSON object")
+    unknown = fields.keys() - _IGNORED - set(_TAKEN)
+    if unknown:
+        raise InvalidOption(f"unknown field {min(unknown)!r}; use {', '.join(_TAKEN)}")
+    tags, properties = fields.get("tags"), fields.get("properties")
+    return Draft(
+        _text(fields, "subject") or defaults.subject,
+        _body(fields),
+        _text(fields, "key") or defaults.key,
+        (defaults.tags if tags is None else tags) or None,
+        (defaults.properties if properties is None else properties) or None,
+    )
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidOption(f"{name} is a string, not {json.dumps(value)[:40]}")
+    return value
+
+
+def _body(fields: dict[str, Any]) -> bytes:
+    text, packed = _text(fields, "body"), _text(fields, "body_base64")
+    if packed is None and text is not None:
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise InvalidOption("the body is not valid Unicode text; use body_base64 for bytes") from None
+    if packed is None or text is not None:
+        raise InvalidOption("give either body or body_base64")
+    try:
+        return base64.b64decode(packed, validate=True)
+    except ValueError as error:
+        raise InvalidOption(f"body_base64 is not base64: {error}") from None

@@ -1,0 +1,246 @@
+"""``qmq produce``: the lines of stdin as messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from io import UnsupportedOperation
+from typing import BinaryIO, Final
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.lines import Draft, Lines, draft_of
+from qmq.cli.progress import Counting
+from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
+from qmq.names import check_subject
+from qmq.net.client import Client
+from qmq.net.options import Durability
+
+_CHUNK_BYTES: Final = 256 << 10
+#: Failed lines that are named; the others are counted.
+_MOST_NAMED: Final = 20
+#: After so many messages all must be acknowledged before it goes on: what is remembered for failures stays small.
+_SETTLE_EVERY: Final = 1 << 17
+#: How long an interrupted command waits for the answers to what it has sent.
+_LAST_FLUSH_S: Final = 2.0
+
+
+@click.command(short_help="Send the lines of stdin as messages.")
+@click.argument("subject", required=False)
+@click.option("--key", metavar="K", help="The key of each message.")
+@click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
+@click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
+@click.option(
+    "--durability",
+    type=click.Choice(["flush", "append"]),
+    default="flush",
+    show_default=True,
+    help="Whether acknowledged means on disk, or with the operating system.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, see above.")
+@server_option
+@click.pass_context
+def produce(
+    context: click.Context,
+    subject: str | None,
+    key: str | None,
+    pairs: tuple[str, ...],
+    tags: tuple[str, ...],
+    durability: Durability,
+    as_json: bool,
+    server: str,
+) -> None:
+    """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
+
+    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags and properties, which
+    win over those of the command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
+
+    Ends with 1, and names the lines, when some were not acknowledged.
+    """
+    if subject is not None:
+        check_subject(subject)
+    elif not as_json:
+        raise click.UsageError("give the SUBJECT to send to")
+    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None)
+    production = Production(defaults, as_json)
+    try:
+        run(production.run(server, durability, sys.stdin.buffer))
+    finally:
+        production.report()
+    if production.failed:
+        context.exit(EXIT_FAILED)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"--property {text!r} is not NAME=VALUE")
+    return name, value
+
+
+class Production:
+    """One run of the command: sends lines, and keeps account of which line became which ticket."""
+
+    def __init__(self, defaults: Draft, as_json: bool) -> None:
+        self._defaults = defaults
+        self._as_json = as_json
+        self._lines = Lines()
+        self._connected = False
+        self._queued = 0
+        self._settled = 0  # of those queued, how many have their answer
+        self._refused = 0  # of those settled
+        #: From ticket _tickets[i] on, a message's line is its ticket plus _ahead[i].
+        self._tickets = array("q")
+        self._ahead = array("q")
+        self._named: list[str] = []
+        #: Lines that were not acknowledged.
+        self.failed = 0
+
+    async def run(self, server: str, durability: Durability, stream: BinaryIO) -> None:
+        """Send all of *stream*; stops early when a send fails. Raises QmqError when no broker can be reached."""
+        async with connect(server, durability=durability) as client:
+            self._connected = True
+            try:
+                await self._send_all(client, Source(stream))
+            except asyncio.CancelledError:
+                try:
+                    async with asyncio.timeout(_LAST_FLUSH_S):
+                        await self._settle(client)
+                except TimeoutError:
+                    pass
+                raise
+
+    async def _send_all(self, client: Client, source: Source) -> None:
+        with Counting("sent", shown=sys.stderr.isatty() and not source.is_terminal) as counting:
+            while chunk := await source.read():
+                if not await self._send(client, self._lines.feed(chunk)):
+                    return
+                await client.drain()
+                counting.show(self._queued)
+            await self._send(client, self._lines.end())
+            await self._settle(client)
+
+    async def _send(self, client: Client, lines: Iterable[bytes | MessageTooLarge]) -> bool:
+        """Queue each line; False when a send has failed, and going on makes no sense."""
+        for line in lines:
+            if self._as_json and isinstance(line, bytes) and not line.strip():
+                continue
+            try:
+                if isinstance(line, MessageTooLarge):
+                    raise line
+                self._note(self._queue(client, line))
+            except QueueFull:
+                if not await self._settle(client):
+                    return False
+                self._note(self._queue(client, line))
+            except QmqError as error:
+                self._fail(self._lines.number, error)
+            if self._queued - self._settled >= _SETTLE_EVERY and not await self._settle(client):
+                return False
+        return True
+
+    def _queue(self, client: Client, line: bytes | MessageTooLarge) -> int:
+        if isinstance(line, MessageTooLarge):
+            raise line
+        if not self._as_json:
+            subject, _, key, tags, properties = self._defaults
+            return client.send_nowait(subject, line, key=key, tags=tags, properties=properties)
+        subject, body, key, tags, properties = draft_of(line, self._defaults)
+        if not subject:
+            raise InvalidOption("neither the line nor the command names a subject")
+        return client.send_nowait(subject, body, key=key, tags=tags, properties=properties)
+
+    def _note(self, ticket: int) -> None:
+        self._queued += 1
+        ahead = self._lines.number - ticket
+        if not self._ahead or self._ahead[-1] != ahead:
+            self._tickets.append(ticket)
+            self._ahead.append(ahead)
+
+    async def _settle(self, client: Client) -> bool:
+        """Wait until all that was queued has its answer; False when some were not acknowledged."""
+        queued = self._queued
+        try:
+            await client.flush()
+        except SendFailed as error:
+            for failure in error.failures:
+                self._refused += 1
+                ahead = self._ahead[bisect_right(self._tickets, failure.ticket) - 1]
+                self._fail(failure.ticket + ahead, failure.error)
+        self._settled = queued
+        del self._tickets[:-1], self._ahead[:-1]
+        return not self._refused
+
+    def _fail(self, line: int, error: QmqError) -> None:
+        self.failed += 1
+        if self.failed <= _MOST_NAMED:
+            self._named.append(f"line {line}: {error}")
+
+    def report(self) -> None:
+        """Say what came of it: the count on stdout, the lines that failed on stderr."""
+        if not self._connected:
+            return
+        for line in self._named:
+            click.echo(f"qmq: {' '.join(line.split())}", err=True)
+        if self.failed > _MOST_NAMED:
+            click.echo(f"qmq: and {self.failed - _MOST_NAMED:,} more lines", err=True)
+        if self._queued > self._settled:
+            click.echo(f"qmq: {self._queued - self._settled:,} more were sent and not answered in time", err=True)
+        click.echo(f"{self._settled - self._refused} acknowledged")
+
+
+class Source:
+    """Reads a stream without keeping the loop from its work, a chunk as soon as there is one."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read = self._reader(stream)
+        self.is_terminal = stream.isatty()
+        self._wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
+        # A daemon: nothing ends a read of a terminal, and the command must be able to end even so.
+        threading.Thread(target=self._run, name="qmq-stdin", daemon=True).start()
+
+    async def read(self) -> bytes:
+        """What is there, at least a byte; b"" at the end."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._wanted.put(future)
+        return await future
+
+    @staticmethod
+    def _reader(stream: BinaryIO) -> Callable[[], bytes]:
+        try:
+            descriptor = stream.fileno()
+        except UnsupportedOperation:
+            return lambda: stream.read(_CHUNK_BYTES)
+        # Not through the stream: its lock, held by a read that never ends, would stop the interpreter from ending.
+        return lambda: os.read(descriptor, _CHUNK_BYTES)
+
+    def _run(self) -> None:
+        while True:
+            future = self._wanted.get()
+            try:
+                outcome: bytes | OSError = self._read()
+            except OSError as error:
+                outcome = error
+            try:
+                self._loop.call_soon_threadsafe(_give, future, outcome)
+            except RuntimeError:
+                return  # the loop is closed: nobody wants it any more
+
+
+def _give(future: asyncio.Future[bytes], outcome: bytes | OSError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, bytes):
+        future.set_result(outcome)
+    else:
+        future.set_exception(InvalidOption(f"stdin cannot be read: {outcome.strerror}"))

@@ -1,0 +1,76 @@
+"""``qmq subjects``: which subjects there are."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.names import check_prefix
+from qmq.net.client import SubjectInfo
+
+#: Rows of a table; more are for programs.
+_MOST_ROWS = 1_000
+
+
+@click.command(short_help="List subjects and how many messages each keeps.")
+@click.argument("prefix", default="")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@server_option
+def subjects(prefix: str, as_json: bool, server: str) -> None:
+    """List the subjects of PREFIX (all, without one) and how many messages each keeps.
+
+    On a terminal this is a table, by name. In a pipe it is a line for each, as they were made, with tabs between name,
+    messages, first sequence and next sequence.
+    """
+    check_prefix(prefix)
+    if not as_json and sys.stdout.isatty():
+        _print_table(run(_all(server, prefix)))
+    else:
+        run(_print_lines(server, prefix, as_json))
+
+
+async def _all(server: str, prefix: str) -> list[SubjectInfo]:
+    async with connect(server) as client:
+        return [info async for info in client.subjects(prefix)]
+
+
+async def _print_lines(server: str, prefix: str, as_json: bool) -> None:
+    async with connect(server) as client:
+        async for info in client.subjects(prefix):
+            click.echo(_json_line(info) if as_json else _tab_line(info))
+
+
+def _json_line(info: SubjectInfo) -> str:
+    return json.dumps(
+        {
+            "subject": info.name,
+            "messages": info.messages,
+            "first_sequence": info.first_sequence,
+            "next_sequence": info.next_sequence,
+        }
+    )
+
+
+def _tab_line(info: SubjectInfo) -> str:
+    return f"{info.name}\t{info.messages}\t{info.first_sequence}\t{info.next_sequence}"
+
+
+def _print_table(found: list[SubjectInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = sorted(found)[:_MOST_ROWS]
+    caption = f"{len(found):,} subjects, {sum(info.messages for info in found):,} messages"
+    if len(shown) < len(found):
+        caption += f"; the first {len(shown):,} are shown, --json lists all"
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("subject", style="bold", overflow="fold")
+    for name in ("messages", "first sequence", "next sequence"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for info in shown:
+        table.add_row(info.name, f"{info.messages:,}", f"{info.first_sequence:,}", f"{info.next_sequence:,}")
+    Console().print(table)
