@@ -135,8 +135,9 @@ async def demonstrate(data_dir: Path, handling: float, console: Console) -> bool
     console.print(summary_table(summary))
     verdict = "[green]all is right[/]" if summary.is_right else "[red]something is wrong[/]"
     console.print(f"Missing, doubled, changed: against the file, invoice by invoice; {verdict}.")
+    work_ms = handling * 1000
     console.print(
-        f"A packer takes {handling * 1000:g} ms an invoice, packer-4 {SLOWER} times that; no other waits for it.\n"
+        f"A packer takes {work_ms:g} ms an invoice, packer-4 {work_ms * SLOWER:g} ms; no other waits for it.\n"
     )
     console.print(f"Next: `make demo` goes on in {data_dir} with run {summary.run + 1}. Or look at what is there:")
     console.print(f"  .venv/bin/qmq serve --data-dir {data_dir} &", soft_wrap=True)
