@@ -125,10 +125,10 @@ def connect(
     *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
     after which a send is not tried again. Raises InvalidOption and InvalidName at once.
     """
-    from qmq.net.client import Client
+    from qmq.net.client import Client, make_parts
     from qmq.net.options import check_options
 
-    return Client(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes))
+    return Client(make_parts(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes)))
 
 
 def connect_sync(

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, Self
 import msgpack
 
 from qmq.errors import ConnectionLost, QmqError
-from qmq.format.build import NO_HEADER, MessageHeader, make_header
+from qmq.format.build import NO_HEADER, make_header
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.names import check_prefix
 from qmq.net.consumer import Consumer
@@ -22,6 +22,7 @@ from qmq.net.gathering import Gathering
 from qmq.net.link import Link, sequence_in
 from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
+from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
 from qmq.net.sending import Sending
 from qmq.net.wire import Kind
@@ -42,20 +43,29 @@ class SubjectInfo(NamedTuple):
     messages: int
 
 
+class Parts(NamedTuple):
+    """What a client is made of."""
+
+    options: ClientOptions
+    gathering: Gathering
+    sending: Sending
+    link: Link
+
+
+def make_parts(options: ClientOptions) -> Parts:
+    """The parts of a client that is not connected yet; its producer id is its own, or its name's."""
+    producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
+    gathering = Gathering(options.flush, options.linger, options.max_queued_bytes)
+    sending = Sending(producer_id, gathering, options.send_timeout)
+    return Parts(options, gathering, sending, Link(options, sending))
+
+
 class Client:
     """A client of one broker. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
 
-    def __init__(self, options: ClientOptions) -> None:
-        self._options = options
-        self._flush = options.flush
-        self._start()
-
-    def _start(self) -> None:
-        options = self._options
-        producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
-        self._gathering = Gathering(options.flush, options.linger, options.max_queued_bytes)
-        self._sending = Sending(producer_id, self._gathering, options.send_timeout)
-        self._link = Link(options, self._sending)
+    def __init__(self, parts: Parts) -> None:
+        self._options, self._gathering, self._sending, self._link = parts
+        self._flush = self._options.flush
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
@@ -80,10 +90,10 @@ class Client:
             _clients.discard(self)
             self._link.close(ConnectionLost("the client is closed"))
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
         _of_the_parent.append(self._link)
-        self._start()  # a client that is not connected
+        self.__init__(make_parts(self._options))  # type: ignore[misc]  # a client that is not connected
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -166,8 +176,8 @@ class Client:
 
     async def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""
-        if self.should_drain():
-            while self._gathering.queued_bytes > self._options.max_queued_bytes // 8:
+        if self._gathering.is_crowded():
+            while not self._gathering.is_drained():
                 await self._link.batch_ended()
         elif self._gathering.has_sealed():
             await asyncio.sleep(0)
@@ -209,38 +219,22 @@ class Client:
         "last", an aware datetime or a sequence; a new group begins at the first message kept, a follower at the last.
         Raises InvalidName, InvalidOption.
         """
-        return Consumer(self._link, prefixes, group, consumer, start)
+        return Consumer(Puller(self._link, prefixes, group, consumer, start))
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation."""
         after: int | None = 0
         while after is not None:
-            page, after = await self.subjects_page(prefix, after)
+            page, after = await list_subjects(self._link, prefix, after)
             for info in page:
                 yield info
 
-    async def subjects_page(self, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
-        """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more)."""
-        meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
-        content = msgpack.unpackb((await self._link.ask(Kind.SUBJECTS, meta)).payload)
-        return [SubjectInfo(*row) for row in content["rows"]], content["after"]
 
-    # --- for the client without asyncio ------------------------------------------------------------------------------
-
-    def check_nowait(self, subject: str, body_size: int, header_size: int, elsewhere: int = 0) -> None:
-        """Raise what ``send_nowait`` raises for such a message; *elsewhere* as many bytes wait already."""
-        self._link.ready()
-        self._gathering.check_nowait(subject, body_size, header_size, elsewhere)
-
-    def queue_checked(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
-        """Queue a message that was checked; returns its ticket."""
-        ticket = self._gathering.add_nowait(subject, body, header, flush, self._link.ready().time())
-        self._link.want_turn()
-        return ticket
-
-    def should_drain(self) -> bool:
-        """So much is queued that ``drain`` waits."""
-        return self._gathering.queued_bytes > self._options.max_queued_bytes // 4
+async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
+    """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more)."""
+    meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
+    content = msgpack.unpackb((await link.ask(Kind.SUBJECTS, meta)).payload)
+    return [SubjectInfo(*row) for row in content["rows"]], content["after"]
 
 
 #: Clients that are connected; in the child of a fork they are the parent's.
@@ -251,7 +245,7 @@ _of_the_parent: list[Link] = []
 
 def _forked() -> None:
     for client in list(_clients):
-        client.forked()
+        client._forked()
     _clients.clear()
 
 

@@ -1,51 +1,53 @@
-"""Consumers: pulling, over reconnects, without losing what a pull brought."""
+"""Consumers: messages of a group, or of one who follows alone, as they are handed to a program."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import re
-import secrets
-import socket
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import chain, groupby
+from collections.abc import AsyncGenerator, Iterator
+from itertools import chain
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Final, Self
 
-from qmq.errors import ConnectionLost, InvalidName, InvalidOption, QmqError, UnknownSubscription
-from qmq.format.pieces import Damage, Run, read_answer
-from qmq.names import check_consumer, check_group, check_prefix
-from qmq.net import wire
-from qmq.net.backoff import Backoff
-from qmq.net.connection import Answer, Connection
-from qmq.net.link import Link
-from qmq.net.messages import Message, MessageBatch, each_message, messages_of
-from qmq.net.resume import Progress, without_covered
-from qmq.net.wire import Kind
+from qmq.format.run import Run
+from qmq.net.messages import Message, MessageBatch, each_message, messages_of, runs_of
+from qmq.net.pulling import Puller
 
-log = logging.getLogger("qmq.client")
-
-Start = Literal["first", "last"] | datetime | int | None
-
-#: What one pull may bring.
-PULL_BYTES: Final = 4 << 20
-#: A pull without end asks anew so often: an answer that stays out tells that nobody is there any more.
-ROUND: Final = 20.0
-#: How much later than asked for an answer may come until then.
-LATE: Final = 10.0
-#: How long past its time a pull waits for an answer that is on its way.
-GRACE: Final = 0.5
-#: Leaving waits so long for the broker.
-LEAVE_TIMEOUT: Final = 2.0
-#: `async for` takes as many messages at a time as are handled in about this time, so that other consumers get theirs.
+#: `async for` takes as many messages at a time as are handled in about this time (seconds), so that others get theirs.
 HAND_OUT: Final = 0.02
 FIRST_HAND_OUT: Final = 16
 MOST_HAND_OUT: Final = 32_768
-_WARN_EVERY: Final = 10.0
+
+
+class Feed:
+    """Messages one after another, for a loop over them; taken some at a time."""
+
+    def __init__(self, puller: Puller) -> None:
+        #: What was taken and not come to.
+        self.ready: Iterator[Message] = iter(())
+        self._puller = puller
+        self._hand_out = FIRST_HAND_OUT
+        self._handed_out = 0
+        self._handed_out_at = 0.0
+
+    async def refill(self) -> None:
+        """Wait for the next messages and put them into ``ready``: fewer when those before took long to handle."""
+        clock = asyncio.get_running_loop().time
+        took = clock() - self._handed_out_at
+        if took > 2 * HAND_OUT and self._handed_out:
+            self._hand_out = max(int(self._handed_out * HAND_OUT / took), 1)
+        elif self._handed_out == self._hand_out:
+            self._hand_out = min(self._hand_out * 2, MOST_HAND_OUT)
+        runs = await self._puller.pull(self._hand_out, 1, None)
+        self._handed_out, self._handed_out_at = sum(run.count for run in runs), clock()
+        left = list(self.ready)  # which another task may have put there meanwhile
+        self.ready = chain(left, each_message(runs)) if left else each_message(runs)
+
+    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+        """As the puller's, but what was not come to is first."""
+        left = list(self.ready)
+        if left:
+            self._puller.put_back(runs_of(left))
+        return await self._puller.pull(max_count, min_count, timeout)
 
 
 class Consumer:
@@ -54,339 +56,53 @@ class Consumer:
     Several tasks may share one consumer; their pulls go one after another.
     """
 
-    def __init__(
-        self, link: Link, prefixes: Sequence[str], group: str | None, consumer: str | None, start: Start
-    ) -> None:
-        if not prefixes:
-            raise InvalidName('subscribe needs at least one subject or prefix; "" is everything')
-        names = [check_prefix(prefix) for prefix in prefixes]
-        #: The consumer's id.
-        self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
-        #: Pieces of answers that were left out because their bytes do not fit their checksums.
-        self.damaged = 0
-        #: Messages that are here already, for ``async for``.
-        self.ready: Iterator[Message] = iter(())
-        self._link = link
-        self._group = check_group(group) if group is not None else None
-        self._start = start_of(start)
-        self._prefixes = names if group is not None else without_covered(names)
-        self._progress = Progress(self._prefixes, None) if group is None else None
-        self._store_id: bytes | None = None
-        self._warned_at = -_WARN_EVERY
-        self._inside = False
-        self._subscribed: tuple[Connection, int] | None = None
-        self._subscribing: asyncio.Task[None] | None = None
-        self._backoff = Backoff()
-        self._kept: deque[Run] = deque()  # received and not handed out
-        self._kept_count = 0
-        self._pulling: tuple[Connection, int] | None = None  # the pull that is not answered yet: connection, request
-        self._answer: Answer | QmqError | None = None  # what the last one brought, not looked at yet
-        self._waiter: asyncio.Future[None] | None = None
-        self._lock = asyncio.Lock()
-        self._hand_out = FIRST_HAND_OUT
-        self._handed_out_at: float | None = None
+    def __init__(self, puller: Puller) -> None:
+        self._puller = puller
+        self._feed = Feed(puller)
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._puller.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because their bytes do not fit their checksums."""
+        return self._puller.damaged
 
     async def __aenter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        await self._subscribe()
-        self._inside = True
+        await self._puller.enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave: what was not handed out goes nowhere, and the broker forgets the subscription."""
-        self._inside = False
-        self._withdraw()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        if self._subscribing is not None and not self._subscribing.cancel() and not self._subscribing.cancelled():
-            self._subscribing.exception()  # it is over, and nobody will ask
-        if self._subscribed is None or self._subscribed[0].closed:
-            return
-        connection, subscription = self._subscribed
-        try:
-            async with asyncio.timeout(LEAVE_TIMEOUT):
-                await connection.request(Kind.UNSUBSCRIBE, payload=wire.UNSUBSCRIBE.pack(subscription))
-        except (QmqError, TimeoutError) as failure:
-            log.debug("consumer %s could not unsubscribe: %r", self.id, failure)
-
-    # --- taking ------------------------------------------------------------------------------------------------------
+        """Leave: the broker forgets the subscription."""
+        await self._puller.leave()
 
     async def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds.
 
-        Waits without end when there is no timeout. At most 4 MiB come at a time (one message always does), so it may
-        be less than *min_count*.
+        Waits without end when there is no timeout, also while no broker can be reached. At most 4 MiB come at a time
+        (one message always does), so it may be fewer than *min_count*. Raises InvalidOption, and what trying again
+        can't help.
         """
-        return messages_of(await self._pull(max_count, min_count, timeout))
+        return messages_of(await self._feed.pull(max_count, min_count, timeout))
 
     async def pull_batch(
         self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None
     ) -> MessageBatch:
         """As ``pull``, but as columns: no object per message."""
-        return MessageBatch(await self._pull(max_count, min_count, timeout))
+        return MessageBatch(await self._feed.pull(max_count, min_count, timeout))
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Message after message, without end; waits while there are none, also while no broker can be reached.
 
-        They are taken from the broker some at a time: fewer when handling them takes long.
+        They are taken from the broker some at a time. Those that the loop was left before come with the next pull.
         """
+        feed = self._feed
         while True:
-            for message in self.ready:
+            for message in feed.ready:
                 yield message
-            await self.refill()
-
-    async def refill(self) -> None:
-        """Wait for the next messages and put them into ``ready``."""
-        now = asyncio.get_running_loop().time()
-        if self._handed_out_at is not None:
-            took = now - self._handed_out_at
-            if took <= HAND_OUT:
-                self._hand_out = min(self._hand_out * 2, MOST_HAND_OUT)
-            elif took > 2 * HAND_OUT:
-                self._hand_out = max(int(self._hand_out * HAND_OUT / took), 1)
-        runs = await self._pull(self._hand_out, 1, None, put_back=False)
-        count = sum(run.count for run in runs)
-        self._handed_out_at = asyncio.get_running_loop().time() if count == self._hand_out else None
-        left = list(self.ready)  # which another task may have put there meanwhile
-        self.ready = chain(left, each_message(runs)) if left else each_message(runs)
-
-    # --- pulling -----------------------------------------------------------------------------------------------------
-
-    async def _pull(self, max_count: int, min_count: int, timeout: float | None, *, put_back: bool = True) -> list[Run]:
-        check_pull(max_count, min_count, timeout)
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        if self._lock.locked():
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._lock.acquire()
-            except TimeoutError:
-                return []
-        else:
-            await self._lock.acquire()
-        try:
-            if put_back:
-                self._put_back()
-            return await self._pull_alone(max_count, min_count, deadline)
-        finally:
-            self._lock.release()
-
-    async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
-        clock = asyncio.get_running_loop().time
-        while True:
-            self._check_inside()
-            asked_until = None
-            if self._pulling is None and self._answer is None:
-                if self._kept_count >= min_count:
-                    break
-                subscribed = await self._subscribed_by(deadline)
-                if subscribed is None:
-                    break
-                asked_until = self._ask(subscribed, max_count, min_count, deadline, clock())
-            if self._answer is None and not await self._answered_by(deadline):
-                self._withdraw()
-                break
-            came = await self._take_answer()
-            now = clock()
-            if deadline is not None and now >= deadline:
-                break
-            if came and asked_until is not None and now < asked_until:
-                break  # fewer than min_count, because they are many bytes
-        return self._take_kept(max_count)
-
-    def _ask(
-        self, subscribed: tuple[Connection, int], max_count: int, min_count: int, deadline: float | None, now: float
-    ) -> float:
-        """Send a pull; returns until when the broker may wait."""
-        connection, subscription = subscribed
-        welcome = self._link.welcome
-        assert welcome is not None
-        timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
-        most = min(max_count - self._kept_count, welcome.max_pull_count)
-        least = min(min_count - self._kept_count, most)
-        payload = wire.PULL.pack(
-            subscription, most, least, min(PULL_BYTES, welcome.max_pull_bytes), int(timeout * 1_000 + 0.999)
-        )
-        request = connection.ask(Kind.PULL, self._pull_answered, payload=payload, due=now + timeout + LATE)
-        self._pulling = connection, request
-        return now + timeout
-
-    def _pull_answered(self, answer: Answer | QmqError) -> None:
-        self._pulling = None
-        self._answer = answer
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _answered_by(self, deadline: float | None) -> bool:
-        """Wait for the pull in flight; False when the time is well over. A cancelled wait withdraws the pull."""
-        loop = asyncio.get_running_loop()
-        self._waiter = waiter = loop.create_future()
-        timer = None if deadline is None else loop.call_at(deadline + GRACE, _wake, waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self._withdraw()
-            raise
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-        self._check_inside()
-        return self._answer is not None
-
-    def _withdraw(self) -> None:
-        """Have the pull in flight answered now: what it brings is for the next pull."""
-        if self._pulling is not None:
-            connection, request = self._pulling
-            connection.tell(Kind.WITHDRAW, wire.WITHDRAW.pack(request))
-
-    async def _take_answer(self) -> bool:
-        """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
-        answer, self._answer = self._answer, None
-        assert answer is not None
-        if isinstance(answer, QmqError):
-            if not answer.retryable:
-                raise answer
-            if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
-                await asyncio.sleep(self._backoff.next_delay())
-            return False
-        self._backoff.reset()
-        runs, damaged = read_answer(answer.payload)
-        if damaged:
-            self._warn(damaged)
-        if self._progress is not None:
-            runs = self._progress.take(runs)
-        self._kept.extend(runs)
-        self._kept_count += sum(run.count for run in runs)
-        return bool(runs)
-
-    def _take_kept(self, max_count: int) -> list[Run]:
-        """Hand out up to *max_count* messages of those received."""
-        kept, taken = self._kept, []
-        if self._kept_count <= max_count:
-            taken = list(kept)
-            kept.clear()
-            self._kept_count = 0
-            return taken
-        left = max_count
-        while left:
-            run = kept.popleft()
-            if run.count > left:
-                kept.appendleft(run.slice(left, run.count))
-                run = run.slice(0, left)
-            taken.append(run)
-            left -= run.count
-        self._kept_count -= max_count
-        return taken
-
-    def _put_back(self) -> None:
-        """What `async for` took and did not come to is handed out first."""
-        runs = []
-        for run, messages in groupby(self.ready, key=_run_of):
-            indexes = [message._index for message in messages]
-            runs.append(run if len(indexes) == run.count else run.slice(indexes[0], indexes[-1] + 1))
-        self._kept.extendleft(reversed(runs))
-        self._kept_count += sum(run.count for run in runs)
-
-    def _warn(self, damaged: list[Damage]) -> None:
-        self.damaged += len(damaged)
-        now = time.monotonic()
-        if now >= self._warned_at + _WARN_EVERY:
-            self._warned_at = now
-            reason, partition, position = damaged[0]
-            where = f" at position {position} of partition {partition}" if position is not None else ""
-            log.warning("left out%s: %s; %d pieces so far for consumer %s", where, reason, self.damaged, self.id)
-
-    def _check_inside(self) -> None:
-        if not self._inside:
-            raise UnknownSubscription(
-                f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
-            )
-
-    # --- subscribing -------------------------------------------------------------------------------------------------
-
-    async def _subscribed_by(self, deadline: float | None) -> tuple[Connection, int] | None:
-        """Connection and subscription, made anew when the connection is; None when the time is over before."""
-        connection = self._link.connection
-        if self._subscribed is not None and self._subscribed[0] is connection:
-            return self._subscribed
-        loop = asyncio.get_running_loop()
-        if self._subscribing is None:
-            self._subscribing = loop.create_task(self._subscribe(), name="qmq-subscribe")
-        left = None if deadline is None else max(deadline - loop.time(), 0.0)
-        done, _ = await asyncio.wait({self._subscribing}, timeout=left)
-        if not done:
-            return None
-        subscribing, self._subscribing = self._subscribing, None
-        self._check_inside()
-        subscribing.result()
-        return self._subscribed
-
-    async def _subscribe(self) -> None:
-        """Subscribe at the broker, as soon as there is one. Raises what trying again can't help."""
-        while True:
-            connection = await self._link.connected()
-            try:
-                await self._subscribe_on(connection)
-                return
-            except QmqError as error:
-                if not error.retryable:
-                    raise
-            await asyncio.sleep(self._backoff.next_delay())
-
-    async def _subscribe_on(self, connection: Connection) -> None:
-        start, progress = self._start, self._progress
-        store_id = self._link.store_id
-        if progress is not None:
-            if self._store_id is not None:
-                progress.resume(store_id == self._store_id)
-            if progress.floor_us is not None:
-                start = ["time", progress.floor_us]
-        meta = {"group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start}
-        answer = await connection.request(Kind.SUBSCRIBE, meta)
-        self._subscribed = connection, answer.meta["subscription"]
-        self._store_id = store_id
-        if progress is not None and progress.floor_us is None and start in (None, "last"):
-            progress.begin_at(time.time_ns() // 1_000)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _run_of(message: Message) -> Run:
-    return message._run
-
-
-def check_pull(max_count: int, min_count: int, timeout: float | None) -> None:
-    """Raise InvalidOption for what a pull can't be asked for."""
-    if type(max_count) is not int or type(min_count) is not int or not 1 <= min_count <= max_count:
-        raise InvalidOption(
-            f"a pull needs 1 <= min_count <= max_count, not min_count={min_count!r}, max_count={max_count!r}"
-        )
-    if timeout is not None and (not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
-        raise InvalidOption(f"timeout must be a number of seconds from 0, or None to wait without end, not {timeout!r}")
-
-
-def start_of(start: object) -> Any:
-    """What SUBSCRIBE says for *start*. Raises InvalidOption."""
-    if start is None or start in ("first", "last"):
-        return start
-    if isinstance(start, datetime):
-        if start.utcoffset() is None:
-            raise InvalidOption(f"start {start!r} has no time zone; use datetime(..., tzinfo=UTC)")
-        since = start.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-        return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
-    if type(start) is int and 0 <= start < 1 << 63:
-        return ["sequence", start]
-    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence from 0 or None, not {start!r}')
-
-
-def make_consumer_id() -> str:
-    """An id for a consumer that was given none: host, process id and a random part."""
-    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+            await feed.refill()

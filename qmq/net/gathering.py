@@ -243,6 +243,14 @@ class Gathering:
         """Bytes of all messages that have not ended, with their columns."""
         return self._queued_bytes + self._room_before - self.room
 
+    def is_crowded(self) -> bool:
+        """So much is queued that more would not make anything faster."""
+        return self.queued_bytes > self._max_queued_bytes // 4
+
+    def is_drained(self) -> bool:
+        """So little is queued that there is reason for more."""
+        return self.queued_bytes <= self._max_queued_bytes // 8
+
     def _measure_room(self) -> None:
         batch = self._open.get(self._flush)
         if batch is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -96,13 +96,30 @@ class Message:
 def messages_of(runs: Sequence[Run]) -> list[Message]:
     """One view a message, run after run."""
     if len(runs) == 1:
-        return list(map(Message, repeat(runs[0]), range(runs[0].count)))
+        return list(_views_of(runs[0]))
     return [Message(run, index) for run in runs for index in range(run.count)]
 
 
 def each_message(runs: Iterable[Run]) -> Iterator[Message]:
     """The same views, each made when it is come to."""
-    return chain.from_iterable(map(Message, repeat(run), range(run.count)) for run in runs)
+    return chain.from_iterable(map(_views_of, runs))
+
+
+def _views_of(run: Run) -> Iterator[Message]:
+    return map(Message, repeat(run), range(run.count))
+
+
+def runs_of(messages: Iterable[Message]) -> list[Run]:
+    """The runs that these views lie in, cut to what they show. Views of one run stand together and in order."""
+    runs = []
+    for run, views in groupby(messages, key=_run_of):
+        indexes = [view._index for view in views]
+        runs.append(run if len(indexes) == run.count else run.slice(indexes[0], indexes[-1] + 1))
+    return runs
+
+
+def _run_of(message: Message) -> Run:
+    return message._run
 
 
 class MessageBatch(Sequence[Message]):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from qmq.errors import ConnectionLost
 from qmq.format.build import MessageHeader, make_header
-from qmq.net.client import Client, SubjectInfo
-from qmq.net.consumer import Consumer, Start
+from qmq.format.run import Run
+from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
+from qmq.net.consumer import Feed
 from qmq.net.gathering import BATCH_BYTES
-from qmq.net.messages import Message, MessageBatch
+from qmq.net.link import Link
+from qmq.net.messages import Message, MessageBatch, messages_of
 from qmq.net.options import Body, ClientOptions, Durability, body_of, is_flush
 from qmq.net.outgoing import MESSAGE_OVERHEAD
+from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
 
 T = TypeVar("T")
@@ -30,8 +33,8 @@ class Session:
 
     def __init__(self, options: ClientOptions) -> None:
         self.pid = os.getpid()
-        self.client = Client(options)
-        self._flush = options.flush
+        self.parts = make_parts(options)
+        self.client = Client(self.parts)
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._ticket = 0
@@ -56,10 +59,11 @@ class Session:
 
     def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
         """As Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
-        flush = self._flush if durability is None else is_flush(durability)
+        flush = self.parts.options.flush if durability is None else is_flush(durability)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         with self._lock:
-            self.client.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
+            self.parts.link.ready()
+            self.parts.gathering.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
             self._ticket += 1
             ticket = self._ticket
             self._queued.append((subject, body, header, flush))
@@ -73,12 +77,14 @@ class Session:
             queued, self._queued = self._queued, []
             self._queued_bytes = 0
             # Under the lock, so that no message is in neither of the two counts.
+            now = self._loop.time()
             for message in queued:
-                self.client.queue_checked(*message)
+                self.parts.gathering.add_nowait(*message, now)
+        self.parts.link.want_turn()
 
     def drain(self) -> None:
         """As Client.drain."""
-        if self._queued_bytes > BATCH_BYTES or self.client.should_drain():
+        if self._queued_bytes > BATCH_BYTES or self.parts.gathering.is_crowded():
             self.run(self.client.drain())
 
     def close(
@@ -136,7 +142,7 @@ class SyncClient:
         else:
             _inherited.append(session)
 
-    def session(self) -> Session:
+    def _here(self) -> Session:
         """This process's session. Raises ConnectionLost outside of the client's block."""
         session = self._session
         if session is not None and session.pid == os.getpid():
@@ -163,14 +169,14 @@ class SyncClient:
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; returns once it is stored. Raises as ``Client.send``."""
-        session = self.session()
+        session = self._here()
         return session.run(
             session.client.send(subject, body, key=key, tags=tags, properties=properties, durability=durability)
         )
 
     def send_many(self, subject: str, bodies: Sequence[Body], *, durability: Durability | None = None) -> Receipts:
         """Send messages of one subject; returns their receipts once all are stored. Raises as ``Client.send_many``."""
-        session = self.session()
+        session = self._here()
         return session.run(session.client.send_many(subject, bodies, durability=durability))
 
     def send_nowait(
@@ -184,28 +190,28 @@ class SyncClient:
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
-        return self.session().queue(subject, body_of(body), make_header(key, tags, properties), durability)
+        return self._here().queue(subject, body_of(body), make_header(key, tags, properties), durability)
 
     def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster."""
-        self.session().drain()
+        self._here().drain()
 
     def flush(self) -> None:
         """Wait until all that was queued is acknowledged. Raises SendFailed, which reports each failure once."""
-        session = self.session()
+        session = self._here()
         session.run(session.client.flush())
 
     def last_sequence(self, producer: str | None = None) -> int | None:
         """The number of the last message stored of a producer by name, or of this client. See ``Client``."""
-        session = self.session()
+        session = self._here()
         return session.run(session.client.last_sequence(producer))
 
     def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation."""
         after: int | None = 0
         while after is not None:
-            session = self.session()
-            page, after = session.run(session.client.subjects_page(prefix, after))
+            session = self._here()
+            page, after = session.run(list_subjects(session.parts.link, prefix, after))
             yield from page
 
     def subscribe(
@@ -216,7 +222,7 @@ class SyncClient:
         start: Literal["first", "last"] | datetime | int | None = None,
     ) -> SyncConsumer:
         """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
-        return SyncConsumer(self, prefixes, group, consumer, start)
+        return SyncConsumer(self._here, lambda link: Puller(link, prefixes, group, consumer, start))
 
 
 class SyncConsumer:
@@ -225,20 +231,27 @@ class SyncConsumer:
     In the child of a fork it subscribes anew at the first call.
     """
 
-    def __init__(
-        self, client: SyncClient, prefixes: Sequence[str], group: str | None, consumer: str | None, start: Start
-    ) -> None:
-        self._client = client
-        self._prefixes, self._group, self._wanted_id, self._start = prefixes, group, consumer, start
-        self._session = client.session()
-        self._consumer = self._make(self._session)
+    def __init__(self, here: Callable[[], Session], make: Callable[[Link], Puller]) -> None:
+        """*here* gives the session of the process it is called in."""
+        self._here = here
+        self._make = make
+        self._session = here()
+        self._puller = make(self._session.parts.link)
+        self._feed = Feed(self._puller)
 
-    def _make(self, session: Session) -> Consumer:
-        return session.client.subscribe(*self._prefixes, group=self._group, consumer=self._wanted_id, start=self._start)
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._puller.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because their bytes do not fit their checksums."""
+        return self._puller.damaged
 
     def __enter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        self._session.run(self._consumer.__aenter__())
+        self._session.run(self._puller.enter())
         return self
 
     def __exit__(
@@ -246,42 +259,34 @@ class SyncConsumer:
     ) -> None:
         """Leave: the broker forgets the subscription."""
         if self._session.pid == os.getpid():
-            self._session.run(self._consumer.__aexit__(kind, error, traceback))
-
-    @property
-    def id(self) -> str:
-        """The consumer's id."""
-        return self._consumer.id
-
-    @property
-    def damaged(self) -> int:
-        """Pieces of answers that were left out because their bytes do not fit their checksums."""
-        return self._consumer.damaged
+            self._session.run(self._puller.leave())
 
     def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
-        consumer = self._here()
-        return self._session.run(consumer.pull(max_count, min_count, timeout))
+        return messages_of(self._pull(max_count, min_count, timeout))
 
     def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
         """As ``pull``, but as columns: no object per message."""
-        consumer = self._here()
-        return self._session.run(consumer.pull_batch(max_count, min_count, timeout))
+        return MessageBatch(self._pull(max_count, min_count, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Message after message, without end; waits while there are none."""
         while True:
-            consumer = self._here()
-            yield from consumer.ready
-            self._session.run(consumer.refill())
+            self._come_here()
+            yield from self._feed.ready
+            self._session.run(self._feed.refill())
 
-    def _here(self) -> Consumer:
-        session = self._client.session()
+    def _pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+        self._come_here()
+        return self._session.run(self._feed.pull(max_count, min_count, timeout))
+
+    def _come_here(self) -> None:
+        """Be subscribed in this process."""
+        session = self._here()
         if session is not self._session:
-            consumer = self._make(session)
-            session.run(consumer.__aenter__())
-            self._session, self._consumer = session, consumer
-        return self._consumer
+            puller = self._make(session.parts.link)
+            session.run(puller.enter())
+            self._session, self._puller, self._feed = session, puller, Feed(puller)
 
 
 #: Sessions that a fork copied. Their loops share an epoll with the parent's, so nothing here may close or collect them.
