@@ -77,7 +77,7 @@ class MessageLog:
         self._ahead: list[_Group] = []
         #: No position from here on is given out until the reserve has been renewed.
         self.reserve = reserve
-        #: A batch that would end behind this needs ``roll`` or a new reserve.
+        #: A batch that would end behind this needs ``check``, ``roll`` or a new reserve.
         self.limit = 0
         #: Why nothing is taken any more, once a sync has failed.
         self.broken: str | None = None
@@ -176,7 +176,8 @@ class MessageLog:
         self.current = self._target
 
     def _set_limit(self) -> None:
-        self.limit = min(self._target.base + self._target.capacity, self.reserve)
+        end = min(self._target.base + self._target.capacity, self.reserve)
+        self.limit = end if self.broken is None else 0
 
     # --- syncing ---------------------------------------------------------------------------------------------------
 

@@ -224,7 +224,8 @@ class Store:
                 _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]
                 consumer.append(rows)  # type: ignore[arg-type]
             index.append(position, stored_at_us)
-            self.last_stored_at_us = stored_at_us
+            if stored_at_us > self.last_stored_at_us:  # partitions are not written in the order of their stamps
+                self.last_stored_at_us = stored_at_us
         part.rows.clear()
 
     def _write_rows(self, part: _Partition) -> None:

@@ -14,7 +14,7 @@ from qmq.storage.disk import Buffer, Disk
 
 
 class FaultyDisk(Disk):
-    """Counts every operation. ``fail`` makes one fail; ``short`` cuts writes; ``boot`` says which boot this is.
+    """Counts every operation, and waits for no disk. ``fail`` makes one fail; ``short`` cuts writes.
 
     After ``track``, ``without_power`` makes a copy that has only what was synced: bytes of files, names in directories.
     """
@@ -67,6 +67,11 @@ class FaultyDisk(Disk):
     def close(self, fd: int) -> None:
         self._count("close", self._paths.get(fd, ""))
         super().close(fd)
+        del self._paths[fd]
+
+    def still_open(self) -> list[str]:
+        """The files whose descriptors have not been closed."""
+        return sorted(self._paths.values())
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         self._count("pwritev", self._paths.get(fd, ""))
@@ -93,17 +98,14 @@ class FaultyDisk(Disk):
 
     def fdatasync(self, fd: int) -> None:
         self._count("fdatasync", self._paths.get(fd, ""))
-        super().fdatasync(fd)
         self._remember(fd)
 
     def fsync(self, fd: int) -> None:
         self._count("fsync", self._paths.get(fd, ""))
-        super().fsync(fd)
         self._remember(fd)
 
     def fsync_directory(self, path: Path) -> None:
         self._count("fsync_directory", path)
-        super().fsync_directory(path)
         if self._tracks:
             self._remember_names(path)
 
@@ -126,13 +128,20 @@ class FaultyDisk(Disk):
     def boot_id(self) -> str:
         return self.boot
 
-    def track(self, directory: Path) -> None:
-        """Begin: the files in *directory* have their names on disk, but no bytes."""
+    def track(self, directory: Path, *, synced: bool = False) -> None:
+        """Begin: the files in *directory* have their names on disk and, with *synced*, their bytes."""
         self._tracks = True
         directory.mkdir(parents=True, exist_ok=True)
         for path in [directory, *directory.rglob("*")]:
             if path.is_dir():
                 self._remember_names(path)
+            elif synced:
+                self._synced[self._file_of.setdefault(path.stat().st_ino, object())] = path.read_bytes()
+
+    def go_on_from(self, other: FaultyDisk) -> None:
+        """Know what *other* knows to be on disk: another process on the same machine."""
+        self._tracks = True
+        self._file_of, self._synced, self._names = other._file_of, other._synced, other._names
 
     def _remember_names(self, path: Path) -> None:
         names = {name: path / name for name in os.listdir(path)}

@@ -1,0 +1,606 @@
+"""The door: storing all or nothing, failing and going on, reading, checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qmq.errors import (
+    BadBytes,
+    InvalidOption,
+    StorageError,
+    StorageFailed,
+    StorageFull,
+    SyncFailed,
+    TooManySubjects,
+)
+from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
+from qmq.storage.disk import Disk
+from qmq.storage.identity import read_copies
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import (
+    NOW_US,
+    Sender,
+    check_stored,
+    checkpoint,
+    close_cleanly,
+    header_at,
+    kill,
+    open_store,
+    segment_files,
+    verified,
+)
+
+# --- storing ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_lie_one_after_another_and_are_written_with_one_call(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    start = sender.store.end(0)
+    before = disk.calls["pwritev"]
+    sent = [sender.stage(("a", [b"x" * size])) for size in (1, 100, 1_000)]
+    assert sender.store.end(0) == start
+    sender.write()
+    assert disk.calls["pwritev"] == before + 1
+    assert [batch.position for batch in sent] == [
+        start, start + len(sent[0].data), start + len(sent[0].data) + len(sent[1].data)
+    ]  # fmt: skip
+    assert sender.store.end(0) == sent[-1].position + len(sent[-1].data)
+    assert sender.store.last_stored_at_us == header_at(sender.store, sent[-1]).stored_at_us
+    check_stored(sender.store, sent)
+    kill(sender.store)
+
+
+def test_more_batches_than_one_call_takes(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), segment_bytes=1 << 20))
+    for number in range(2_500):
+        sender.stage(("a", [b"%d" % number]))
+    sender.write()
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+def test_writes_that_come_short_are_finished(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    disk.short = 100
+    sender.stage(("a", [b"x" * 300]))
+    sender.stage(("b", [b"y" * 300]), ("c", [b"z"]))
+    sender.write()
+    disk.heal()
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+def test_writing_nothing_is_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path, disk)
+    before, end = disk.calls["pwritev"], store.end(0)
+    store.write(0)
+    assert (disk.calls["pwritev"], store.end(0)) == (before, end)
+    kill(store)
+
+
+def test_a_segment_is_filled_then_the_next_one_begins_where_it_ends(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    while len(segment_files(tmp_path)) < 3:
+        sender.send("a", b"x" * 5_000)
+    files = segment_files(tmp_path)
+    bases = [int(file.stem, 16) for file in files]
+    assert [base + file.stat().st_size for base, file in zip(bases[:-1], files[:-1], strict=True)] == bases[1:]
+    assert sender.sent[-1].position == bases[-1] + SEGMENT_HEADER_SIZE
+    check_stored(sender.store, sender.sent)
+    close_cleanly(sender.store)
+    verified(tmp_path)
+
+
+def test_one_write_may_go_on_in_a_new_segment(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    for _ in range(30):
+        sender.stage(("a", [b"x" * 9_000]))
+    sender.write()
+    assert len(segment_files(tmp_path)) >= 4
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+    check_stored(open_again(tmp_path), sender.sent)
+
+
+def open_again(path: Path, **changes: Any):  # type: ignore[no-untyped-def]
+    store = open_store(path, HastyDisk(), **changes)
+    kill(store)
+    return open_store(path, HastyDisk(), **changes)
+
+
+def test_a_batch_larger_than_a_segment_is_refused(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender.send("a", b"x")
+    with pytest.raises(InvalidOption, match="segment_bytes"):
+        sender.store.place(0, 64 << 10)
+    sender.send("a", b"y")
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+def test_too_many_subjects(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), max_subjects=2))
+    sender.send("a", b"x")
+    sender.send("b", b"x")
+    with pytest.raises(TooManySubjects, match=r"2 subjects.*max_subjects"):
+        sender.send("c", b"x")
+    sender.send("a", b"y")
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+# --- a disk that takes no writes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, StorageFailed)]
+)
+def test_a_write_that_fails_stores_nothing_and_the_next_one_works(
+    tmp_path: Path, code: int, kind: type[StorageError]
+) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    sender.send("a", b"before")
+    end = sender.store.end(0)
+    sender.stage(("a", [b"x" * 500]))
+    sender.stage(("b", [b"y" * 500]))
+    disk.fail("pwritev", 1, code)
+    with pytest.raises(kind, match=rf"{segment_files(tmp_path)[-1].name} at position {end}: ") as caught:
+        sender.write()
+    assert caught.value.retryable
+    sender.take_back()
+    assert sender.store.end(0) == end
+    assert sender.send("a", b"after").position == end
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+    check_stored(open_again(tmp_path), sender.sent)
+
+
+def test_what_a_failed_write_left_behind_does_not_come_back(tmp_path: Path) -> None:
+    class Half(HastyDisk):
+        """Writes whole batches, and then is full."""
+
+        full = False
+
+        def pwritev(self, fd: int, buffers: Any, offset: int) -> int:
+            if self.full and len(buffers) > 1:
+                return super().pwritev(fd, buffers[:2], offset)
+            if self.full:
+                raise OSError(errno.ENOSPC, "no room")
+            return super().pwritev(fd, buffers, offset)
+
+    disk = Half()
+    sender = Sender(open_store(tmp_path, disk))
+    for subject in ("refused.1", "refused.2", "refused.3"):
+        sender.stage((subject, [b"x" * 200]))
+    disk.full = True
+    with pytest.raises(StorageFull):
+        sender.write()
+    disk.full = False
+    sender.take_back()
+    sender.send("a", b"short")
+    kill(sender.store)
+    store = open_again(tmp_path)
+    check_stored(store, sender.sent)
+    assert store.recovery.partitions[0].holes == []
+
+
+def test_a_roll_that_fails_takes_back_what_is_staged_and_can_be_tried_again(tmp_path: Path) -> None:
+    counting = FaultyDisk()
+    sender = Sender(open_store(tmp_path / "counting", counting))
+    before = counting.calls.copy()
+    while len(segment_files(tmp_path / "counting")) < 2:
+        sender.stage(("a", [b"x" * 3_000]))
+    sender.write()
+    kill(sender.store)
+    for operation in ("open", "pwritev", "ftruncate", "map"):
+        for nth in range(1, counting.calls[operation] - before[operation] + 1):
+            path = tmp_path / f"{operation}-{nth}"
+            disk = FaultyDisk()
+            sender = Sender(open_store(path, disk))
+            sender.send("a", b"before")
+            disk.fail(operation, nth, errno.ENOSPC)
+            try:
+                for _ in range(30):
+                    sender.stage(("a", [b"x" * 3_000]))
+                sender.write()
+            except StorageFull:
+                sender.take_back()
+            disk.heal()
+            for _ in range(30):
+                sender.stage(("a", [b"y" * 3_000]))
+            sender.write()
+            check_stored(sender.store, sender.sent)
+            kill(sender.store)
+            check_stored(open_again(path), sender.sent)
+
+
+def test_a_new_segment_that_cannot_be_taken_away_again_stops_the_partition(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    kept = sender.send("a", b"kept")
+    while len(segment_files(tmp_path)) < 2:
+        sender.stage(("a", [b"x" * 3_000]))
+    disk.fail("pwritev", 1, errno.EIO)
+    disk.fail_always("unlink", errno.EACCES)
+    with pytest.raises(StorageFailed):
+        sender.write()
+    sender.take_back()
+    with pytest.raises(SyncFailed, match="Remove the file and restart"):
+        sender.send("a", b"x")
+    assert bytes(sender.store.view(0, kept.position, len(kept.data))) == kept.data
+    kill(sender.store)
+
+
+def test_rows_that_cannot_be_written_do_not_fill_memory(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk, segment_bytes=64 << 20, max_frame_bytes=16 << 20))
+    disk.fail_always("pwritev", errno.ENOSPC, ".entries")
+    subjects = [(f"s{number}", [b""]) for number in range(4_000)]
+
+    def send_many() -> None:
+        for _ in range(20):
+            sender.stage(*subjects)
+            sender.write()
+
+    with pytest.raises(StorageFull, match=r"\.entries"):
+        send_many()
+    sender.take_back()
+    assert 65_536 <= sum(len(sent.runs) for sent in sender.sent) <= 65_536 + 8_000
+    disk.heal()
+    sender.stage(*subjects)
+    sender.write()
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+# --- syncing ---------------------------------------------------------------------------------------------------------
+
+
+def test_synced_says_what_is_on_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    path, lost = tmp_path / "a", tmp_path / "b"
+    disk.track(path)
+    sender = Sender(open_store(path, disk))
+    store = sender.store
+    start = store.synced(0)
+    for _ in range(30):  # over several segments
+        sender.send("a", b"x" * 5_000)
+    assert store.synced(0) == start
+    end = store.end(0)
+    store.sync(0)
+    sender.send("a", b"not synced")
+    store.mark_synced(0, end)
+    assert store.synced(0) == end
+    disk.without_power(path, lost)
+    after = open_store(lost, FaultyDisk("boot-2"))
+    check_stored(after, sender.sent[:-1])
+    kill(store)
+    kill(after)
+
+
+def test_descriptors_of_synced_segments_are_closed(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    store = sender.store
+    for _ in range(60):
+        sender.send("a", b"x" * 5_000)
+        store.sync(0)
+        store.mark_synced(0, store.end(0))
+    for _ in range(3):  # the consumer log lets go one after the other
+        checkpoint(store)
+    store.sync(0)
+    assert len(segment_files(tmp_path)) > 4
+    assert len([name for name in disk.still_open() if name.endswith(".messages")]) == 1
+    assert len(disk.still_open()) < 8
+    kill(store)
+    assert disk.still_open() == []
+
+
+def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_path: Path) -> None:
+    disk = FaultyDisk(Disk().boot_id())
+    sender = Sender(open_store(tmp_path, disk, partitions=2))
+    store = sender.store
+    sender.send("a", b"1")
+    checkpoint(store)
+    sender.send("a", b"2")
+    sender.send("b", b"3", partition=1)
+    disk.fail("fdatasync", 1)
+    with pytest.raises(SyncFailed, match=r"log-0.*\.messages.*until the broker has been restarted"):
+        store.sync(0)
+    with pytest.raises(SyncFailed):
+        store.sync(0)
+    sender.stage(("a", [b"4"]))
+    with pytest.raises(SyncFailed):
+        sender.store.write(0)
+    sender.take_back()
+    with pytest.raises(SyncFailed):
+        store.place(0, 100)
+    check_stored(store, sender.sent)
+    sender.send("b", b"5", partition=1)
+    checkpoint(store)  # of the other partition; this one stays where its last checkpoint left it
+    claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
+    assert claims is not None
+    assert claims.partitions[0].position == sender.sent[1].position
+    assert claims.partitions[1].position == store.end(1)
+    store.close(clean=True)
+    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    assert not store.recovery.clean
+    assert store.recovery.partitions[0].rewritten_bytes == len(sender.sent[1].data)
+    check_stored(store, sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
+def test_a_sync_that_fails_while_another_waits_fails_both(tmp_path: Path) -> None:
+    """The system tells of the failure once; who waits behind must not believe the success that comes after it."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(HastyDisk):
+        calls = 0
+
+        def fdatasync(self, fd: int) -> None:
+            self.calls += 1
+            if self.calls == 1 and armed:
+                entered.set()
+                assert go_on.wait(10)
+                raise OSError(errno.EIO, "bad")
+
+    armed = False
+    disk = Slow()
+    sender = Sender(open_store(tmp_path, disk))
+    sender.send("a", b"1")
+    disk.calls, armed = 0, True
+    outcomes: list[BaseException | None] = []
+
+    def sync() -> None:
+        try:
+            sender.store.sync(0)
+        except SyncFailed as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=sync) for _ in range(2)]
+    threads[0].start()
+    assert entered.wait(10)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert [type(outcome) for outcome in outcomes] == [SyncFailed, SyncFailed]
+    kill(sender.store)
+
+
+# --- reserves --------------------------------------------------------------------------------------------------------
+
+
+def test_positions_stay_below_the_reserve_that_is_on_disk(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), reserve_bytes=256 << 10))
+    for _ in range(100):
+        sender.send("a", b"x" * 9_000)
+        for copy in read_copies(Disk(), tmp_path):
+            assert copy.identity is not None
+            assert sender.store.end(0) <= copy.identity.partitions[0].reserve
+    kill(sender.store)
+
+
+def test_a_reserve_that_cannot_be_renewed_refuses_sends_until_it_can(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk, reserve_bytes=256 << 10))
+    disk.fail_always("pwritev", errno.ENOSPC, "store-a")
+
+    def send_many() -> None:
+        for _ in range(100):
+            sender.send("a", b"x" * 9_000)
+
+    with pytest.raises(StorageFull, match="store-a"):
+        send_many()
+    assert len(sender.sent) > 20
+    disk.heal()
+    sender.send("a", b"x" * 9_000)
+    check_stored(sender.store, sender.sent)
+    kill(sender.store)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_readable_before_it_is_published(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    store = sender.store
+    first = sender.stage(("a", [b"1"]))
+    second = sender.stage(("a", [b"2"]))
+    store.write(0)
+    assert store.visible_row(0) == 0
+    assert list(store.headers_since([])) == []
+    store.publish(0, second.position)
+    assert store.visible_row(0) == 1
+    assert store.read_entry(0, 0)[1] == first.position
+    store.publish(0, store.end(0))
+    assert len(store.rows(0, 0, 10)) == 2
+    kill(store)
+
+
+@pytest.mark.parametrize(("before", "size"), [(1, 10), (0, 1 << 20)])
+def test_views_outside_the_log_are_refused(tmp_path: Path, before: int, size: int) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    for _ in range(20):
+        sender.send("a", b"x" * 9_000)
+    files = segment_files(tmp_path)
+    for place in (int(files[0].stem, 16) + SEGMENT_HEADER_SIZE, int(files[-1].stem, 16) + SEGMENT_HEADER_SIZE):
+        assert len(sender.store.view(0, place, 10)) == 10
+        with pytest.raises(BadBytes, match="run qmq verify"):
+            sender.store.view(0, place - before, size)
+    with pytest.raises(BadBytes):
+        sender.store.view(0, sender.store.end(0), 1)
+    kill(sender.store)
+
+
+def test_views_outlive_the_store_and_cost_no_descriptors(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    for _ in range(30):
+        sender.send("a", b"x" * 9_000)
+    views = [sender.store.view(0, sent.position, len(sent.data)) for sent in sender.sent]
+    kill(sender.store)
+    assert [bytes(view) for view in views] == [sent.data for sent in sender.sent]
+
+
+def test_a_sealed_segment_that_was_cut_under_us_is_an_error_not_a_signal(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    for _ in range(30):
+        sender.send("a", b"x" * 9_000)
+    close_cleanly(sender.store)
+    store = open_store(tmp_path, HastyDisk())
+    segment_files(tmp_path)[0].write_bytes(b"short")
+    with pytest.raises(BadBytes, match="shorter than it was"):
+        store.view(0, sender.sent[0].position, 100)
+    segment_files(tmp_path)[1].unlink()
+    with pytest.raises(StorageFailed, match="cannot open"):
+        store.view(0, int(segment_files(tmp_path)[1].stem, 16) - 100, 50)
+    kill(store)
+
+
+def test_one_subject_over_partitions_comes_in_sequence_order(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=3))
+    random = np.random.default_rng(7)
+    for _ in range(200):
+        runs = [("a", [b"x"] * int(random.integers(1, 4)))] + ([("b", [b"y"])] if random.random() < 0.3 else [])
+        sender.stage(*runs, partition=int(random.integers(3)))
+        if random.random() < 0.5:
+            sender.write()
+    sender.write()
+    store = sender.store
+    number = store.subject_number("a")
+    assert number is not None
+    expected = [(sent.partition, first, count) for sent in sender.sent for n, first, count in sent.runs if n == "a"]
+    for limit in (1, 3, 50, 1_000):
+        found: list[tuple[int, int, int]] = []
+        sequence = 0
+        while parts := store.subject_rows(number, sequence, limit):
+            found += [(partition, row[0], row[4]) for partition, rows in parts for row in rows.tolist()]
+            assert sum(len(rows) for _, rows in parts) <= limit
+            sequence = found[-1][1] + found[-1][2]
+        assert found == expected
+    inside = next(first for _, first, count in expected if count > 1 and first > 20)
+    assert store.subject_rows(number, inside + 1, 1)[0][1][0]["first_sequence"] == inside
+    for sent in sender.sent[::20]:
+        at = header_at(store, sent).stored_at_us
+        assert store.sequence_at_time(number, at) == next(
+            first for batch in sender.sent if header_at(store, batch).stored_at_us >= at
+            for n, first, _ in batch.runs if n == "a"
+        )  # fmt: skip
+    assert store.sequence_at_time(number, NOW_US * 2) is None
+    kill(store)
+
+
+def test_headers_come_in_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=3))
+    for number in range(100):
+        sender.send("a", b"%d" % number, partition=number * 7 % 3)
+    store = sender.store
+    found = [(partition, header.position) for partition, header in store.headers_since([])]
+    assert found == [(sent.partition, sent.position) for sent in sender.sent]
+    since = [next(sent.position for sent in sender.sent[50:] if sent.partition == number) for number in range(3)]
+    assert [place for _, place in found[50:]] == [header.position for _, header in store.headers_since(since)]
+    assert [header.position for partition, header in store.headers_since(since[:1]) if partition > 0] == [
+        sent.position for sent in sender.sent if sent.partition > 0
+    ]
+    kill(store)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_claims_what_was_written_when_it_began(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    store = sender.store
+    sender.send("a", b"1", b"2")
+    assert store.unsynced_bytes == len(sender.sent[0].data)
+    made = store.begin_checkpoint({"x": b"y"})
+    assert store.unsynced_bytes == 0
+    later = sender.send("b", b"later")
+    made.write()
+    store.finish_checkpoint(made)
+    assert store.synced(0) == later.position
+    assert store.unsynced_bytes == len(later.data)
+    claims = read_checkpoint(Disk(), tmp_path, 1).claims
+    assert claims is not None
+    assert claims.partitions[0].position == later.position
+    assert claims.subjects.count == 1
+    assert np.frombuffer(claims.subjects.ends, "<u8").tolist() == [2]
+    assert claims.state == {"x": b"y"}
+    kill(store)
+    check_stored(open_again(tmp_path), sender.sent)
+
+
+def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    for number in range(5):
+        sender.send("a", b"x")
+        checkpoint(sender.store)
+        assert list_checkpoints(Disk(), tmp_path) == [number + 1, number][: number + 1]
+    kill(sender.store)
+
+
+def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_be_repeated(tmp_path: Path) -> None:
+    counting = FaultyDisk()
+    sender = Sender(open_store(tmp_path / "counting", counting))
+    for _ in range(30):
+        sender.send("a", b"x" * 5_000)
+    before = counting.calls.copy()
+    checkpoint(sender.store)
+    kill(sender.store)
+    for operation in ("open", "pwritev", "fsync", "rename", "map", "fsync_directory", "fdatasync"):
+        for nth in range(1, counting.calls[operation] - before[operation] + 1):
+            path = tmp_path / f"{operation}-{nth}"
+            disk = FaultyDisk(Disk().boot_id())
+            sender = Sender(open_store(path, disk))
+            checkpoint(sender.store, {"number": b"1"})
+            for _ in range(30):
+                sender.send("a", b"x" * 5_000)
+            disk.fail(operation, nth, errno.EIO)
+            try:
+                checkpoint(sender.store, {"number": b"2"})
+            except SyncFailed:
+                kill(sender.store)
+                check_stored(open_again(path), sender.sent)
+                continue
+            except StorageError:
+                assert sender.store.synced(0) < sender.store.end(0)
+            disk.heal()
+            sender.send("b", b"x")
+            checkpoint(sender.store, {"number": b"3"})
+            sender.store.close(clean=True)
+            verified(path)
+            store = open_store(path, HastyDisk())
+            assert store.state == {"number": b"3"}
+            assert store.recovery.clean
+            check_stored(store, sender.sent)
+            kill(store)
+
+
+def test_closing_twice_and_not_cleanly(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    sender.send("a", b"x")
+    checkpoint(sender.store)
+    disk.fail("fsync", 1)
+    with pytest.raises(StorageFailed):
+        sender.store.close(clean=True)
+    sender.store.close(clean=True)
+    assert disk.still_open() == []
+    store = open_store(tmp_path, disk)
+    assert not store.recovery.clean
+    kill(store)
