@@ -24,7 +24,7 @@ class Counting:
         self._started = self._next = clock()
         self._live: Live | None = None
         if shown if shown is not None else sys.stderr.isatty():
-            self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
+            self._live = Live(console=Console(stderr=True, force_terminal=True), transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
         if self._live is not None:

@@ -1,0 +1,151 @@
+"""qmq/cli/produce.py: each line becomes a message, once, and a line that does not is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq, qmq_process
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(
+        tmp_path_factory.mktemp("produce"), max_message_bytes=65_536, max_frame_bytes="1 MiB"
+    ) as broker:
+        yield broker
+
+
+def stored(url: str, prefix: str) -> list[dict[str, object]]:
+    shown = qmq("consume", prefix, "--solo", "--start", "first", "--timeout", "0", "--format", "json", server=url)
+    assert shown.exit_code == 0, shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def test_each_line_is_a_message(broker: BrokerProcess) -> None:
+    arguments = ["--key", "k", "--tag", "t1", "--tag", "t2", "--property", "a=b=c", "--property", "d="]
+    done = qmq("produce", "lines.a", *arguments, stdin=b"one\n\nthree \xff\nlast", server=broker.url)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "4 acknowledged\n", "")
+    found = stored(broker.url, "lines.a")
+    assert [message.get("body", message.get("body_base64")) for message in found] == ["one", "", "dGhyZWUg/w==", "last"]
+    assert [message["sequence"] for message in found] == [0, 1, 2, 3]
+    assert all(
+        (message["key"], message["tags"], message["properties"]) == ("k", ["t1", "t2"], {"a": "b=c", "d": ""})
+        for message in found
+    )
+
+
+@pytest.mark.parametrize("durability", ["flush", "append"])
+def test_many_lines_arrive_in_order(broker: BrokerProcess, durability: str) -> None:
+    subject = f"many.{durability}"
+    lines = [f"line {number}" for number in range(150_000)]
+    stdin = "\n".join(lines).encode()
+    done = qmq("produce", subject, "--durability", durability, stdin=stdin, server=broker.url)
+    assert (done.exit_code, done.stdout) == (0, "150000 acknowledged\n")
+    shown = qmq("consume", subject, "--solo", "--start", "first", "--count", "150000", server=broker.url)
+    assert shown.stdout.split("\n") == [*lines, ""]
+
+
+def test_nothing_to_send(broker: BrokerProcess) -> None:
+    done = qmq("produce", "nothing", server=broker.url)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "0 acknowledged\n", "")
+
+
+def test_lines_that_are_no_messages_are_named_and_the_others_go_on(broker: BrokerProcess) -> None:
+    lines = [
+        b'{"body": "one"}',
+        b"",
+        b"nonsense",
+        b'{"body": "two", "subject": "json.b"}',
+        b'{"body": "three", "subject": "json..b"}',
+        b'{"body": "four", "properties": {"a": 1}}',
+        b'{"body": "five"}',
+    ]
+    done = qmq("produce", "json.a", "--json", stdin=b"\n".join(lines), server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "3 acknowledged\n")
+    errors = done.stderr.splitlines()
+    assert [error.split(": ")[1] for error in errors] == ["line 3", "line 5", "line 6"]
+    assert "not a valid name" in errors[1]
+    assert [message["body"] for message in stored(broker.url, "json.")] == ["one", "two", "five"]
+
+
+def test_a_line_without_any_subject_is_named(broker: BrokerProcess) -> None:
+    done = qmq("produce", "--json", stdin=b'{"body": "x"}\n', server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "0 acknowledged\n")
+    assert done.stderr == "qmq: line 1: neither the line nor the command names a subject\n"
+
+
+def test_a_message_that_is_too_large_is_named(broker: BrokerProcess) -> None:
+    stdin = b"\n".join([b"x" * 60_000, b"x" * 70_000, b"x" * 60_000])
+    done = qmq("produce", "large", stdin=stdin, server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "2 acknowledged\n")
+    assert done.stderr.startswith("qmq: line 2: ")
+    assert "65536" in done.stderr
+
+
+def test_not_every_one_of_many_failures_is_named(broker: BrokerProcess) -> None:
+    done = qmq("produce", "json.c", "--json", stdin=b"nonsense\n" * 1_000, server=broker.url)
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 21
+    assert done.stderr.endswith("qmq: and 980 more lines\n")
+
+
+def test_what_consume_prints_can_be_sent_again(broker: BrokerProcess) -> None:
+    lines = b'{"body": "x", "key": "k", "tags": ["t"], "properties": {"p": "v"}}\n{"body_base64": "/w=="}\n'
+    assert qmq("produce", "again.a", "--json", stdin=lines, server=broker.url).exit_code == 0
+    shown = qmq("consume", "again.a", "--group", "g", "--count", "2", "--format", "json", server=broker.url)
+    done = qmq("produce", "--json", stdin=shown.stdout_bytes, server=broker.url)
+    assert (done.exit_code, done.stdout) == (0, "2 acknowledged\n")
+    found = stored(broker.url, "again.a")
+    for first, second in zip(found[:2], found[2:], strict=True):
+        same = first.keys() - {"id", "sequence", "created_at", "stored_at"}
+        assert {name: first[name] for name in same} == {name: second[name] for name in same}
+        assert first["id"] != second["id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "SUBJECT"),
+        (["a..b"], "not a valid name"),
+        (["a."], "not a valid name"),
+        (["a", "--property", "novalue"], "NAME=VALUE"),
+        (["a", "--durability", "maybe"], "durability"),
+        (["a", "--delay", "5"], "No such option"),
+        (["a", "--server", "http://x"], "not the address of a broker"),
+        (["a", "--server", "qmq://x:port"], "not the address of a broker"),
+    ],
+)
+def test_wrong_calls_end_with_2(arguments: list[str], says: str) -> None:
+    done = qmq("produce", *arguments, stdin=b"x\n")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_no_broker(tmp_path: Path) -> None:
+    done = qmq("produce", "a", stdin=b"x\n", server="qmq://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("qmq: no broker")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_what_was_read_sent(
+    broker: BrokerProcess, number: signal.Signals, exit_code: int
+) -> None:
+    subject = f"signal.{number.name}"
+    with qmq_process("produce", subject, "--server", broker.url) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nhalf a li")
+        process.stdin.flush()
+        while len(stored(broker.url, subject)) < 2:
+            assert process.poll() is None
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (exit_code, b"2 acknowledged\n", b"")
+    assert [message["body"] for message in stored(broker.url, subject)] == ["one", "two"]

@@ -1,0 +1,29 @@
+"""qmq/cli/progress.py: a count and a rate, and nothing where nobody looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq.cli.progress import Counting
+
+
+def test_the_line_has_count_and_rate() -> None:
+    counting = Counting("sent", shown=False, clock=lambda: 100.0)
+    assert counting.line(12_345, 102.0) == "12,345 sent, 6,172/s"
+    assert counting.line(5, 100.0) == "5 sent, 50/s"
+
+
+def test_nothing_is_written_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Counting("sent") as counting:
+        counting.show(5)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_it_writes_to_stderr_and_not_too_often(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 1.0, 1.01, 1.02, 2.0])
+    with Counting("sent", shown=True, clock=lambda: next(times)) as counting:
+        for count in (111, 222, 333, 444):
+            counting.show(count)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [count for count in (111, 222, 333, 444) if f"{count} sent" in err] == [111, 444]
