@@ -176,7 +176,7 @@ class MessageBatch(Sequence[Message]):
         try:
             import pyarrow as pa
         except ImportError:
-            raise QmqError("to_arrow needs pyarrow, which is not installed; run: pip install pyarrow") from None
+            raise QmqError("to_arrow needs pyarrow, which is not installed; run: pip install 'qmq[arrow]'") from None
         us = pa.timestamp("us", tz="UTC")
         text_list, text_map = pa.list_(pa.string()), pa.map_(pa.string(), pa.string())
         headers = [run.header(index) for run in self._runs for index in range(run.count)]

@@ -1,0 +1,211 @@
+"""A broker that a test plays itself: it says WELCOME, hands every other frame to the test, and answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import msgpack
+import numpy as np
+
+from qmq.errors import QmqError
+from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
+from qmq.format.build import MessageHeader, RunContent, build_batch
+from qmq.net import wire
+from qmq.net.wire import Frame, Kind
+
+STORE: Final = b"store1"
+SECRET: Final = bytes(16)
+START_US: Final = 1_700_000_000_000_000
+WELCOME: Final[dict[str, Any]] = {
+    "protocol": wire.PROTOCOL_VERSION,
+    "store_id": STORE,
+    "version": "test",
+    "max_frame_bytes": 16 << 20,
+    "max_message_bytes": 4 << 20,
+    "producer_window": 64,
+    "producer_ttl_ms": 3_600_000,
+    "max_pull_count": 1_000_000,
+    "max_pull_bytes": 16 << 20,
+}
+PATIENCE_S: Final = 20
+
+
+class Peer(asyncio.Protocol):
+    """One connection of a client, seen from the broker's side."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self._broker = broker
+        self._received = bytearray()
+        self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self.hello: dict[str, Any] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._broker.transports.append(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        view = memoryview(bytes(self._received))
+        used = 0
+        for frame in wire.split_frames(view, 1 << 30):
+            used += wire.FRAME_SIZE + len(frame.meta) + len(frame.payload)
+            if frame.kind == Kind.HELLO:
+                self.hello = wire.unpack_meta(frame.meta)
+                self._broker.greet(self, frame)
+            else:
+                self._frames.put_nowait(frame)
+        del self._received[:used]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._frames.put_nowait(None)
+
+    # --- what the test does ------------------------------------------------------------------------------------------
+
+    async def frame(self, kind: Kind) -> Frame:
+        """The next frame, which must be of that kind."""
+        async with asyncio.timeout(PATIENCE_S):
+            frame = await self._frames.get()
+        assert frame is not None, f"the client went away instead of sending {kind.name}"
+        assert Kind(frame.kind) == kind
+        return frame
+
+    async def gone(self) -> None:
+        """Wait until the client has gone away; it must not send anything before."""
+        async with asyncio.timeout(PATIENCE_S):
+            assert await self._frames.get() is None
+
+    def has_frame(self) -> bool:
+        return not self._frames.empty()
+
+    def answer(self, kind: Kind, request: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> None:
+        packed = wire.pack_meta(meta) if meta else b""
+        self.transport.write(wire.encode_frame(kind, request, packed, len(payload)) + payload)
+
+    def refuse(self, request: int, error: QmqError) -> None:
+        self.transport.write(wire.encode_error(request, error))
+
+    def stored(self, frame: Frame, position: int = 1_000, first_sequence: int = 0) -> None:
+        """Acknowledge a batch; its runs begin at first_sequence, + 1_000, + 2_000 ..."""
+        runs = check_batch(frame.payload, BatchLimits()).header.runs
+        payload = wire.SENT.pack(position, START_US, 3, self._broker.store_id, runs)
+        payload += b"".join((first_sequence + 1_000 * run).to_bytes(8, "little") for run in range(runs))
+        self.answer(Kind.SENT, frame.request, payload=payload)
+
+    async def batch(self, *, flush: bool | None = None) -> tuple[Frame, CheckedBatch]:
+        """The next frame, a batch; checked as a broker checks it."""
+        frame = await self.frame(Kind.SEND)
+        if flush is not None:
+            assert bool(frame.flags & wire.FLUSH) == flush
+        return frame, check_batch(frame.payload, BatchLimits())
+
+    async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
+        """Take a SUBSCRIBE; returns what it said."""
+        frame = await self.frame(Kind.SUBSCRIBE)
+        self.answer(Kind.SUBSCRIBED, frame.request, {"subscription": subscription})
+        return wire.unpack_meta(frame.meta)
+
+    async def pulled(self) -> tuple[int, tuple[int, ...]]:
+        """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""
+        frame = await self.frame(Kind.PULL)
+        return frame.request, wire.PULL.unpack(frame.payload)
+
+    def messages(self, request: int, *batches: bytes) -> None:
+        self.answer(Kind.MESSAGES, request, payload=b"".join(batches))
+
+    async def unsubscribed(self) -> None:
+        frame = await self.frame(Kind.UNSUBSCRIBE)
+        self.answer(Kind.UNSUBSCRIBED, frame.request)
+
+    def drop(self) -> None:
+        """End the connection as a killed broker does."""
+        self.transport.abort()
+
+
+class ScriptedBroker:
+    """Listens; every connection is a Peer."""
+
+    def __init__(self, welcome: dict[str, Any]) -> None:
+        self.welcome = {**WELCOME, **welcome}
+        self.refusal: QmqError | None = None  # instead of WELCOME
+        self.transports: list[asyncio.Transport] = []
+        self._peers: asyncio.Queue[Peer] = asyncio.Queue()
+        self._port = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"qmq://127.0.0.1:{self._port}"
+
+    @property
+    def store_id(self) -> bytes:
+        store_id: bytes = self.welcome["store_id"]
+        return store_id
+
+    async def listen(self) -> None:
+        """Listen; again on the same port after ``close``."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Peer(self), "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Refuse connections, and drop those there are."""
+        assert self._server is not None
+        self._server.close()
+        for transport in self.transports:
+            transport.abort()
+        await self._server.wait_closed()
+
+    def greet(self, peer: Peer, frame: Frame) -> None:
+        if self.refusal is not None:
+            peer.refuse(frame.request, self.refusal)
+            return
+        peer.answer(Kind.WELCOME, frame.request, self.welcome)
+        self._peers.put_nowait(peer)
+
+    async def peer(self) -> Peer:
+        """The next client that said hello."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._peers.get()
+
+
+@asynccontextmanager
+async def scripted_broker(**welcome: Any) -> AsyncIterator[ScriptedBroker]:
+    """A listening ScriptedBroker; *welcome* are fields of WELCOME that are to differ."""
+    broker = ScriptedBroker(welcome)
+    await broker.listen()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def stored_batch(
+    contents: dict[str, Sequence[bytes]],
+    *,
+    position: int = 5_000,
+    stored_at_us: int = START_US,
+    first_sequence: int = 0,
+    header: MessageHeader | None = None,
+    partition: int = 0,
+    store_id: bytes = STORE,
+) -> bytes:
+    """A batch as it lies in a message log; all runs begin at *first_sequence*."""
+    runs = [
+        RunContent(subject, bodies, None if header is None else [header] * len(bodies))
+        for subject, bodies in contents.items()
+    ]
+    parts = build_batch(runs, created_at_us=START_US - 5, producer_id=bytes(16), producer_sequence=0)
+    view = memoryview(bytearray(b"".join(parts)))
+    sequences = first_sequence if len(runs) == 1 else np.full(len(runs), first_sequence, np.uint64)
+    stamp(
+        view, check_batch(view, BatchLimits()), position=position, stored_at_us=stored_at_us, partition=partition,
+        store_id=store_id, secret=SECRET, first_sequences=sequences,
+    )  # fmt: skip
+    return bytes(view)
+
+
+def unpacked(payload: memoryview) -> Any:
+    return msgpack.unpackb(payload)

@@ -1,0 +1,49 @@
+"""URLs of brokers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import InvalidOption
+from qmq.net.address import Address, parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("qmq://127.0.0.1:20881", [("127.0.0.1", 20881)]),
+        ("qmq://broker.example", [("broker.example", 20881)]),
+        ("qmq://broker.example:1/", [("broker.example", 1)]),
+        ("qmq://[::1]:7,qmq://b", [("::1", 7), ("b", 20881)]),
+        ("qmq://a:1, b:2 ,c", [("a", 1), ("b", 2), ("c", 20881)]),
+        ("localhost:65535", [("localhost", 65535)]),
+    ],
+)
+def test_addresses_are_read(url: str, addresses: list[tuple[str, int]]) -> None:
+    assert parse_url(url) == addresses
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "qmq://", "http://a:1", "qmq://a:0", "qmq://a:65536", "qmq://a:b", "qmq://a:1,", "qmq://a/path", "qmq://u@a",
+     "qmq://a?x=1", "qmq://[::1", 7],
+)  # fmt: skip
+def test_anything_else_is_refused_by_name(url: str) -> None:
+    with pytest.raises(InvalidOption, match=r"address of a broker|must be a str"):
+        parse_url(url)
+
+
+@given(st.text())
+def test_no_text_raises_anything_else(text: str) -> None:
+    try:
+        parse_url(text)
+    except InvalidOption:
+        pass
+
+
+@given(st.sampled_from(["a", "10.0.0.1", "::1", "b-c.d"]), st.integers(1, 65535))
+def test_what_is_printed_reads_back(host: str, port: int) -> None:
+    address = Address(host, port)
+    assert parse_url(f"qmq://{address}") == [address]

@@ -1,0 +1,110 @@
+"""Views of received messages."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pyarrow
+import pytest
+
+from qmq.errors import QmqError
+from qmq.format.build import make_header
+from qmq.format.ids import MessageId
+from qmq.format.pieces import read_answer
+from qmq.format.run import Run
+from qmq.net.messages import Message, MessageBatch, each_message, messages_of, runs_of
+from tests.net.scripted import START_US, STORE, stored_batch
+
+BODIES = [b"", b"one", bytes(range(256))]
+
+
+def runs(*batches: bytes) -> list[Run]:
+    found, damaged = read_answer(memoryview(b"".join(batches)))
+    assert not damaged
+    return found
+
+
+def two_subjects() -> list[Run]:
+    """Two batches, three runs, six messages."""
+    return runs(
+        stored_batch({"a.b": BODIES}, position=9_000, first_sequence=40, partition=2),
+        stored_batch({"a.c": [b"x"], "a.b": [b"y", b"z"]}, position=9_900, stored_at_us=START_US + 1),
+    )
+
+
+def test_a_message_shows_its_fields() -> None:
+    header = make_header("order-1", ("vip", "eu"), {"price": "125"})
+    (run,) = runs(stored_batch({"a.b": BODIES}, position=9_000, first_sequence=40, partition=2, header=header))
+    message = messages_of([run])[1]
+    assert MessageId.parse(message.id) == MessageId(STORE, 2, 9_001)
+    assert (message.subject, message.sequence, message.body, message.attempt) == ("a.b", 41, b"one", 1)
+    assert (message.key, message.tags, message.properties) == ("order-1", ("vip", "eu"), {"price": "125"})
+    assert message.stored_at == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=START_US)
+    assert (message.stored_at_us, message.created_at_us) == (START_US, START_US - 5)
+    assert message.stored_at - message.created_at == timedelta(microseconds=5)
+    assert repr(message) == f"<Message {message.id} 'a.b' sequence 41, 3 bytes>"
+
+
+def test_a_message_without_header_has_none_of_it() -> None:
+    (run,) = runs(stored_batch({"a.b": BODIES}))
+    for message in messages_of([run]):
+        assert (message.key, message.tags, message.properties) == (None, (), {})
+
+
+def test_properties_are_the_callers_own() -> None:
+    (run,) = runs(stored_batch({"a.b": [b""]}, header=make_header(None, None, {"a": "1"})))
+    message = Message(run, 0)
+    message.properties["a"] = "2"
+    assert message.properties == {"a": "1"}
+
+
+def test_messages_come_run_after_run() -> None:
+    found = two_subjects()
+    wanted = [("a.b", 40), ("a.b", 41), ("a.b", 42), ("a.c", 0), ("a.b", 0), ("a.b", 1)]
+    for messages in (messages_of(found), list(each_message(found)), list(MessageBatch(found))):
+        assert [(message.subject, message.sequence) for message in messages] == wanted
+        assert [message.body for message in messages] == [*BODIES, b"x", b"y", b"z"]
+
+
+def test_views_become_runs_again() -> None:
+    found = two_subjects()
+    views = list(each_message(found))
+    assert runs_of(views) == found
+    assert [message.id for message in each_message(runs_of(views[2:5]))] == [view.id for view in views[2:5]]
+    assert [message.body for message in each_message(runs_of(views[1:]))] == [view.body for view in views[1:]]
+    assert runs_of([]) == []
+
+
+def test_a_batch_is_a_sequence_with_columns() -> None:
+    batch = MessageBatch(two_subjects())
+    assert len(batch) == 6
+    assert [batch[i].id for i in range(6)] == [message.id for message in batch]
+    assert batch[-1].body == b"z"
+    assert [message.body for message in batch[2:4]] == [BODIES[2], b"x"]
+    assert batch.bodies == [*BODIES, b"x", b"y", b"z"]
+    assert batch.subjects == ["a.b", "a.b", "a.b", "a.c", "a.b", "a.b"]
+    for index in (6, -7):
+        with pytest.raises(IndexError, match="of 6"):
+            batch[index]
+    assert not MessageBatch([])
+    assert list(MessageBatch([])) == MessageBatch([]).bodies == []
+
+
+def test_to_arrow_has_every_field() -> None:
+    header = make_header("order-1", ("vip", "eu"), {"price": "125", "b": "2"})
+    batch = MessageBatch([*two_subjects(), *runs(stored_batch({"k": [b"\xff"]}, header=header))])
+    table = batch.to_arrow()
+    rows = table.to_pylist()
+    for row, message in zip(rows, batch, strict=True):
+        row["properties"] = dict(row["properties"])
+        row["tags"] = tuple(row["tags"])
+        assert row == {name: getattr(message, name) for name in table.column_names}
+    assert table.schema.field("stored_at").type == pyarrow.timestamp("us", tz="UTC")
+    assert table.schema == MessageBatch([]).to_arrow().schema
+
+
+def test_to_arrow_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(QmqError, match=r"pip install 'qmq\[arrow\]'"):
+        MessageBatch([]).to_arrow()

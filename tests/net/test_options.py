@@ -1,0 +1,81 @@
+"""What callers hand over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qmq.errors import InvalidName, InvalidOption
+from qmq.net.options import bodies_of, body_of, check_options, is_flush, producer_id_of
+
+GOOD: dict[str, Any] = {
+    "url": "qmq://a:1,b:2",
+    "durability": "flush",
+    "linger": 0,
+    "producer": None,
+    "send_timeout": 30,
+    "max_queued_bytes": 1 << 20,
+}
+
+
+def test_good_options_are_taken() -> None:
+    options = check_options(**GOOD)
+    assert [str(address) for address in options.addresses] == ["a:1", "b:2"]
+    assert options.flush
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"url": "http://a"}, {"durability": "maybe"}, {"durability": None}, {"linger": -1}, {"linger": "1"},
+        {"linger": 30}, {"linger": float("nan")}, {"send_timeout": 0}, {"send_timeout": float("inf")},
+        {"send_timeout": True}, {"max_queued_bytes": 0}, {"max_queued_bytes": 1.5},
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused_by_name(bad: dict[str, Any]) -> None:
+    name = next(iter(bad))
+    with pytest.raises(InvalidOption, match="address" if name == "url" else name):
+        check_options(**{**GOOD, **bad})
+
+
+@pytest.mark.parametrize("producer", ["", "p" * 201, 7])
+def test_bad_producer_names_are_refused(producer: Any) -> None:
+    with pytest.raises(InvalidName, match="producer"):
+        check_options(**{**GOOD, "producer": producer})
+
+
+def test_a_producer_name_stands_for_16_bytes() -> None:
+    assert producer_id_of("job-7").hex() == "b89816f50f31c2bccb2b5676561cd9f4"
+    assert producer_id_of("job-7") != producer_id_of("job-8")
+
+
+def test_durability() -> None:
+    assert is_flush("flush")
+    assert not is_flush("append")
+
+
+def test_bodies_become_bytes_of_their_own() -> None:
+    changing = bytearray(b"abc")
+    view = memoryview(changing)[1:]
+    bodies = bodies_of([b"x", changing, view])
+    changing[:] = b"..."
+    assert bodies == [b"x", b"abc", b"bc"]
+    assert set(map(type, bodies)) == {bytes}
+    assert bodies_of((b"1", b"2")) == [b"1", b"2"]
+    assert bodies_of([]) == []
+
+
+@pytest.mark.parametrize("body", ["text", 1, None, [b"x"]])
+def test_other_bodies_are_refused(body: object) -> None:
+    with pytest.raises(TypeError, match="must be bytes"):
+        body_of(body)
+    with pytest.raises(TypeError, match="must be bytes"):
+        bodies_of([b"x", body])  # type: ignore[list-item]
+
+
+def test_the_errors_give_advice() -> None:
+    with pytest.raises(TypeError, match=r"text\.encode"):
+        body_of("text")
+    with pytest.raises(TypeError, match="use send for one"):
+        bodies_of(b"one body")  # type: ignore[arg-type]

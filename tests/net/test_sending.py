@@ -1,0 +1,464 @@
+"""What becomes of batches: the window, retries, giving up. The clock is a number."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.broker.producers import Producers
+from qmq.errors import (
+    BadBatch,
+    ConnectionLost,
+    Overloaded,
+    QmqError,
+    SendFailed,
+    SendUnknown,
+    SequenceForgotten,
+    StorageFull,
+    SyncFailed,
+    TooManySubjects,
+)
+from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.build import NO_HEADER
+from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.outgoing import Outgoing
+from qmq.net.sending import Sending
+from tests.net.test_outgoing import Waiting
+
+STORE, OTHER = b"store1", b"store2"
+TIMEOUT = 30.0
+LOST = ConnectionLost("the connection was lost")
+FULL = StorageFull("the disk is full")
+
+
+class Driven:
+    """A Sending with its Gathering, driven by hand."""
+
+    def __init__(self, linger: float = 0.0, connected: bool = True, window: int = 64) -> None:
+        self.gathering = Gathering(True, linger, 64 << 20)
+        self.sending = Sending(b"p" * 16, self.gathering, TIMEOUT)
+        self.limits = SendLimits(producer_window=window)
+        self.requests = 0
+        if connected:
+            self.sending.connected(STORE, self.limits)
+
+    def send(self, *bodies: bytes, subject: str = "a", now: float = 0.0) -> Waiting:
+        """One batch of its own, that somebody awaits."""
+        waiting = Waiting()
+        self.gathering.add_many(subject, bodies, True, waiting, now)
+        self.gathering._seal(True)
+        return waiting
+
+    def write(self, now: float = 0.0) -> tuple[int, Outgoing] | None:
+        self.requests += 1
+        batch = self.sending.next_batch(self.requests, now, 1_000)
+        return None if batch is None else (self.requests, batch)
+
+    def written(self, now: float = 0.0) -> tuple[int, Outgoing]:
+        written = self.write(now)
+        assert written is not None
+        return written
+
+    def store(self, request: int, now: float = 0.0, first: int = 0) -> None:
+        self.sending.stored(request, 1_000, 1, 0, STORE, (first,), now)
+
+
+def bytes_of(batch: Outgoing) -> bytes:
+    assert batch.buffers is not None
+    return b"".join(batch.buffers)
+
+
+def test_batches_go_out_in_order_with_rising_sequences() -> None:
+    driven = Driven()
+    waiting = [driven.send(b"1", b"2"), driven.send(b"3"), driven.send(b"4")]
+    written = [driven.written() for _ in waiting]
+    assert driven.write() is None
+    assert [batch.producer_sequence for _, batch in written] == [0, 2, 3]
+    for request, _ in written:
+        driven.store(request)
+    assert [len(each.result) for each in waiting] == [2, 1, 1]
+    assert driven.gathering.queued_bytes == 0
+
+
+def test_no_more_are_in_flight_than_the_window() -> None:
+    driven = Driven(window=3)
+    for _ in range(5):
+        driven.send(b"x")
+    requests = [driven.written()[0] for _ in range(3)]
+    assert driven.write() is None
+    assert driven.sending.wake_at() is None
+    driven.store(requests[1])
+    driven.written()
+    assert driven.write() is None
+
+
+def test_a_batch_that_was_given_up_still_counts_until_it_is_answered() -> None:
+    driven = Driven(window=1)
+    first = driven.send(b"1")
+    request, _ = driven.written(0.0)
+    driven.sending.expire(TIMEOUT)
+    assert type(first.error) is SendUnknown
+    second = driven.send(b"2", now=TIMEOUT)
+    assert driven.write(TIMEOUT) is None
+    driven.store(request, TIMEOUT)
+    driven.store(driven.written(TIMEOUT)[0], TIMEOUT)
+    assert len(second.result) == 1
+
+
+def test_what_is_in_flight_goes_out_again_with_the_same_bytes_in_order() -> None:
+    driven = Driven()
+    waiting = [driven.send(b"%d" % number) for number in range(4)]
+    before = [driven.written()[1] for _ in range(3)]
+    bytes_before = [bytes_of(batch) for batch in before]
+    driven.sending.disconnected(LOST)
+    assert driven.sending.has_unknown()
+    driven.sending.connected(STORE, driven.limits)
+    again = [driven.written() for _ in range(4)]
+    assert [batch for _, batch in again[:3]] == before
+    assert [bytes_of(batch) for _, batch in again[:3]] == bytes_before
+    for request, _ in again:
+        driven.store(request)
+    assert all(len(each.result) == 1 for each in waiting)
+    assert not driven.sending.has_unknown()
+
+
+def test_answers_of_an_earlier_connection_mean_nothing() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    old, _ = driven.written()
+    driven.sending.disconnected(LOST)
+    driven.sending.connected(STORE, driven.limits)
+    driven.store(old)
+    assert not waiting.done()
+    driven.store(driven.written()[0])
+    assert waiting.done()
+
+
+def test_another_store_is_not_sent_what_the_first_may_have() -> None:
+    driven = Driven()
+    lost, fresh = driven.send(b"1"), driven.send(b"2")
+    driven.written()
+    driven.sending.disconnected(LOST)
+    driven.sending.connected(OTHER, driven.limits)
+    assert type(lost.error) is SendUnknown
+    _, batch = driven.written()
+    assert batch.producer_sequence == 1
+    assert driven.write() is None
+    assert not fresh.done()
+
+
+def test_a_refused_batch_may_go_to_another_store_behind_what_that_knows() -> None:
+    driven = Driven()
+    waiting = [driven.send(b"1", b"2"), driven.send(b"3")]
+    driven.sending.refused(driven.written()[0], FULL, 0.0)
+    driven.sending.disconnected(LOST)
+    driven.sending.connected(OTHER, driven.limits)
+    driven.sending.continue_after(99)
+    for sequence in (100, 102):
+        request, batch = driven.written(10.0)
+        assert batch.producer_sequence == sequence
+        header = check_batch(memoryview(bytearray(bytes_of(batch))), BatchLimits()).header
+        assert header.producer_sequence == sequence
+        driven.store(request, 10.0)
+    assert all(each.result is not None for each in waiting)
+
+
+def test_a_named_producer_goes_on_after_its_last_sequence() -> None:
+    driven = Driven()
+    driven.sending.continue_after(None)
+    driven.send(b"1")
+    assert driven.written()[1].producer_sequence == 0
+    later = Driven()
+    later.sending.continue_after(41)
+    later.send(b"1")
+    assert later.written()[1].producer_sequence == 42
+    later.sending.continue_after(7)  # it knows less: nothing to mind
+    later.send(b"1")
+    assert later.written()[1].producer_sequence == 43
+
+
+def test_a_refusal_that_can_pass_is_tried_again_with_backoff() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    now, pauses = 0.0, []
+    for _ in range(8):
+        request, _ = driven.written(now)
+        driven.sending.refused(request, FULL, now)
+        assert driven.write(now) is None
+        at = driven.sending.wake_at()
+        assert at is not None
+        pauses.append(at - now)
+        now = at
+    assert pauses[0] <= 0.05
+    assert 0.5 <= pauses[-1] <= 1.0
+    driven.store(driven.written(now)[0], now)
+    assert waiting.result is not None
+
+
+def test_after_a_refusal_batches_go_one_at_a_time_in_order() -> None:
+    driven = Driven()
+    for number in range(3):
+        driven.send(b"%d" % number)
+    written = [driven.written() for _ in range(3)]
+    for request, _ in written:
+        driven.sending.refused(request, FULL, 0.0)
+    at = driven.sending.wake_at()
+    assert at is not None
+    assert at <= 0.05  # one pause for what was refused together
+    request, batch = driven.written(at)
+    assert batch is written[0][1]
+    assert driven.write(at) is None
+    assert driven.sending.wake_at() is None
+    driven.store(request, at)
+    for _, wanted in written[1:]:
+        request, batch = driven.written(at)
+        assert batch is wanted
+        assert driven.write(at) is None
+        driven.store(request, at)
+    driven.send(b"later")
+    driven.send(b"more")
+    driven.written(at)
+    driven.written(at)
+
+
+@pytest.mark.parametrize("error", [BadBatch("no"), TooManySubjects("no")])
+def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
+    driven = Driven()
+    first, second = driven.send(b"1"), driven.send(b"2")
+    requests = [driven.written()[0] for _ in range(2)]
+    driven.sending.refused(requests[0], error, 0.0)
+    driven.store(requests[1])
+    assert type(first.error) is SendFailed
+    assert first.error.failures[0].outcome == "refused"
+    assert first.error.__cause__ is error
+    assert second.result is not None
+    assert driven.gathering.queued_bytes == 0
+
+
+@pytest.mark.parametrize("error", [SyncFailed("fsync failed"), SequenceForgotten("too old")])
+def test_a_refusal_that_leaves_it_open_is_unknown(error: QmqError) -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    driven.sending.refused(driven.written()[0], error, 0.0)
+    assert type(waiting.error) is SendUnknown
+
+
+def test_once_an_answer_was_lost_a_failure_is_unknown() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    driven.written()
+    driven.sending.disconnected(LOST)
+    driven.sending.connected(STORE, driven.limits)
+    driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+    assert type(waiting.error) is SendUnknown
+
+
+def test_tries_end_at_send_timeout_and_the_error_names_the_last_cause() -> None:
+    driven = Driven()
+    refused = driven.send(b"1")
+    request, _ = driven.written(5.0)
+    driven.sending.refused(request, FULL, 5.0)
+    driven.sending.expire(5.0 + TIMEOUT - 0.01)
+    assert not refused.done()
+    driven.sending.expire(5.0 + TIMEOUT)
+    assert type(refused.error) is SendFailed
+    assert isinstance(refused.error.__cause__, StorageFull)
+    assert "the disk is full" in str(refused.error)
+    assert "send_timeout of 30 s" in str(refused.error)
+
+
+def test_an_unanswered_batch_is_unknown_at_send_timeout() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    driven.written(0.0)
+    driven.sending.expire(TIMEOUT)
+    assert type(waiting.error) is SendUnknown
+    assert "did not answer" in str(waiting.error)
+
+
+def test_messages_never_written_fail_as_not_sent_when_nothing_moves() -> None:
+    driven = Driven(connected=False)
+    early, late = driven.send(b"1", now=0.0), driven.send(b"2", now=10.0)
+    gathered = Waiting()
+    driven.gathering.add("a", b"3", NO_HEADER, True, gathered, 20.0)
+    driven.sending.last_error = Overloaded("too many connections")
+    driven.sending.expire(TIMEOUT)
+    assert type(early.error) is SendFailed
+    assert "too many connections" in str(early.error)
+    assert not late.done()
+    driven.sending.expire(TIMEOUT + 10.0)
+    assert late.done()
+    assert not gathered.done()
+    driven.sending.expire(TIMEOUT + 20.0)
+    assert type(gathered.error) is SendFailed
+    assert driven.gathering.queued_bytes == 0
+
+
+def test_a_long_queue_does_not_time_out_while_it_moves() -> None:
+    driven = Driven(window=1)
+    waiting = [driven.send(b"x", now=0.0) for _ in range(10)]
+    for number in range(10):
+        now = 20.0 * number
+        driven.sending.expire(now)
+        driven.store(driven.written(now)[0], now)
+    assert all(each.result is not None for each in waiting)
+
+
+def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
+    driven = Driven(linger=5.0)
+    flushed, later = Waiting(), Waiting()
+    driven.sending.flush(flushed)
+    assert flushed.told
+    driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
+    assert driven.write(0.0) is None
+    assert driven.sending.wake_at() == 5.0
+    driven.sending.flush(later)
+    request, _ = driven.written(0.0)
+    driven.gathering.add_nowait("a", b"2", NO_HEADER, True, 0.0)
+    driven.store(request)
+    assert later.told
+
+
+def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    driven = Driven()
+    assert driven.sending.take_failure() is None
+    tickets = [driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
+    with caplog.at_level(logging.ERROR, "qmq.client"):
+        driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+    assert "3 messages sent without waiting were not stored: no" in caplog.text
+    error = driven.sending.take_failure()
+    assert error is not None
+    assert [failure.ticket for failure in error.failures] == tickets
+    assert driven.sending.take_failure() is None
+
+
+def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.net.sending.MAX_FAILURES", 4)
+    driven = Driven()
+    for _ in range(3):
+        for _ in range(3):
+            driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
+        driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+    error = driven.sending.take_failure()
+    assert error is not None
+    assert len(error.failures) == 4
+    assert "9 messages" in str(error)
+    assert driven.sending.take_failure() is None
+
+
+def test_abandon_fails_everything_with_what_is_known_of_it() -> None:
+    driven = Driven(window=1)
+    unknown, sealed, gathered = driven.send(b"1"), driven.send(b"2"), Waiting()
+    driven.written()
+    driven.gathering.add("a", b"3", NO_HEADER, True, gathered, 0.0)
+    driven.sending.abandon(ConnectionLost("closed"))
+    assert type(unknown.error) is SendUnknown
+    assert type(sealed.error) is type(gathered.error) is SendFailed
+    assert not driven.sending.has_waiting()
+    assert driven.gathering.queued_bytes == 0
+
+
+def test_silence_is_counted_from_the_last_answer() -> None:
+    driven = Driven()
+    assert driven.sending.silent_since() is None
+    driven.send(b"1")
+    driven.send(b"2")
+    first, _ = driven.written(1.0)
+    driven.written(2.0)
+    assert driven.sending.silent_since() == 1.0
+    driven.store(first, 8.0)
+    assert driven.sending.silent_since() == 8.0
+    driven.sending.disconnected(LOST)
+    assert driven.sending.silent_since() is None
+    driven.sending.connected(STORE, driven.limits)
+    driven.written(50.0)
+    assert driven.sending.silent_since() == 50.0
+
+
+class World:
+    """A broker behind a bad network: it drops connections, loses answers, refuses for a while."""
+
+    def __init__(self, seed: int, refuses: bool) -> None:
+        self.random = random.Random(seed)
+        self.refuses = refuses
+        self.driven = Driven(window=4)
+        self.producers = Producers(4, 10, 1 << 60)
+        self.stored: list[bytes] = []  # bodies, in the order of the log
+        self.towards: deque[tuple[int, bytes]] = deque()
+        self.answers: deque[tuple[int, int | None]] = deque()
+        self.full = False
+        self.now = 0.0
+        self.places: dict[int, int] = {}  # position: index of the first body in stored
+
+    def step(self) -> None:
+        self.now += 0.02
+        kind = self.random.random()
+        if kind < 0.02:
+            self.towards.clear()
+            self.answers.clear()
+            self.driven.sending.disconnected(LOST)
+            self.driven.sending.connected(STORE, self.driven.limits)
+        elif kind < 0.06:
+            self.full = self.refuses and not self.full
+        elif kind < 0.4:
+            written = self.driven.write(self.now)
+            if written is not None:
+                self.towards.append((written[0], bytes_of(written[1])))
+        elif kind < 0.7:
+            if self.towards:
+                self.take(*self.towards.popleft())
+        elif self.answers:
+            request, position = self.answers.popleft()
+            if position is None:
+                self.driven.sending.refused(request, FULL, self.now)
+            else:
+                self.driven.sending.stored(request, position, 1, 0, STORE, (self.places[position],), self.now)
+
+    def take(self, request: int, batch: bytes) -> None:
+        view = memoryview(bytearray(batch))
+        checked = check_batch(view, BatchLimits())
+        header = checked.header
+        bounds = header.producer_id, header.producer_sequence, header.messages, header.data_crc
+        known = self.producers.lookup(*bounds)
+        if known is not None:
+            self.answers.append((request, known.position))
+            return
+        if self.full:
+            self.answers.append((request, None))
+            return
+        position = 1_000 * (len(self.places) + 1)
+        self.places[position] = len(self.stored)
+        start = header.data_start + 10 * header.messages
+        payload = bytes(view[start:])
+        self.stored += [payload[at : at + 6] for at in range(0, len(payload), 6)]
+        self.producers.remember(*bounds, 0, position, 0)
+        self.answers.append((request, position))
+
+
+@given(st.integers(0, 1 << 32), st.booleans())
+def test_no_send_makes_two_messages(seed: int, refuses: bool) -> None:
+    world = World(seed, refuses)
+    sent: list[tuple[list[bytes], Waiting]] = []
+    number = 0
+    for _ in range(300):
+        if world.random.random() < 0.1:
+            count = world.random.randrange(1, 4)
+            bodies = [b"%06d" % (number + i) for i in range(count)]
+            number += count
+            sent.append((bodies, world.driven.send(*bodies, now=world.now)))
+        world.step()
+    world.full = world.refuses = False
+    for _ in range(3_000):
+        if not world.driven.gathering.unfinished:
+            break
+        world.step()
+    assert len(set(world.stored)) == len(world.stored) == number
+    for bodies, waiting in sent:
+        assert [world.stored[receipt.sequence] for receipt in waiting.result] == bodies
+    if not refuses:
+        assert world.stored == sorted(world.stored)
