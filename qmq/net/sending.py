@@ -44,9 +44,9 @@ class Sending:
         self._retries: list[Outgoing] = []  # by producer sequence
         self._in_flight: dict[int, Outgoing] = {}  # by request, as written
         self._given_up: set[int] = set()  # requests whose batch has failed, and may still be answered
-        # Refused, and to be tried again. Until they have ended batches go one at a time, so that the order holds, and
-        # so that the broker does not take so many later ones that it forgets whether it has these.
-        self._refused: set[Outgoing] = set()
+        # What was refused for a while, and what was written with it. Until all of these have ended batches go one at a
+        # time: so the order holds, and the broker does not take so many others that it forgets whether it has these.
+        self._careful: set[Outgoing] = set()
         self._backoff = Backoff()
         self._retry_at = 0.0
         self._progress_at = 0.0  # when a batch was last stored
@@ -95,7 +95,7 @@ class Sending:
         """What is to be written now as *request*, built; None when there is nothing, or it has to wait."""
         if len(self._in_flight) + len(self._given_up) >= self._window:
             return None
-        if self._refused and self._in_flight:
+        if self._careful and self._in_flight:
             return None
         if self._retries:
             if now < self._retry_at:
@@ -117,7 +117,7 @@ class Sending:
 
     def wake_at(self) -> float | None:
         """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
-        if len(self._in_flight) + len(self._given_up) >= self._window or (self._refused and self._in_flight):
+        if len(self._in_flight) + len(self._given_up) >= self._window or (self._careful and self._in_flight):
             return None
         return self._retry_at if self._retries else self._gathering.next_at()
 
@@ -168,9 +168,9 @@ class Sending:
             # A batch whose sync failed lies in the log and may come back at the broker's restart.
             self._fail(batch, error, batch.answer_lost or isinstance(error, SyncFailed | SequenceForgotten))
             return
-        self._refused.add(batch)
         self._retries.append(batch)
         self._retries.sort(key=_by_sequence)
+        self._careful.update(self._retries, self._in_flight.values())
         if now >= self._retry_at:  # else it was in flight together with one that was refused just now
             self._retry_at = now + self._backoff.next_delay()
 
@@ -216,7 +216,7 @@ class Sending:
 
     def _ended(self, batch: Outgoing) -> None:
         self._gathering.ended(batch)
-        self._refused.discard(batch)
+        self._careful.discard(batch)
         if self._flushers:
             for flusher in self._flushers:
                 flusher.batches.discard(batch)
