@@ -41,6 +41,7 @@ from qmq.storage.identity import (
 )
 from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.lock import DirectoryLock
+from qmq.storage.lost_names import LogReader, restore_names
 from qmq.storage.message_log import MessageLog
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
@@ -151,6 +152,7 @@ class _Opening:
         self._subjects: SubjectTable | None = None
         self._consumers: list[ConsumerLog] = []
         self._logs: list[MessageLog] = []
+        self._notes: list[str] = []
 
     def abandon(self) -> None:
         """Close what has been opened."""
@@ -299,7 +301,7 @@ class _Opening:
         report.raised_by = raised
         report.partitions = [replay.report for replay in replays]
         report.notes += [note for replay in replays for note in replay.notes]
-        report.notes += [record.reason for record in subjects.damaged]
+        report.notes += self._notes
         self._remove_rotten_checkpoints(claims)
         stamps = [replay.last_stored_at_us for replay in replays]
         return Opened(
@@ -325,24 +327,40 @@ class _Opening:
         path = self._directory / SUBJECTS_NAME
         length = claim.length_bytes if claim is not None else None
         self._subjects = table = SubjectTable.open(self._disk, path, identity.store_id, length)
+        if table.damaged or (claim is not None and table.count < claim.count):
+            readers = self._readers(identity, claims) if claims is not None else []
+            self._notes += restore_names(table, claim.count if claim is not None else 0, readers)
         if claim is not None:
-            if table.count < claim.count:
-                raise BadBytes(f"{path} has lost subjects: {table.count} of {claim.count} are left; put it back")
             table.ends[: claim.count] = np.frombuffer(claim.ends, "<u8")
             table.firsts[: claim.count] = np.frombuffer(claim.firsts, "<u8")
             table.gaps = Gaps.unpack(claim.gaps)
         return table
 
+    def _readers(self, identity: Identity, claims: Claims) -> list[LogReader]:
+        readers = []
+        for number, (partition, claim) in enumerate(zip(identity.partitions, claims.partitions, strict=False)):
+            consumer = self._open_consumer(identity, number)
+            directory = self._directory / partition.directory
+            if claim.segments:
+                readers.append(LogReader(self._disk, directory, consumer, identity.secret, claim))
+        return readers
+
+    def _open_consumer(self, identity: Identity, number: int) -> ConsumerLog:
+        directory = self._directory / CONSUMER_LOG_NAME / str(number)
+        consumer = ConsumerLog.open(self._disk, directory, number, identity.store_id)
+        self._consumers.append(consumer)
+        return consumer
+
     def _load(self, identity: Identity, claims: Claims | None, subjects: SubjectTable) -> list[PartitionReplay]:
+        for consumer in self._consumers:
+            consumer.close()
+        self._consumers.clear()
         replays = []
         for number, partition in enumerate(identity.partitions):
             directory = self._directory / partition.directory
             if not self._disk.exists(directory):
                 raise StorageError(f"{directory} of partition {number} is not there; is its disk mounted?")
-            consumer = ConsumerLog.open(
-                self._disk, self._directory / CONSUMER_LOG_NAME / str(number), number, identity.store_id
-            )
-            self._consumers.append(consumer)
+            consumer = self._open_consumer(identity, number)
             claimed = claims is not None and number < len(claims.partitions)
             replay = PartitionReplay(
                 self._disk,

@@ -108,6 +108,7 @@ class World:
             self.restart(power=False)
         except StorageError:
             self.refuse()
+        self.disk.heal()
         check_stored(self.store, self.stored)
 
     def restart(self, *, power: bool) -> None:

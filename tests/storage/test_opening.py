@@ -756,6 +756,63 @@ def test_derived_files_ahead_behind_or_rotten_are_made_again(
         verified(tmp_path)
 
 
+# --- the registry ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["rotten", "cut", "missing", "all rotten"])
+def test_names_that_the_registry_has_lost_are_found_in_the_log(tmp_path: Path, how: str) -> None:
+    sender = killed(tmp_path, 400, 100, partitions=2)
+    names = [sender.store.subject_name(number) for number in range(sender.store.subject_count)]
+    ends = sender.store.ends[: len(names)].tolist()
+    file = tmp_path / "subjects"
+    data = bytearray(file.read_bytes())
+    if how == "rotten":
+        data[45] ^= 1
+        data[70] ^= 1
+        file.write_bytes(data)
+    elif how == "cut":
+        file.write_bytes(data[:60])
+    elif how == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"\xff" * len(data))
+    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    assert [store.subject_name(number) for number in range(store.subject_count)] == names
+    assert store.ends[: len(names)].tolist() == ends
+    assert any("found again in the message log" in note for note in store.recovery.notes)
+    check_stored(store, sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
+def test_a_name_that_no_row_tells_keeps_its_number(tmp_path: Path) -> None:
+    store = open_store(tmp_path, HastyDisk())
+    sender = Sender(store)
+    store.add_subject("never.used")
+    sender.send("used", b"x")
+    close_cleanly(store)
+    (tmp_path / "subjects").unlink()
+    store = open_store(tmp_path, HastyDisk())
+    assert [store.subject_name(number) for number in range(store.subject_count)] == ["~lost-0", "used"]
+    assert store.subject_number("never.used") is None
+    check_stored(store, sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
+def test_registry_and_checkpoints_lost_together(tmp_path: Path) -> None:
+    sender = killed(tmp_path, 400, 100)
+    ends = {sender.store.subject_name(n): int(sender.store.ends[n]) for n in range(sender.store.subject_count)}
+    (tmp_path / "subjects").unlink()
+    for number in list_checkpoints(Disk(), tmp_path):
+        checkpoint_path(tmp_path, number).unlink()
+    store = open_store(tmp_path, HastyDisk())
+    assert ends == {store.subject_name(n): int(store.ends[n]) for n in range(store.subject_count)}
+    assert len(list(store.headers_since([]))) == len(sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
 # --- what stands in the way ------------------------------------------------------------------------------------------
 
 

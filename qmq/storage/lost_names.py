@@ -1,0 +1,87 @@
+"""Names that the registry of subjects has lost, found again in the message log by way of the consumer log.
+
+A subject's number stands in every row of it, its name in the table of the batch that the row points to. A subject of
+which no row can be found gets a name that nobody can send to, so that the numbers of the others stay what they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import BadBatch, BadBytes, StorageError
+from qmq.format.batch import EntryRow, runs_of, stored_names, validate_stored_header
+from qmq.storage.checkpoint import PartitionClaim
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Disk, read_fully
+from qmq.storage.segment import Segment
+from qmq.storage.subjects import SubjectTable
+
+#: Begins a name that no client may use; the subject's number follows.
+LOST_PREFIX: Final = "~lost-"
+
+
+class LogReader:
+    """One partition as the checkpoint knows it, to look names up. Its consumer log is for reading only."""
+
+    def __init__(
+        self, disk: Disk, directory: Path, consumer: ConsumerLog, secret: bytes, claim: PartitionClaim
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._consumer = consumer
+        self._secret = secret
+        self._spans = claim.segments
+        known = [(span.base, span.end, span != claim.segments[-1]) for span in claim.segments]
+        consumer.load(known, claim.position, claim.journal)
+
+    def name_of(self, number: int) -> str | None:
+        """The name of a subject; None when no row of it can be read here."""
+        try:
+            rows = self._consumer.subject_rows(number, 0, 1)
+            return self._read(rows[0].item()) if len(rows) else None
+        except (BadBatch, BadBytes, OSError, StorageError):
+            return None
+
+    def _read(self, row: EntryRow) -> str:
+        position, run, size = row[1], row[5], row[10]
+        base = max(span.base for span in self._spans if span.base <= position)
+        segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
+        try:
+            batch = memoryview(read_fully(self._disk, segment.fd, size, position - base))
+        finally:
+            segment.close()
+        header = validate_stored_header(batch, position, self._secret)
+        return stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])]
+
+
+def restore_names(table: SubjectTable, count: int, readers: list[LogReader]) -> list[str]:
+    """Give every damaged record of *table*, and those that are missing of *count*, a name again; on disk when this
+    returns. Gives a sentence on what was done, none when nothing was wrong. Raises StorageFull or StorageFailed.
+    """
+    lost = [number for number in range(max(table.count, count)) if not _is_known(table, number)]
+    if not lost:
+        return []
+    names: dict[int, str] = {}
+    for number in lost:
+        found = (reader.name_of(number) for reader in readers)
+        name = next((name for name in found if name is not None and table.number(name) is None), None)
+        names[number] = name if name is not None else f"{LOST_PREFIX}{number}"
+    missing = [number for number in lost if number >= table.count]
+    damaged = {number: name for number, name in names.items() if number < table.count}
+    if damaged:
+        table.restore(damaged)
+    for number in missing:
+        table.add(names[number])
+    unknown = sum(name.startswith(LOST_PREFIX) for name in names.values())
+    return [f"{table.path} had lost {len(lost)} names; {len(lost) - unknown} were found again in the message log"]
+
+
+def _is_known(table: SubjectTable, number: int) -> bool:
+    if number >= table.count:
+        return False
+    try:
+        table.name(number)
+    except BadBytes:
+        return False
+    return True
