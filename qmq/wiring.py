@@ -91,22 +91,28 @@ class Worker:
 class Checkpoints:
     """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
 
-    def __init__(self, settings: Settings, store: Store, broker: Broker, changes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        broker: Broker,
+        changes: Callable[[], int],
+        done: Callable[[], None],
+    ) -> None:
+        """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
         self._settings = settings
         self._store = store
         self._broker = broker
         self._changes = changes
+        self._done = done
         self._worker = Worker("qmq-checkpoint")
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
         self._done_changes = changes()
         self._last_error = ""
+        #: One is being written.
+        self.running = False
         self._task = asyncio.create_task(self._run())
-
-    @property
-    def failing(self) -> bool:
-        """The last one could not be written."""
-        return bool(self._last_error)
 
     def hurry(self) -> None:
         """Take one now."""
@@ -151,10 +157,15 @@ class Checkpoints:
             pass
 
     async def _take(self) -> None:
-        changes = self._changes()
-        checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(clock()))
-        await self._worker.run(checkpoint.write)
-        self._store.finish_checkpoint(checkpoint)
+        changes, now = self._changes(), clock()
+        self.running = True
+        try:
+            checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
+            await self._worker.run(checkpoint.write)
+            self._store.finish_checkpoint(checkpoint)
+        finally:
+            self.running = False
+            self._done()
         self._done_changes = changes
 
 
@@ -191,7 +202,7 @@ class RunningBroker:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(self.broker, _server_options(self.settings, self.store), self._sync, self._turned)
-        self._checkpoints = Checkpoints(self.settings, self.store, self.broker, lambda: self.server.changes)
+        self._checkpoints = Checkpoints(self.settings, self.store, self.broker, lambda: self.server.changes, self._pace)
         try:
             await self.server.listen(self._sockets)
         except OSError as error:
@@ -248,15 +259,25 @@ class RunningBroker:
         self._syncs[partition].call(lambda: self.store.sync(partition), done)
 
     def _turned(self) -> None:
-        unsynced = self.store.unsynced_bytes
-        if unsynced >= self.settings.checkpoint_bytes:
-            self._checkpoints.hurry()
-        # While checkpoints fail, waiting helps nobody: sends go on, and are refused where the disk refuses them.
-        self.server.hold_sends(unsynced >= self.settings.max_unsynced_bytes and not self._checkpoints.failing)
+        self._pace()
         for error in self.broker.take_damaged():
             log.error("messages could not be read and were passed over: %s", error)
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
+
+    def _pace(self) -> None:
+        """Have the disk catch up when it is behind, and sends wait when it is far behind.
+
+        They wait for nothing but a checkpoint that runs: when none can be taken, sends are refused where the disk
+        refuses them.
+        """
+        store = self.store
+        if store.unsynced_bytes >= self.settings.checkpoint_bytes:
+            self._checkpoints.hurry()
+        behind = self._checkpoints.running and self.settings.max_unsynced_bytes <= sum(
+            store.end(partition) - store.synced(partition) for partition in range(store.partitions)
+        )
+        self.server.hold_sends(behind)
 
 
 def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:

@@ -30,6 +30,8 @@ log = logging.getLogger("qmq.server")
 MAX_REQUESTS: Final = 8_192
 #: Lists of subjects that one connection may ask for at once: they are what a small request can make large.
 MAX_LISTINGS: Final = 16
+#: Connections that the system holds until they are taken.
+_BACKLOG: Final = 1_024
 
 
 class InternalError(QmqError):
@@ -134,7 +136,9 @@ class Server:
     async def listen(self, sockets: Sequence[socket]) -> None:
         """Take connections on sockets that are bound. Raises OSError."""
         for sock in sockets:
-            self._listeners.append(await self._loop.create_server(self._connect, sock=sock, backlog=1_024))
+            sock.listen(_BACKLOG)  # the loop would keep to itself that another process listens there by now
+        for sock in sockets:
+            self._listeners.append(await self._loop.create_server(self._connect, sock=sock, backlog=_BACKLOG))
 
     def submit(self, command: commands.Synced | commands.SyncBroken) -> None:
         """Hand in the outcome of a sync."""

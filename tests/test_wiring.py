@@ -1,0 +1,462 @@
+"""qmq/wiring.py: store, broker and server as one, on disks that are full, fail or stall; checkpoints; its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qmq import wiring
+from qmq.errors import DirectoryInUse, StorageError, StorageFailed
+from qmq.net import wire
+from qmq.net.wire import Kind
+from qmq.settings import Settings
+from qmq.storage.disk import Disk
+from qmq.wiring import CannotListen, RunningBroker, Worker, bind
+from tests.broker_process import running
+from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
+from tests.storage.disks import FullDisk
+
+FLUSH, APPEND = wire.FLUSH, 0
+
+
+class WatchedDisk(Disk):
+    """Lets a test count syncs, hold them up and make them fail."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.error = 0
+        self.renamed: list[str] = []
+        self.rename_error = 0
+
+    def fdatasync(self, fd: int) -> None:
+        self.may_sync.wait()
+        self.syncs += 1
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        super().fdatasync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.rename_error:
+            raise OSError(self.rename_error, os.strerror(self.rename_error))
+        super().rename(source, target)
+        self.renamed.append(target.name)
+
+    @property
+    def checkpoints(self) -> int:
+        return sum(name.startswith("checkpoint") for name in self.renamed)
+
+
+def send(request: int, durability: int, body: bytes = b"x", subject: str = "a.b") -> bytes:
+    payload = batch(body, subject=subject, producer=b"p" * 16, sequence=request)
+    return frame(Kind.SEND, request, payload, flags=durability)
+
+
+async def subscribe(client: RawClient, group: str = "g", prefix: str = "a.") -> int:
+    client.send(frame(Kind.SUBSCRIBE, 900, meta={"group": group, "prefixes": [prefix], "consumer": "c"}))
+    return int(wire.unpack_meta((await client.read()).meta)["subscription"])
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not happened():  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0.001)
+
+
+# --- working ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", [FLUSH, APPEND])
+@on_uvloop
+async def test_what_is_sent_is_stored_and_can_be_pulled(tmp_path: Path, durability: int) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
+        client = await RawClient.connect(broker.address)
+        before = disk.syncs
+        client.send(send(1, durability, b"first"))
+        _, _, partition, store_id, sequences = sent_fields(await client.read())
+        assert (partition, store_id, sequences) == (0, broker.store.store_id, (0,))
+        assert disk.syncs - before == (durability == FLUSH)
+        subscription = await subscribe(client)
+        client.send(pull(2, subscription, timeout_ms=10_000))
+        assert b"first" in bytes((await client.read()).payload)
+        await client.close()
+
+
+@on_uvloop
+async def test_a_parked_pull_is_answered_by_an_arrival_and_by_its_deadline(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+        subscription = await subscribe(client)
+        client.send(pull(2, subscription, timeout_ms=20_000))
+        other.send(send(1, FLUSH, b"arrival"))
+        assert b"arrival" in bytes((await client.read()).payload)
+        start = time.monotonic()
+        client.send(pull(3, subscription, timeout_ms=30))
+        empty = await client.read()
+        assert (empty.request, len(empty.payload)) == (3, 0)
+        assert time.monotonic() - start >= 0.03
+        await client.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_a_restart_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await RawClient.connect(broker.address)
+        for request in range(1, 4):
+            client.send(send(request, request % 2))
+            await client.read()
+        subscription = await subscribe(client)
+        client.send(pull(9, subscription, count=2))
+        await client.read()
+        await client.close()
+    async with running(tmp_path) as broker:
+        report = broker.store.recovery
+        assert (report.created, report.clean) == (False, True)
+        assert [part.replayed_batches for part in report.partitions] == [0]
+        client = await RawClient.connect(broker.address)
+        client.send(send(3, FLUSH))  # a repeat: the producer is known
+        assert sent_fields(await client.read())[4] == (2,)
+        client.send(send(4, FLUSH))
+        assert sent_fields(await client.read())[4] == (3,)
+        subscription = await subscribe(client)
+        client.send(pull(9, subscription, count=10))
+        assert len(bytes((await client.read()).payload).split(b"QMQ")) == 3  # the group goes on at its third message
+        await client.close()
+
+
+@on_uvloop
+async def test_several_partitions_sync_each_for_itself(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, partitions=3, checkpoint_ms=3_600_000) as broker:
+        client = await RawClient.connect(broker.address)
+        used = set()
+        for request, subject in enumerate(["a.1", "a.2", "a.3"], 1):
+            client.send(send(request, FLUSH, subject=subject))
+            used.add(sent_fields(await client.read())[2])
+        assert used == {0, 1, 2}
+        await client.close()
+
+
+# --- disks that fail -------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_full_disk_refuses_sends_serves_reads_and_takes_sends_again(tmp_path: Path) -> None:
+    disk = FullDisk()
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, FLUSH, b"before"))
+        await client.read()
+        disk.full = True
+        client.send(send(2, APPEND, b"refused"), send(3, FLUSH, b"refused too"))
+        assert {await client.error(), await client.error()} == {(2, "storage_full"), (3, "storage_full")}
+        subscription = await subscribe(client)
+        client.send(pull(8, subscription))
+        assert b"before" in bytes((await client.read()).payload)
+        disk.full = False
+        client.send(send(2, FLUSH, b"after"))
+        assert sent_fields(await client.read())[4] == (1,)
+        await client.close()
+
+
+@on_uvloop
+async def test_after_a_failed_sync_nothing_more_is_acknowledged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, FLUSH, b"before"))
+        await client.read()
+        disk.error = errno.EIO
+        client.send(send(2, FLUSH))
+        assert await client.error() == (2, "sync_failed")
+        disk.error = 0
+        client.send(send(3, FLUSH), send(4, APPEND))
+        assert [await client.error(), await client.error()] == [(3, "sync_failed"), (4, "sync_failed")]
+        subscription = await subscribe(client)
+        client.send(pull(8, subscription))
+        assert b"before" in bytes((await client.read()).payload)
+        assert "takes nothing more until a restart" in caplog.text
+        await client.close()
+    async with running(tmp_path) as broker:
+        client = await RawClient.connect(broker.address)
+        assert not broker.store.recovery.clean
+        client.send(send(5, FLUSH))
+        sent_fields(await client.read())
+        await client.close()
+
+
+@on_uvloop
+async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
+        client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+        client.send(send(1, APPEND, b"seen"))
+        await client.read()
+        disk.may_sync.clear()
+        client.send(send(2, FLUSH, b"waits"))
+        subscription = await subscribe(other)
+        other.send(pull(3, subscription))
+        assert b"seen" in bytes((await other.read()).payload)
+        other.send(frame(Kind.SEND, 4, batch(b"y", producer=b"q" * 16)))
+        assert (await other.read()).kind == Kind.SENT
+        other.send(pull(5, subscription))
+        assert len((await other.read()).payload) == 0  # nothing passes what is not on disk
+        disk.may_sync.set()
+        assert (await client.read()).kind == Kind.SENT
+        other.send(pull(6, subscription, timeout_ms=10_000, least=2))
+        assert b"waits" in bytes((await other.read()).payload)
+        await client.close()
+        await other.close()
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_checkpoints_come_while_something_changes_and_not_else(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, checkpoint_ms=10) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, APPEND))
+        await client.read()
+        await until(lambda: disk.checkpoints == 1)
+        await until(lambda: broker.store.synced(0) == broker.store.end(0))
+        # An idle broker writes nothing: a connection, its pulls that bring nothing, and time change nothing to keep.
+        subscription = await subscribe(client, prefix="b.")
+        await until(lambda: disk.checkpoints == 2)
+        for request in range(10, 16):
+            client.send(pull(request, subscription, timeout_ms=10))
+            await client.read()
+        assert disk.checkpoints == 2
+        client.send(send(2, FLUSH))
+        await client.read()
+        await until(lambda: disk.checkpoints == 3)
+        await client.close()
+    assert disk.checkpoints == 4
+
+
+@on_uvloop
+async def test_many_bytes_bring_a_checkpoint_before_its_time(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000, checkpoint_bytes=65_536) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, APPEND, bytes(60_000)))
+        await client.read()
+        assert disk.checkpoints == 0
+        client.send(send(2, APPEND, bytes(60_000)))
+        await client.read()
+        await until(lambda: disk.checkpoints == 1)
+        await client.close()
+
+
+@on_uvloop
+async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    settings = {"checkpoint_ms": 3_600_000, "checkpoint_bytes": 1 << 20, "max_unsynced_bytes": 2 << 20}
+    async with running(tmp_path, disk, **settings) as broker:
+        client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+        disk.may_sync.clear()
+        for request in range(1, 40):
+            client.send(send(request, APPEND, bytes(300_000)))
+        await until(lambda: broker.server._sends_held)
+        held_at = broker.store.end(0)
+        for request in range(1, 20):
+            other.send(frame(Kind.SUBJECTS, request))
+            assert (await other.read()).kind == Kind.SUBJECT_LIST
+        assert broker.store.end(0) == held_at
+        disk.may_sync.set()
+        for request in range(1, 40):
+            assert (await client.read()).request == request
+        await client.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = WatchedDisk()
+    caplog.set_level(logging.INFO)
+    async with running(tmp_path, disk, checkpoint_ms=10, max_unsynced_bytes=1 << 20) as broker:
+        client = await RawClient.connect(broker.address)
+        disk.rename_error = errno.ENOSPC
+        client.send(send(1, APPEND))
+        await client.read()
+        await until(lambda: "no checkpoint could be taken" in caplog.text)
+        for request in range(2, 12):  # far over max_unsynced_bytes, but waiting would be for nothing
+            client.send(send(request, APPEND, bytes(300_000)))
+            await client.read()
+        assert caplog.text.count("no checkpoint could be taken") == 1
+        disk.rename_error = 0
+        await until(lambda: "checkpoints can be taken again" in caplog.text)
+        await client.close()
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
+    await broker.start()
+    sender, parked = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+    subscription = await subscribe(parked, prefix="other.")
+    parked.send(pull(5, subscription, timeout_ms=60_000))
+    disk.may_sync.clear()
+    sender.send(send(1, FLUSH))
+    await until(lambda: broker.broker.waiting_for_sync() == 1 and broker.broker.parked_pulls() == 1)
+    stopping = asyncio.create_task(broker.stop())
+    assert await parked.error() == (5, "broker_stopping")
+    disk.may_sync.set()
+    assert sent_fields(await sender.read())[4] == (0,)
+    for client in (sender, parked):
+        assert await client.error() == (0, "broker_stopping")
+        assert await client.ended()
+        await client.close()
+    await stopping
+    async with running(tmp_path) as again:
+        assert again.store.recovery.clean
+
+
+@on_uvloop
+async def test_a_stop_does_not_wait_for_a_disk_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "_PATIENCE_S", 0.02)
+    disk = WatchedDisk()
+    broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
+    await broker.start()
+    client = await RawClient.connect(broker.address)
+    disk.may_sync.clear()
+    client.send(send(1, FLUSH, b"kept"))
+    await until(lambda: broker.broker.waiting_for_sync() == 1)
+    with pytest.raises(StorageError, match="did not answer"):
+        await broker.stop()
+    disk.may_sync.set()
+    assert await client.error() == (0, "broker_stopping")
+    await client.close()
+    async with running(tmp_path) as again:
+        assert not again.store.recovery.clean
+        client = await RawClient.connect(again.address)
+        subscription = await subscribe(client)
+        client.send(pull(2, subscription))
+        assert b"kept" in bytes((await client.read()).payload)
+        await client.close()
+
+
+@on_uvloop
+async def test_one_broker_a_directory(tmp_path: Path) -> None:
+    async with running(tmp_path):
+        with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} "):
+            RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"))
+    async with running(tmp_path):
+        pass
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def test_port_0_picks_a_free_one_and_the_url_names_it() -> None:
+    for listen, host in (("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("localhost:0", "localhost")):
+        sockets, (bound_host, port) = bind(listen)
+        assert bound_host == host
+        assert {sock.getsockname()[1] for sock in sockets} == {port}
+        assert port > 0
+        for sock in sockets:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("listen", "says"),
+    [("192.0.2.1:0", "an address that this machine has"), ("no.such.host.invalid:0", "no.such.host.invalid:0")],
+)
+def test_addresses_that_cannot_be_had(listen: str, says: str) -> None:
+    with pytest.raises(CannotListen, match=says):
+        bind(listen)
+
+
+@on_uvloop
+async def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what"):
+            RunningBroker(Settings(data_dir=tmp_path / "data", listen=f"127.0.0.1:{port}"))
+    assert not (tmp_path / "data").exists()
+
+
+@on_uvloop
+async def test_who_comes_to_listen_first_wins_and_the_other_closes_clean(tmp_path: Path) -> None:
+    """Two brokers may both bind a port before either listens: the system tells the second one only then."""
+    with socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        broker = RunningBroker(Settings(data_dir=tmp_path, listen=f"127.0.0.1:{first.getsockname()[1]}"))
+        first.listen()
+        with pytest.raises(CannotListen, match="Address already in use"):
+            await broker.start()
+    async with running(tmp_path) as again:
+        assert again.store.recovery.clean
+
+
+@pytest.mark.parametrize(
+    ("settings", "store_id"),
+    [
+        ({"listen": "127.0.0.1:0", "advertise": "10.1.2.3:5"}, bytes([10, 1, 2, 3, 0, 5])),
+        ({"listen": "127.0.0.1:0", "advertise": "127.0.0.1:20881"}, bytes([127, 0, 0, 1, 0x51, 0x91])),
+    ],
+)
+def test_a_new_store_is_named_for_the_address_clients_use(
+    tmp_path: Path, settings: dict[str, str], store_id: bytes
+) -> None:
+    broker = RunningBroker(Settings(data_dir=tmp_path, **settings))  # type: ignore[arg-type]
+    assert broker.store.store_id == store_id
+    broker.store.close()
+    broker._close_sockets()
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() -> None:
+    worker = Worker("qmq-test")
+    order: list[int] = []
+    await asyncio.gather(*(worker.run(lambda number=number: order.append(number)) for number in range(50)))
+    assert order == list(range(50))
+
+    def fail() -> None:
+        raise StorageFailed("no disk")
+
+    with pytest.raises(StorageFailed, match="no disk"):
+        await worker.run(fail)
+    await worker.run(lambda: order.append(50))
+    worker.stop()
+    assert order[-1] == 50
+
+
+@on_uvloop
+async def test_a_failure_nobody_foresaw_is_a_storage_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker("qmq-test")
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(StorageError, match="a bug"):
+        await worker.run(fail)
+    assert "ZeroDivisionError: a bug" in caplog.text
+    worker.stop()
