@@ -1,0 +1,128 @@
+"""qmq/cli/serve.py: one line when it serves, one line when it cannot, and a clean end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from qmq.cli.serve import shown_directory
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq, qmq_process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_serves_and_ends_clean(tmp_path: Path, number: signal.Signals) -> None:
+    with qmq_process("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline().decode()
+        assert re.fullmatch(rf"ready on qmq://127\.0\.0\.1:\d+, data in {tmp_path}/data\n", line), line
+        url = line.split()[2].rstrip(",")
+        assert qmq("produce", "a", stdin=b"x\n", server=url).stdout == "1 acknowledged\n"
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.stdout.read() == b""
+        log = process.stderr.read().decode()
+    assert re.findall(r"(INFO|WARNING|ERROR) qmq\.broker: (\w+)", log) == [
+        ("INFO", "made"),
+        ("INFO", "stopping"),
+        ("INFO", "stopped"),
+    ]
+
+
+def test_a_restart_after_kill_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    try:
+        url = broker.start()
+        assert qmq("produce", "a", stdin=b"one\ntwo\n", server=url).exit_code == 0
+        broker.kill()
+        assert broker.start() == url
+        shown = qmq("consume", "a", "--group", "g", "--count", "2", server=url)
+        assert shown.stdout == "one\ntwo\n"
+        assert broker.stop() == 0
+        assert "after a stop that was not clean; 2 messages behind the checkpoint were read again" in broker.log()
+        broker.start()
+        assert qmq("consume", "a", "--group", "g", "--timeout", "0", server=url).stdout == ""
+        assert "after a stop that was clean" in broker.log()
+    finally:
+        broker.close()
+
+
+def test_a_directory_in_use(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as broker:
+        done = qmq("serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert re.fullmatch(rf"qmq: {tmp_path} is in use by process {broker.pid} on .*\n", done.stderr)
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = qmq("serve", "--data-dir", str(tmp_path / "data"), "--listen", listen)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"qmq: cannot listen on {listen}: Address already in use; ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("data_dir", ["/proc/qmq", "/dev/null", "/dev/null/data"])
+def test_a_directory_that_cannot_be(data_dir: str) -> None:
+    done = qmq("serve", "--data-dir", data_dir, "--listen", "127.0.0.1:0")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("qmq: ")
+    assert data_dir.rpartition("/data")[0] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as broker:
+        broker.stop()
+    for name in ("store-a", "store-b"):
+        (tmp_path / name).write_bytes(b"something else")
+    done = qmq("serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "store-a" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "nonsense=1"], "'nonsense' (--set) is no setting"),
+        (["--set", "partitions=0"], "partitions = '0' (--set) is not allowed"),
+        (["--set", "partitions"], "not key=value"),
+        (["--listen", "nowhere"], "not allowed"),
+        (["--data-dir", ""], "data_dir"),
+        (["--config", "/no/such/file.toml"], "cannot be read"),
+        (["--log-level", "loud"], "--log-level"),
+        (["--set", "segment_bytes=1 MiB"], "segment_bytes"),
+    ],
+)
+def test_settings_that_are_wrong_end_with_2(arguments: list[str], says: str) -> None:
+    done = qmq("serve", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_settings_of_a_file_and_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "qmq.toml").write_text('partitions = 3\nlisten = "127.0.0.1:0"\n')
+    arguments = ["--config", str(tmp_path / "qmq.toml"), "--set", "partitions=2", "--data-dir", str(tmp_path / "data")]
+    with qmq_process("serve", *arguments) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready on ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert [path.name for path in sorted((tmp_path / "data").glob("log-*"))] == ["log-0", "log-1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("qmq-data", "./qmq-data"), ("a/b", "./a/b"), ("../a", "../a"), ("/a", "/a"), (".", ".")],
+)
+def test_directories_as_people_write_them(path: str, shown: str) -> None:
+    assert shown_directory(Path(path)) == shown
