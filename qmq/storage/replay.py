@@ -22,7 +22,7 @@ from qmq.storage.message_log import MessageLog
 from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
 from qmq.storage.scan import Found, Scanner
-from qmq.storage.segment import Owner, Segment, list_bases, pack_header
+from qmq.storage.segment import Owner, Segment, list_bases, pack_header, segment_path
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
@@ -247,6 +247,9 @@ class PartitionReplay:
         foreign = 0
         for number, file in enumerate(files):
             if file.base not in spans:
+                if self._spans and self.end < self._expected(file) and not any(map(self._has_batches, files[number:])):
+                    self._remove(files[number:])
+                    break
                 self._open_gap(file, first=not self._spans)
             following = files[number + 1] if number + 1 < len(files) else None
             stop = file.base + file.size if following is None else min(file.base + file.size, following.base)
@@ -284,15 +287,32 @@ class PartitionReplay:
 
     def _open_gap(self, file: _File, *, first: bool) -> None:
         """What lies between the end so far and the next segment: nothing, a jump, or lost bytes."""
-        expected = file.base if file.previous_end is None else file.previous_end
-        if file.previous_end is None and file.base == self._floor:
-            expected = self.end
+        expected = self._expected(file)
         if not first and self.end < expected:
             self.report.holes.append(Hole(self.end, expected))
             self.blind_bytes += expected - self.end
             if self._spans[-1].end == self.end:
                 self._spans[-1] = self._spans[-1]._replace(end=expected)
         self.end = file.base + SEGMENT_HEADER_SIZE
+
+    def _expected(self, file: _File) -> int:
+        """Where the log ended when that segment was made."""
+        if file.previous_end is not None:
+            return file.previous_end
+        return self.end if file.base == self._floor else file.base
+
+    def _has_batches(self, file: _File) -> bool:
+        return self._whole_until(SegmentSpan(file.base, file.base + file.size)) > file.base + SEGMENT_HEADER_SIZE
+
+    def _remove(self, files: list[_File]) -> None:
+        """Remove segments that a roll made and nothing was written to, as nothing was to what comes before them."""
+        for file in reversed(files):
+            path = segment_path(self._directory, file.base)
+            try:
+                self._disk.unlink(path)
+            except OSError as error:
+                raise failure(error, "remove", path) from error
+        self._changed = True
 
     def _note(self, found: Found) -> None:
         self.report.holes += found.holes
