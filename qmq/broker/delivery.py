@@ -14,6 +14,7 @@ from qmq.broker.groups import Following, Group, Subscription, Waiting, resolve_s
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.selection import FEW_ROWS, Selection
 from qmq.errors import InvalidOption, Overloaded, QmqError, TooManyGroups, UnknownSubscription
+from qmq.format.batch import EntryRow
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.storage.store import Store
 
@@ -219,6 +220,7 @@ class Delivery:
             ready, self._ready = self._ready, {}
             for following in ready.values():
                 self._serve_waiting(following)
+                following.arrived.clear()
 
     def unfinished(self) -> bool:
         """True when a pull stopped looking at a bound and goes on in the next turn."""
@@ -231,7 +233,8 @@ class Delivery:
         if row == visible or not self._parked:
             return
         if visible - row <= FEW_ROWS:
-            self._wake({store.read_entry(partition, number)[3] for number in range(row, visible)})
+            for number in range(row, visible):
+                self._wake_by(partition, store.read_entry(partition, number))
             return
         while row < visible:
             rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
@@ -240,17 +243,28 @@ class Delivery:
 
     def _wake(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            watchers = self._watchers.get(number)
-            if watchers is None:
-                watchers = self._watchers[number] = self._find_watchers(number)
-            for following in watchers:
+            for following in self._watching(number):
                 if following.waiting:
                     self._ready[id(following)] = following
 
-    def _find_watchers(self, number: int) -> list[Following]:
+    def _wake_by(self, partition: int, entry: EntryRow) -> None:
+        """One row arrived: who follows its subject exactly is handed it, so that it need not be looked up."""
+        for following in self._watching(entry[3]):
+            if following.waiting:
+                self._ready[id(following)] = following
+                if following.exact:
+                    following.arrived.append((partition, entry))
+
+    def _watching(self, number: int) -> list[Following]:
         """Who follows that subject: exactly, by each of its prefixes, or everything."""
-        if len(self._watchers) > 200_000:
-            self._watchers.clear()
+        watchers = self._watchers.get(number)
+        if watchers is None:
+            if len(self._watchers) > 200_000:
+                self._watchers.clear()
+            watchers = self._watchers[number] = self._find_watchers(number)
+        return watchers
+
+    def _find_watchers(self, number: int) -> list[Following]:
         name = self._store.subject_name(number)
         found = [*self._followings.get("", ()), *self._followings.get(name, ())]
         end = name.find(".")

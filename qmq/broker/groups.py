@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Pull
+from qmq.format.batch import EntryRow
 from qmq.storage.store import Store
 
 RELIABLE: Final = "reliable"
@@ -79,6 +80,8 @@ class Following:
         self.scan = scan  # by partition: the row to go on at; unused for an exact subject
         self.exact = prefix != "" and not prefix.endswith(".")
         self.number: int | None = None  # of an exact subject, once it exists
+        #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
+        self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
         self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._matched = 0

@@ -151,6 +151,9 @@ class Selection:
         cursor = group.cursor(self._store, following, number)
         if cursor != int(cursors[number]):
             self._set(group, number, cursor)
+        for partition, entry in following.arrived:
+            if entry[0] > int(cursors[number]) or not self._take_entry(following, partition, entry):
+                break  # something lies before it, or the pull is full
         chunk = FEW_ROWS
         while not self.full and int(cursors[number]) < int(self._store.ends[number]):
             parts = self._store.subject_rows(number, int(cursors[number]), chunk)
