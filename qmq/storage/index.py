@@ -109,16 +109,18 @@ class SegmentIndex:
         self._used += INDEX_ENTRY_SIZE
 
     def extend(self, records: Records) -> None:
-        """Add many batches and write them. Raises StorageFull or StorageFailed."""
-        self.flush()
-        self._write(records.tobytes())
+        """Add many batches, INDEX_DTYPE[n]. Never fails, as ``append``."""
+        self._buffer[self._used :] = records.tobytes()
+        self._used = len(self._buffer)
+        with suppress(StorageError):
+            self.flush()
 
     def flush(self) -> int:
         """Write what has gathered; gives the descriptor to sync. Raises StorageFull or StorageFailed."""
         if self._used or self._fd < 0:
             self._write(bytes(memoryview(self._buffer)[: self._used]))
             self._used = 0
-            if len(self._buffer) > _BUFFER_BYTES:
+            if len(self._buffer) != _BUFFER_BYTES:
                 self._buffer = bytearray(_BUFFER_BYTES)
         return self._fd
 
@@ -151,7 +153,11 @@ class SegmentIndex:
                 self._fd = self._disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             except OSError as error:
                 raise failure(error, "create", self._path) from error
-            self._put(self._header(sealed=False, covered=0, count=0, body_crc=0), 0)
+            try:
+                self._put(self._header(sealed=False, covered=0, count=0, body_crc=0), 0)
+            except StorageError:
+                self.close()
+                raise
         self._put(data, DERIVED_HEADER_SIZE + self._written)
         self._written += len(data)
         self._crc = crc32c(data, self._crc)

@@ -94,6 +94,8 @@ class Opened:
     identity: IdentityFile
     subjects: SubjectTable
     partitions: list[OpenedPartition]
+    #: Indexes of sealed segments that could not be written yet, and the positions where those end.
+    unsealed: list[tuple[SegmentIndex, int]]
     checkpoint_number: int
     state: dict[str, bytes]
     last_stored_at_us: int
@@ -153,6 +155,7 @@ class _Opening:
         self._consumers: list[ConsumerLog] = []
         self._logs: list[MessageLog] = []
         self._notes: list[str] = []
+        self._unsealed: list[tuple[SegmentIndex, int]] = []
 
     def abandon(self) -> None:
         """Close what has been opened."""
@@ -301,8 +304,9 @@ class _Opening:
         report.raised_by = raised
         report.partitions = [replay.report for replay in replays]
         report.notes += [note for replay in replays for note in replay.notes]
-        report.notes += self._notes
         self._remove_rotten_checkpoints(claims)
+        indexes = [self._indexes(*opened) for opened in zip(self._logs, self._consumers, strict=True)]
+        report.notes += self._notes
         stamps = [replay.last_stored_at_us for replay in replays]
         return Opened(
             disk=self._disk,
@@ -313,9 +317,10 @@ class _Opening:
             identity=identity_file,
             subjects=subjects,
             partitions=[
-                OpenedPartition(log, consumer, self._indexes(log, consumer), replay.holes)
-                for log, consumer, replay in zip(self._logs, self._consumers, replays, strict=True)
+                OpenedPartition(log, consumer, index, replay.holes)
+                for log, consumer, index, replay in zip(self._logs, self._consumers, indexes, replays, strict=True)
             ],
+            unsealed=self._unsealed,
             checkpoint_number=number,
             state=claims.state if claims is not None else {},
             last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
@@ -410,7 +415,10 @@ class _Opening:
             if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end):
                 continue
             index = self._derived(log, consumer, span.base, span.end)
-            index.seal(span.end)
+            try:
+                index.seal(span.end)
+            except StorageError:  # nothing that serves needs it; the next checkpoint tries again
+                self._unsealed.append((index, span.end))
         return self._derived(log, consumer, log.current.base, log.end)
 
     def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int) -> SegmentIndex:

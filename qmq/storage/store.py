@@ -73,7 +73,7 @@ class Store:
         ]
         self._checkpoint_number = opened.checkpoint_number
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
-        self._unsealed: list[tuple[SegmentIndex, int]] = []
+        self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
         self._closed = False
         self._created_at_us = opened.now_us
         self.store_id: bytes = opened.identity.current.store_id

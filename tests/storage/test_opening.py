@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile, InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
+from qmq.storage.disk import Buffer, Disk
 from qmq.storage.identity import COPY_NAMES, pack_identity, read_copies
 from qmq.storage.recovery import Source
 from qmq.storage.segment import Owner, pack_header
@@ -841,17 +843,49 @@ def test_missing_rights_are_named(tmp_path: Path, operation: str, code: int, adv
         open_store(tmp_path / "data", disk)
 
 
-def test_a_full_disk_after_kill_still_opens_for_reading(tmp_path: Path) -> None:
+def test_a_tail_that_cannot_be_written_again_is_not_served(tmp_path: Path) -> None:
     sender = killed(tmp_path)
-    kill(open_store(tmp_path, HastyDisk()))
     disk = FaultyDisk(Disk().boot_id())
-    disk.fail_always("pwritev", 28, "messages")
-    with pytest.raises(StorageFull):
+    disk.fail_always("pwritev", errno.EIO, "messages")
+    with pytest.raises(StorageFailed, match="write again"):
         open_store(tmp_path, disk)
     disk.heal()
     store = open_store(tmp_path, disk)
     check_stored(store, sender.sent)
     kill(store)
+
+
+class NoRoom(FaultyDisk):
+    """Takes no byte that a file does not have already."""
+
+    full = False
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.full and offset + sum(map(len, buffers)) > self.data_end(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwritev(fd, buffers, offset)
+
+
+def test_a_full_disk_after_kill_is_served_and_takes_sends_again_when_there_is_room(tmp_path: Path) -> None:
+    sender = killed(tmp_path, 600, 50)
+    kill(open_store(tmp_path, HastyDisk()))
+    for index in tmp_path.glob("log-0/*.index"):
+        index.unlink()
+    disk = NoRoom(Disk().boot_id())
+    disk.full = True
+    store = open_store(tmp_path, disk)
+    check_stored(store, sender.sent)
+    again = Sender(store)
+    with pytest.raises(StorageFull):
+        again.send("a.0", b"x" * 20_000)
+    again.take_back()
+    with pytest.raises(StorageFull):
+        checkpoint(store)
+    disk.full = False
+    again.send("a.0", b"x")
+    check_stored(store, sender.sent + again.sent)
+    close_cleanly(store)
+    verified(tmp_path)
 
 
 def test_partitions_can_be_added_not_taken_away(tmp_path: Path) -> None:

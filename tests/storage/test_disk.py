@@ -1,0 +1,140 @@
+"""The seam to the operating system: errors that say what to do, writes that finish, files that are replaced whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import StorageFailed, StorageFull
+from qmq.storage.disk import IOV_MAX, Disk, failure, read_fully, read_whole, write_atomically, write_fully
+from tests.storage.faults import FaultyDisk
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_is_storage_full(code: int) -> None:
+    error = failure(OSError(code, os.strerror(code)), "write", Path("log-0/x"), 77)
+    assert type(error) is StorageFull
+    assert error.retryable
+    assert str(error) == (
+        f"cannot write log-0/x at position 77: {os.strerror(code)}; free some space: sends are taken again as soon as "
+        "there is room"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.EACCES, "give the user that runs QMQ read and write access"),
+        (errno.EROFS, "mount the file system for writing"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EIO, "check the disk"),
+        (errno.ENOENT, "mounted"),
+        (errno.ENOTDIR, "choose another directory"),
+    ],
+)
+def test_other_errors_say_what_to_do(code: int, advice: str) -> None:
+    error = failure(OSError(code, os.strerror(code)), "open", "d/f")
+    assert type(error) is StorageFailed
+    assert str(error).startswith(f"cannot open d/f: {os.strerror(code)}; ")
+    assert advice in str(error)
+
+
+def test_an_error_without_advice_still_says_what_happened() -> None:
+    assert (
+        str(failure(OSError(errno.EBADF, "Bad file descriptor"), "sync", "f")) == "cannot sync f: Bad file descriptor"
+    )
+
+
+@pytest.mark.parametrize("short", [None, 1, 3, 1_000])
+def test_write_fully_writes_all_however_short_the_system_writes(tmp_path: Path, short: int | None) -> None:
+    disk = FaultyDisk()
+    disk.short = short
+    fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    parts = [bytes([number % 256]) * (number % 5) for number in range(IOV_MAX + 50)]
+    write_fully(disk, fd, parts, 10)
+    assert read_fully(disk, fd, 1 << 20, 0) == bytes(10) + b"".join(parts)
+    disk.close(fd)
+
+
+def test_a_write_of_nothing_does_not_go_on_for_ever(tmp_path: Path) -> None:
+    class Stuck(Disk):
+        def pwritev(self, fd: int, buffers: object, offset: int) -> int:
+            return 0
+
+    with pytest.raises(OSError, match="wrote nothing"):
+        write_fully(Stuck(), 0, [b"x"], 0)
+
+
+def test_the_end_of_the_data_of_a_sparse_file(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    assert disk.data_end(fd) == 0
+    disk.ftruncate(fd, 1 << 24)
+    assert disk.data_end(fd) == 0
+    disk.pwritev(fd, [b"x"], 1 << 20)
+    assert (1 << 20) < disk.data_end(fd) <= (1 << 20) + (1 << 16)
+    disk.close(fd)
+
+
+def test_a_file_system_that_knows_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    disk.ftruncate(fd, 5_000)
+
+    def refuse(fd: int, offset: int, whence: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "lseek", refuse)
+    assert disk.data_end(fd) == 5_000
+    monkeypatch.undo()
+    disk.close(fd)
+
+
+def test_mkdir_where_one_is_and_where_a_file_is(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.mkdir(tmp_path / "d")
+    disk.mkdir(tmp_path / "d")
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(NotADirectoryError):
+        disk.mkdir(tmp_path / "f")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_atomically(FaultyDisk(), path, b"old")
+    assert read_whole(Disk(), path) == b"old"
+    for operation in ("open", "pwritev", "fsync", "rename"):
+        disk = FaultyDisk()
+        disk.fail(operation, 1, errno.ENOSPC)
+        with pytest.raises(StorageFull, match="cannot write"):
+            write_atomically(disk, path, [b"n", b"ew"])
+        assert [file.name for file in tmp_path.iterdir()] == ["f"]
+        assert path.read_bytes() == b"old"
+    write_atomically(FaultyDisk(), path, [b"n", b"ew"])
+    assert path.read_bytes() == b"new"
+
+
+def test_a_replaced_file_is_on_disk_when_the_call_returns(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.track(tmp_path / "d")
+    write_atomically(disk, tmp_path / "d" / "f", b"content")
+    disk.without_power(tmp_path / "d", tmp_path / "after")
+    assert (tmp_path / "after" / "f").read_bytes() == b"content"
+
+
+def test_one_process_has_the_lock_of_a_file(tmp_path: Path) -> None:
+    disk = Disk()
+    first = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    second = disk.open(tmp_path / "f", os.O_RDWR)
+    assert disk.flock(first)
+    assert not disk.flock(second)
+    disk.close(first)
+    assert disk.flock(second)
+    disk.close(second)
+
+
+def test_the_boot_is_known_and_stays() -> None:
+    assert Disk().boot_id() == Disk().boot_id() != ""

@@ -1,0 +1,79 @@
+"""Small files that are written whole: every changed byte is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import BadBytes, ForeignFile, StorageFailed
+from qmq.storage.disk import Disk
+from qmq.storage.envelope import FileState, pack_envelope, read_envelope, unpack_envelope
+from tests.storage.faults import FaultyDisk
+
+MAGIC = b"QMQTESTS"
+VALUES = st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.binary(max_size=50) | st.text(max_size=20)
+CONTENTS = st.dictionaries(st.text(max_size=10), VALUES | st.lists(VALUES, max_size=4), max_size=5)
+
+
+@given(CONTENTS)
+def test_what_is_packed_comes_out(content: dict[str, Any]) -> None:
+    assert unpack_envelope(b"".join(pack_envelope(MAGIC, 3, content)), MAGIC, 3, "f") == content
+
+
+@given(CONTENTS, st.data())
+def test_every_changed_byte_and_every_length_is_noticed(content: dict[str, Any], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(pack_envelope(MAGIC, 3, content)))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((BadBytes, ForeignFile)):
+        unpack_envelope(bytes(whole), MAGIC, 3, "f")
+    whole = bytearray(b"".join(pack_envelope(MAGIC, 3, content)))
+    with pytest.raises(BadBytes):
+        unpack_envelope(bytes(whole[: data.draw(st.integers(0, len(whole) - 1))]), MAGIC, 3, "f")
+    with pytest.raises(BadBytes):
+        unpack_envelope(bytes(whole) + b"\0", MAGIC, 3, "f")
+
+
+def test_golden_bytes() -> None:
+    body = b"\x81\xa1n\x07"
+    fields = b"QMQTESTS" + b"\x03\0\0\0" + b"\x04\0\0\0"
+    crc = crc32c(fields + body).to_bytes(4, "little")
+    assert b"".join(pack_envelope(MAGIC, 3, {"n": 7})) == fields + crc + body
+
+
+def test_the_state_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert read_envelope(Disk(), path, MAGIC, 3).state is FileState.MISSING
+    good = b"".join(pack_envelope(MAGIC, 3, {"n": 7}))
+    path.write_bytes(good)
+    opened = read_envelope(Disk(), path, MAGIC, 3)
+    assert (opened.state, opened.content, opened.reason) == (FileState.GOOD, {"n": 7}, "")
+    older = read_envelope(Disk(), path, MAGIC, 2)
+    assert older.state is FileState.NEWER
+    assert older.reason == f"{path} has format version 3; this QMQ reads 2: use a newer one"
+    for rotten in (b"", good[:-1], good[:30] + b"?", b"x" * 40):
+        path.write_bytes(rotten)
+        found = read_envelope(Disk(), path, MAGIC, 3)
+        assert (found.state, found.content) == (FileState.ROTTEN, None)
+        assert str(path) in found.reason
+
+
+def test_good_bytes_of_the_wrong_kind(tmp_path: Path) -> None:
+    body = msgpack.packb([1, 2])
+    fields = b"QMQTESTS" + b"\x03\0\0\0" + len(body).to_bytes(4, "little")
+    whole = fields + crc32c(fields + body).to_bytes(4, "little") + body
+    with pytest.raises(BadBytes, match="does not hold a map"):
+        unpack_envelope(whole, MAGIC, 3, "f")
+
+
+def test_a_file_that_the_system_does_not_let_read(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.fail_always("open", 13)
+    with pytest.raises(StorageFailed, match="cannot read"):
+        read_envelope(disk, tmp_path / "f", MAGIC, 3)
