@@ -95,22 +95,23 @@ async def async_for(gate: Gate, *, url: str, prefix: str, size: int, count: int,
     return {"messages": came, "seconds": seconds}
 
 
-async def count_all(gate: Gate, *, url: str, prefix: str, messages: int, size: int, max_count: int) -> dict[str, Any]:
-    """`pull_batch` of everything under a prefix of many subjects; the bytes are counted after the clock has stopped."""
+async def count_all(
+    gate: Gate, *, url: str, prefix: str, messages: int, size: int, max_count: int, check: bool
+) -> dict[str, Any]:
+    """`pull_batch` of everything under a prefix of many subjects; with *check* the bytes of all bodies are counted."""
     async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
         gate()
-        came = 0
-        batches = []
+        came = read = 0
         started = time.perf_counter()
         while came < messages:
             batch = await consumer.pull_batch(max_count, timeout=SILENCE_S)
             if not len(batch):
                 raise missing(came, messages)
-            batches.append(batch)
             came += len(batch)
+            if check:
+                read += sum(map(len, batch.bodies))
         seconds = time.perf_counter() - started
-    read = sum(len(body) for batch in batches for body in batch.bodies)
-    if came != messages or read != messages * size:
+    if came != messages or (check and read != messages * size):
         raise missing(came, messages)
     return {"messages": came, "seconds": seconds}
 

@@ -186,13 +186,17 @@ def subjects(bench: Bench) -> Iterator[Value]:
             sent = bench.run(
                 "sending.spray", url=target.url, prefix=prefix, subjects=count, size=100, messages=messages, seed=1
             )
-            came = bench.run(
-                "receiving.count_all",
-                url=target.url,
-                prefix=prefix,
-                size=100,
-                messages=messages + count,
-                max_count=50_000,
+            came, _ = (
+                bench.run(
+                    "receiving.count_all",
+                    url=target.url,
+                    prefix=prefix,
+                    size=100,
+                    messages=messages + count,
+                    max_count=50_000,
+                    check=check,
+                )
+                for check in (False, True)
             )
             files = target.process.open_files() if target.process is not None else None
         rates["in"][count] = sent["timed"] / sent["seconds"]

@@ -235,18 +235,24 @@ def _seeds(sizes: list[int], tags: Sequence[int], keys: Sequence[int]) -> list[i
 
 def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[int]) -> list[bytes]:
     """For each run its columns and then its payload, in one piece."""
-    if len(messages) == len(counts):  # one message a run: its columns are one row of all columns side by side
-        if len(counts) < FEW:
-            rows = [b"".join([column[w * i : w * i + w] for column, w in columns]) for i in range(len(counts))]
+    singles = counts.count(1)
+    rows: list[bytes] = []  # of all columns side by side, one a message
+    if singles > len(counts) // 2:
+        if len(messages) < FEW:
+            rows = [b"".join([column[w * i : w * i + w] for column, w in columns]) for i in range(len(messages))]
         else:
             side_by_side = np.hstack([np.frombuffer(column, np.uint8).reshape(-1, w) for column, w in columns])
             rows = side_by_side.view(f"V{side_by_side.shape[1]}").ravel().tolist()
-        return list(map(add, rows, messages))
+        if singles == len(counts):
+            return list(map(add, rows, messages))
     datas = []
     start = 0
     for count in counts:
         stop = start + count
-        datas.append(b"".join([*[column[w * start : w * stop] for column, w in columns], *messages[start:stop]]))
+        if rows and count == 1:
+            datas.append(rows[start] + messages[start])
+        else:
+            datas.append(b"".join([*[column[w * start : w * stop] for column, w in columns], *messages[start:stop]]))
         start = stop
     return datas
 

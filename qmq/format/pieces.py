@@ -184,7 +184,7 @@ def _read_batch(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
         subject, lane, run_flags, _, count, offset, size, crc, first_sequence = RUN.unpack_from(rest, BATCH_HEADER_SIZE)
         if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
             raise BadBatch(_OUTSIDE)
-        run = Run(header, names[0], count, lane, run_flags, first_sequence, 0, data)
+        run = Run(header, names[0], count, lane, run_flags, first_sequence, 0, data, 0, size)
         if sound:
             runs.append(run)
         else:
@@ -227,7 +227,9 @@ def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: 
             records["flags"].tolist(),
             records["first_sequence"].tolist(),
             ordinals.tolist(),
-            map(data.__getitem__, map(slice, starts.tolist(), ends.tolist())),
+            repeat(data),
+            starts.tolist(),
+            ends.tolist(),
         )
     )
 
@@ -249,7 +251,7 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
         raise BadBatch("the subject of a piece is not text") from None
     run = Run(
         header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
-        rest[start:size],
+        rest, start, size,
     )  # fmt: skip
     if not header.whole:
         _read_cut(run, runs, damaged)

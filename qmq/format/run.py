@@ -48,13 +48,15 @@ assert len(PIECE_HEADER.unpack(bytes(PIECE_HEADER.size))) == len(PieceHeader._fi
 
 
 class Run:
-    """Messages of one subject out of one batch. ``data`` is columns and payload, ``origin`` the header it came under.
+    """Messages of one subject out of one batch. ``origin`` is the header it came under.
 
-    ``ordinal`` is the first message's in the batch. Columns are decoded when they are first asked for.
+    ``ordinal`` is the first message's in the batch. Columns are decoded when they are first asked for. A run of one
+    message is common (random subjects), so making one costs no view and no list.
     """
 
     __slots__ = (
-        "_decoded", "_headers", "count", "data", "first_sequence", "lane", "ordinal", "origin", "run_flags", "subject",
+        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "count", "first_sequence", "lane", "ordinal",
+        "origin", "run_flags", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -66,8 +68,11 @@ class Run:
         run_flags: int,
         first_sequence: int,
         ordinal: int,
-        data: memoryview,
+        view: memoryview,
+        start: int,
+        stop: int,
     ) -> None:
+        """Columns and payload are bytes [start, stop) of *view*."""
         self.origin = origin
         self.subject = subject
         self.count = count
@@ -75,7 +80,10 @@ class Run:
         self.run_flags = run_flags
         self.first_sequence = first_sequence
         self.ordinal = ordinal
-        self.data = data
+        self._view = view
+        self._start = start
+        self._stop = stop
+        self._bodies: list[bytes] | None = None
         #: payload, and in it where each message starts, where its body starts, and where it ends
         self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
         self._headers: dict[int, dict[str, Any]] | None = None
@@ -110,6 +118,11 @@ class Run:
         """The store that gave the batch its place."""
         return self.origin.store_id
 
+    @property
+    def data(self) -> memoryview:
+        """Columns and payload."""
+        return self._view[self._start : self._stop]
+
     def lengths(self) -> npt.NDArray[np.uint32]:
         """Header and body sizes in bytes: u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count)
@@ -137,14 +150,15 @@ class Run:
     @property
     def payload(self) -> memoryview:
         """Message after message: header and body."""
-        return self.data[COLUMN_BYTES[self.origin.flags] * self.count :]
+        return self._view[self._start + COLUMN_BYTES[self.origin.flags] * self.count : self._stop]
 
     def _decode(self) -> tuple[bytes, list[int], list[int], list[int]]:
         count = self.count
         if count < FEW:
-            ends = list(accumulate(struct.unpack_from(f"<{count}I", self.data)))
+            ends = list(accumulate(struct.unpack_from(f"<{count}I", self._view, self._start)))
             starts = [0, *ends[:-1]]
-            body_starts = list(map(add, starts, struct.unpack_from(f"<{count}H", self.data, 4 * count)))
+            header_sizes = struct.unpack_from(f"<{count}H", self._view, self._start + 4 * count)
+            body_starts = list(map(add, starts, header_sizes))
         else:
             lengths = self.lengths()
             column = np.cumsum(lengths, dtype=np.int64)
@@ -153,23 +167,24 @@ class Run:
             starts = column.tolist()
             column += self.header_sizes()
             body_starts = column.tolist()
-        decoded = self._decoded = (bytes(self.payload), starts, body_starts, ends)
-        return decoded
+        return bytes(self.payload), starts, body_starts, ends
 
     def bodies(self) -> list[bytes]:
-        """All bodies."""
-        if self.count == 1:
-            return [self.body(0)]
-        payload, _, starts, ends = self._decoded or self._decode()
-        return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+        """All bodies; the list is the run's own."""
+        bodies = self._bodies
+        if bodies is None:
+            if self.count == 1:
+                (size,) = _HEADER_SIZE.unpack_from(self._view, self._start + 4)
+                body = self._view[self._start + COLUMN_BYTES[self.origin.flags] + size : self._stop]
+                bodies = self._bodies = [bytes(body)]
+            else:
+                payload, _, starts, ends = self._decoded or self._decode()
+                bodies = self._bodies = [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+        return bodies
 
     def body(self, index: int) -> bytes:
-        """The body of message *index* of this run."""
-        if self.count == 1:
-            (size,) = _HEADER_SIZE.unpack_from(self.data, 4)
-            return bytes(self.data[COLUMN_BYTES[self.origin.flags] + size :])
-        payload, _, starts, ends = self._decoded or self._decode()
-        return payload[starts[index] : ends[index]]
+        """The body of message *index* of this run. The first call makes all of them: one by one costs four times."""
+        return (self._bodies or self.bodies())[index]
 
     def header(self, index: int) -> dict[str, Any]:
         """The unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none.
@@ -181,7 +196,10 @@ class Run:
             headers = self._headers = {}
         header = headers.get(index)
         if header is None:
-            payload, starts, body_starts, _ = self._decoded or self._decode()
+            decoded = self._decoded
+            if decoded is None:
+                decoded = self._decoded = self._decode()
+            payload, starts, body_starts, _ = decoded
             try:
                 header = read_header(payload[starts[index] : body_starts[index]])
             except BadBatch as error:
@@ -196,10 +214,10 @@ class Run:
 
     def slice(self, start: int, stop: int) -> Run:
         """The messages [start, stop) as a run of their own (columns are copied, it is for cuts)."""
-        data = memoryview(b"".join(cut_data(self.data, self.flags, self.count, start, stop)))
+        data = b"".join(cut_data(self.data, self.flags, self.count, start, stop))
         return Run(
             self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
-            self.ordinal + start, data,
+            self.ordinal + start, memoryview(data), 0, len(data),
         )  # fmt: skip
 
 

@@ -78,7 +78,9 @@ async def test_spray_reaches_every_subject(bench: Bench, broker: BrokerProcess) 
     prefix = bench.prefix()
     sent = await sending.spray(no_gate, url=broker.url, prefix=prefix, subjects=50, size=20, messages=2_000, seed=3)
     assert (sent["messages"], sent["timed"]) == (2_050, 2_000)
-    came = await receiving.count_all(no_gate, url=broker.url, prefix=prefix, messages=2_050, size=20, max_count=300)
+    came = await receiving.count_all(
+        no_gate, url=broker.url, prefix=prefix, messages=2_050, size=20, max_count=300, check=True
+    )
     assert came["messages"] == 2_050
 
 
