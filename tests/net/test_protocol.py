@@ -1,0 +1,106 @@
+"""docs/PROTOCOL.md: what the page says of frames, kinds, errors and bounds is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qmq import errors
+from qmq.broker.commands import Messages, Sent
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import QmqError, StorageFull
+from qmq.net import wire
+from qmq.net.server import ServerOptions, answers, requests, server
+from qmq.net.wire import Kind
+from qmq.settings import Settings
+from tests.net.server.rules import OPTIONS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text("utf-8")
+
+
+def rows_of(title: str) -> list[list[str]]:
+    """The rows of the table that has *title* in its head, as lists of cells."""
+    head = next(line for line in PAGE.splitlines() if line.startswith("|") and title in line)
+    table = PAGE[PAGE.index(head) + len(head) :].split("\n\n")[0].strip().splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+def example(about: str) -> list[bytes]:
+    """The blocks of bytes from the line on that begins so, up to the next text."""
+    after = PAGE[PAGE.index(about) :].split("\n", 1)[1]
+    blocks = re.match(r"(```\n[0-9a-f \n]+```\n)+", after)
+    assert blocks is not None
+    return [bytes.fromhex(block) for block in blocks[0].split("```")[1::2]]
+
+
+def test_every_kind_stands_on_the_page() -> None:
+    found: dict[str, int] = {}
+    for number, name, _, answer in rows_of("answered by"):
+        if number:
+            found[name] = int(number)
+        if match := re.match(r"(\d+) ([A-Z_]+)", answer):
+            found[match[2]] = int(match[1])
+    assert found == {kind.name: kind.value for kind in Kind}
+
+
+def codes() -> dict[str, type[QmqError]]:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, QmqError)]
+    return {kind.code: kind for kind in [*kinds, server.InternalError]}
+
+
+#: Codes that a broker of this version answers nobody with.
+ELSEWHERE = {
+    "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
+    "group_mismatch", "fenced",
+}  # fmt: skip
+
+
+def test_every_error_stands_on_the_page_with_whether_to_try_again() -> None:
+    known = {code: kind for code, kind in codes().items() if code not in ELSEWHERE}
+    assert {row[0]: row[1] for row in rows_of("a SEND so answered")} == {
+        code: "yes" if kind.retryable else "no" for code, kind in known.items()
+    }
+
+
+def test_a_welcome_has_the_names_of_the_page() -> None:
+    section = PAGE[PAGE.index("WELCOME's meta:") : PAGE.index("### SEND 2")]
+    names = re.findall(r"^\| (\w+) \|", section, re.MULTILINE)[1:]
+    assert list(wire.unpack_meta(memoryview(OPTIONS.welcome()))) == names
+    assert set(names) - {"protocol"} <= set(ServerOptions._fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("HELLO has at most {:,} bytes", wire.MAX_HELLO_BYTES),
+        ("`limit` (rows; {:,} at most)", requests.MAX_LISTED),
+        ("At most {} may be\nopen on a connection", server.MAX_LISTINGS),
+        ("without an answer: {:,} beside parked pulls", server.MAX_REQUESTS),
+        ("A connection may have {:,} subscriptions", BrokerLimits().max_subscriptions),
+        ("`first_frame_timeout_ms` ({} s)", Settings().first_frame_timeout_ms // 1_000),
+        ("protocol of QMQ, version {}", wire.PROTOCOL_VERSION),
+    ],
+)
+def test_bounds_are_those_of_the_code(text: str, number: int) -> None:
+    assert text.format(number) in PAGE
+
+
+def test_the_examples_are_what_the_code_makes() -> None:
+    hello = wire.pack_meta({"protocol": 1, "client": "doc"})
+    assert example("HELLO, request 1") == [wire.encode_frame(Kind.HELLO, 1, hello)]
+    assert example("SEND with flush") == [wire.encode_frame(Kind.SEND, 2, b"", 174, wire.FLUSH)]
+    stored_at_us = int.from_bytes(bytes.fromhex("00605b1a62960400"), "little")
+    store_id = bytes.fromhex("7f0000015191")
+    assert example("SENT: position") == [answers.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
+    pull = wire.encode_frame(Kind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(1, 100, 1, 4 << 20, 2_000)
+    assert example("PULL, request 3") == [pull, answers.messages(Messages(1, 3, [], 0, 0))]
+    assert example("ERROR, request 4") == [wire.encode_error(4, StorageFull("no room"))]
+
+
+def test_the_time_of_the_example_is_told_right() -> None:
+    from qmq.net.receipts import utc_from_us
+
+    time = utc_from_us(int.from_bytes(bytes.fromhex("00605b1a62960400"), "little"))
+    assert f"{time:%Y-%m-%d %H:%M:%S.%f} UTC" in PAGE
