@@ -1,7 +1,7 @@
 """A small file that is written whole: header, then msgpack, one checksum over both. Identity and checkpoints are such.
 
 Bytes: magic 8s | version u16 | reserved u16 | size u32 (of the msgpack) | crc32c u32 (of the 16 bytes before and of the
-msgpack) | msgpack.
+msgpack) | msgpack. Header and checksum stay as they are in every version, so that rot never passes for a newer one.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
     found, found_version, _, size = _FIELDS.unpack_from(data)
     if found != magic:
         raise BadBytes(f"{name} does not begin with {magic.decode()}")
-    if found_version > version:
-        raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
     (crc,) = _CRC.unpack_from(data, _FIELDS.size)
     body = memoryview(data)[ENVELOPE_SIZE:]
     if len(body) != size or crc32c(body, crc32c(data[: _FIELDS.size])) != crc:
         raise BadBytes(f"{name} does not fit its checksum")
+    if found_version > version:
+        raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
     content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
     if not isinstance(content, dict):
         raise BadBytes(f"{name} does not hold a map")

@@ -78,7 +78,7 @@ def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covere
         disk.close(fd)
     if len(data) < DERIVED_HEADER_SIZE:
         return False
-    count, body_crc = DERIVED_HEADER.unpack(data)[7], DERIVED_HEADER.unpack(data)[9]
+    *_, count, _, body_crc, _ = DERIVED_HEADER.unpack(data)
     whole = DERIVED_HEADER_SIZE + count * INDEX_ENTRY_SIZE
     expected = pack_index_header(owner, base, sealed=True, covered=covered, count=count, body_crc=body_crc)
     return size == whole and data == expected

@@ -5,7 +5,8 @@ offset in the file. The current segment is extended sparsely to its full size an
 the file is cut to its exact end. Zeros follow the last batch of a current segment, so its size never tells its end.
 
 The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It is
-the base but for the first segment after a power loss, whose base is the reserve: so a gap tells itself from a loss.
+the base but for the first segment after a power loss, whose base is the reserve: so a gap tells itself from a loss. The
+checksum stays where it is in every version, so that rot never passes for a newer one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from qmq.storage.disk import IOV_MAX, Buffer, Disk, failure, read_fully, write_f
 
 SUFFIX: Final = ".messages"
 _CHECKED: Final = SEGMENT_HEADER_SIZE - 4
+_DIGITS: Final = frozenset("0123456789abcdef")
 _PREVIOUS_END: Final = struct.Struct("<Q")
 
 
@@ -43,12 +45,9 @@ def segment_path(directory: Path, base: int) -> Path:
 def base_of(name: str) -> int | None:
     """The base that a file name says; None when it is not the name of a segment."""
     digits = name.removesuffix(SUFFIX)
-    if digits == name or len(digits) != 16 or digits != digits.lower():
+    if digits == name or len(digits) != 16 or not _DIGITS.issuperset(digits):
         return None
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return None
+    return int(digits, 16)
 
 
 def list_bases(disk: Disk, directory: Path) -> list[int]:
@@ -77,12 +76,10 @@ def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None
     if len(data) < SEGMENT_HEADER_SIZE:
         return None
     magic, version, partition, store_id, _, found_base, _, rest, crc = SEGMENT_HEADER.unpack_from(data)
-    if magic != SEGMENT_MAGIC:
+    if magic != SEGMENT_MAGIC or crc32c(data[:_CHECKED]) != crc:
         return None
     if version > SEGMENT_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
-    if crc32c(data[:_CHECKED]) != crc:
-        return None
     if store_id != owner.store_id:
         raise ForeignFile(
             f"{path} belongs to store {store_id.hex()}, this is store {owner.store_id.hex()}; move it where it belongs"

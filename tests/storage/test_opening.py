@@ -10,13 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile, InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.format.layout import (
+    CHECKPOINT_MAGIC,
+    CHECKPOINT_VERSION,
+    IDENTITY_MAGIC,
+    IDENTITY_VERSION,
+    SEGMENT_HEADER_SIZE,
+)
 from qmq.storage.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.disk import Buffer, Disk
+from qmq.storage.envelope import pack_envelope, read_envelope
 from qmq.storage.identity import COPY_NAMES, pack_identity, read_copies
 from qmq.storage.recovery import Source
 from qmq.storage.segment import Owner, pack_header
@@ -562,9 +570,11 @@ def test_copies_of_different_stores_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*COPY_NAMES, "checkpoint-1"])
 def test_a_newer_version_is_refused_by_name(tmp_path: Path, name: str) -> None:
     killed(tmp_path, 1, 1)
-    data = bytearray((tmp_path / name).read_bytes())
-    data[8] = 9
-    (tmp_path / name).write_bytes(data)
+    path = tmp_path / name
+    magic, version = (CHECKPOINT_MAGIC, CHECKPOINT_VERSION) if "-1" in name else (IDENTITY_MAGIC, IDENTITY_VERSION)
+    content = read_envelope(Disk(), path, magic, version).content
+    assert content is not None
+    path.write_bytes(b"".join(pack_envelope(magic, 9, content)))
     with pytest.raises(ForeignFile, match=rf"{name} has format version 9"):
         open_store(tmp_path)
 
@@ -587,6 +597,7 @@ def test_a_segment_of_a_newer_version_is_refused_by_name(tmp_path: Path) -> None
     file = segment_files(tmp_path)[1]
     data = bytearray(file.read_bytes())
     data[8] = 7
+    data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
     file.write_bytes(data)
     with pytest.raises(ForeignFile, match=rf"{file.name} has format version 7"):
         open_store(tmp_path)

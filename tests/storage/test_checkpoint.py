@@ -1,0 +1,129 @@
+"""The content of checkpoints, and which are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import StorageFailed, StorageFull
+from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
+from qmq.storage.checkpoint import (
+    Claims,
+    Hole,
+    PartitionClaim,
+    SegmentSpan,
+    SubjectsClaim,
+    checkpoint_path,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+from qmq.storage.disk import Disk
+from qmq.storage.envelope import FileState, pack_envelope, read_envelope
+from qmq.storage.gaps import Gaps
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+
+U64 = st.integers(0, 2**64 - 1)
+PAIRS = st.lists(st.tuples(U64, U64), max_size=4)
+JOURNAL = st.none() | st.tuples(U64, U64, st.integers(0, 2**32 - 1))
+PARTITIONS = st.builds(
+    lambda position, spans, holes, journal: PartitionClaim(
+        position, tuple(SegmentSpan(*span) for span in spans), tuple(Hole(*hole) for hole in holes), journal
+    ),
+    U64, PAIRS, PAIRS, JOURNAL,
+)  # fmt: skip
+SUBJECTS = st.integers(0, 5).flatmap(
+    lambda count: st.builds(
+        lambda length, ends, firsts: SubjectsClaim(length, count, ends, firsts, Gaps().pack()),
+        U64,
+        st.binary(min_size=8 * count, max_size=8 * count),
+        st.binary(min_size=8 * count, max_size=8 * count),
+    )
+)
+CLAIMS = st.builds(
+    Claims,
+    number=st.integers(1, 10**9),
+    created_at_us=U64,
+    store_id=st.binary(min_size=6, max_size=6),
+    sequence_base=U64,
+    last_stored_at_us=U64,
+    partitions=st.lists(PARTITIONS, max_size=3).map(tuple),
+    subjects=SUBJECTS,
+    state=st.dictionaries(st.text(max_size=8), st.binary(max_size=30), max_size=3),
+)
+
+
+def claims(number: int) -> Claims:
+    return Claims(number, 5, b"store1", 0, 7, (), SubjectsClaim(32, 0, b"", b"", Gaps().pack()), {})
+
+
+@given(CLAIMS)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: Claims) -> None:
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(HastyDisk(), path, content)
+    found = read_checkpoint(Disk(), path, content.number)
+    assert (found.state, found.claims, found.reason) == (FileState.GOOD, content, "")
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for number in (1, 2, 5, 9):
+        write_checkpoint(HastyDisk(), tmp_path, claims(number))
+    assert list_checkpoints(Disk(), tmp_path) == [9, 5]
+
+
+def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("checkpoint-", "checkpoint-x", "checkpoint-1.tmp", "checkpoint--1", "checkpoint-²", "Checkpoint-1"):
+        (tmp_path / name).write_bytes(b"")
+    write_checkpoint(HastyDisk(), tmp_path, claims(3))
+    assert list_checkpoints(Disk(), tmp_path) == [3]
+    with pytest.raises(StorageFailed):
+        list_checkpoints(Disk(), tmp_path / "missing")
+
+
+@pytest.mark.parametrize("operation", ["open", "pwritev", "fsync", "rename"])
+def test_one_that_cannot_be_written_leaves_the_others(tmp_path: Path, operation: str) -> None:
+    for number in (1, 2):
+        write_checkpoint(HastyDisk(), tmp_path, claims(number))
+    disk = FaultyDisk()
+    disk.fail(operation, 1, 28)
+    with pytest.raises(StorageFull, match="checkpoint-3"):
+        write_checkpoint(disk, tmp_path, claims(3))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_an_old_one_that_cannot_be_removed_is_no_failure(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_checkpoint(HastyDisk(), tmp_path, claims(number))
+    disk = FaultyDisk()
+    disk.fail_always("unlink", 13)
+    write_checkpoint(disk, tmp_path, claims(3))
+    assert list_checkpoints(Disk(), tmp_path) == [3, 2, 1]
+    write_checkpoint(HastyDisk(), tmp_path, claims(4))
+    assert list_checkpoints(Disk(), tmp_path) == [4, 3]
+
+
+@pytest.mark.parametrize("field", ["number", "store_id", "partitions", "subjects", "state", "last_stored_at_us"])
+def test_one_that_lacks_a_field_is_rotten(tmp_path: Path, field: str) -> None:
+    write_checkpoint(HastyDisk(), tmp_path, claims(1))
+    path = checkpoint_path(tmp_path, 1)
+    content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
+    assert content is not None
+    del content[field]
+    path.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)))
+    found = read_checkpoint(Disk(), tmp_path, 1)
+    assert (found.state, found.claims) == (FileState.ROTTEN, None)
+    assert f"{path} lacks a field" in found.reason
+
+
+def test_columns_of_another_length_are_rotten(tmp_path: Path) -> None:
+    write_checkpoint(HastyDisk(), tmp_path, claims(1))
+    path = checkpoint_path(tmp_path, 1)
+    content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
+    assert content is not None
+    content["subjects"]["count"] = 2
+    path.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)))
+    assert read_checkpoint(Disk(), tmp_path, 1).state is FileState.ROTTEN
