@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench
+.PHONY: help env demo serve test lint bench sim fuzz
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -28,3 +28,9 @@ test: lint  ## lint, then every test with coverage (ARGS=... for pytest)
 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
+
+sim: env  ## random histories of broker and store against models, ROUNDS=10 seeds
+	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage
+
+fuzz: env  ## random and hostile frames, batches, names and answers, ROUNDS=10 seeds
+	@scripts/with-seeds $(or $(ROUNDS),10) tests/format tests/net tests/test_names.py
