@@ -107,8 +107,8 @@ class Connection(asyncio.BufferedProtocol):
             welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
         except KeyError as error:
             raise ProtocolError(f"the broker at {self.address} did not say {error} in its welcome") from None
-        if answer.kind != Kind.WELCOME or not all(isinstance(number, int) for number in welcome[2:]):
-            raise ProtocolError(f"the broker at {self.address} did not answer hello with a welcome")
+        if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
+            raise ProtocolError(f"the welcome of the broker at {self.address} is not made of what it should be")
         self._max_frame_bytes = max(welcome.max_frame_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
         return welcome
 

@@ -243,9 +243,9 @@ class Gathering:
         """Bytes of all messages that have not ended, with their columns."""
         return self._queued_bytes + self._room_before - self.room
 
-    def is_crowded(self) -> bool:
-        """So much is queued that more would not make anything faster."""
-        return self.queued_bytes > self._max_queued_bytes // 4
+    def is_crowded(self, elsewhere: int = 0) -> bool:
+        """So much is queued that more would not make anything faster; *elsewhere* as many bytes wait already."""
+        return self.queued_bytes + elsewhere > self._max_queued_bytes // 4
 
     def is_drained(self) -> bool:
         """So little is queued that there is reason for more."""

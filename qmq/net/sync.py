@@ -84,7 +84,7 @@ class Session:
 
     def drain(self) -> None:
         """As Client.drain."""
-        if self._queued_bytes > BATCH_BYTES or self.parts.gathering.is_crowded():
+        if self._queued_bytes > BATCH_BYTES or self.parts.gathering.is_crowded(self._queued_bytes):
             self.run(self.client.drain())
 
     def close(

@@ -1,0 +1,278 @@
+"""One connection of a client: frames in and out of a transport that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, StorageFull, UnsupportedVersion
+from qmq.net import wire
+from qmq.net.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
+from qmq.net.wire import Frame, Kind
+from tests.net.scripted import STORE, WELCOME, scripted_broker
+
+
+class Owner:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        self.told.append(("stored", request, bytes(payload)))
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        self.told.append(("refused", request, type(error)))
+
+    def writable(self) -> None:
+        self.told.append("writable")
+
+    def lost(self, connection: Connection, error: QmqError) -> None:
+        self.told.append(("lost", error))
+
+
+class HeldTransport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self, protocol: Connection) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self.written = b""
+        self.limits: tuple[int | None, int | None] = (None, None)
+        self.closed = self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = (high, low)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        if not self.aborted:
+            self.aborted = True
+            self._protocol.connection_lost(None)
+
+    def frames(self) -> list[Frame]:
+        """What was written since the last call."""
+        written, self.written = memoryview(self.written), b""
+        return list(wire.split_frames(written, 1 << 30))
+
+
+class Held:
+    """A connection on a HeldTransport."""
+
+    def __init__(self) -> None:
+        self.owner = Owner()
+        self.loop = asyncio.new_event_loop()
+        self.connection = Connection(self.owner, "broker:1", self.loop)
+        self.transport = HeldTransport(self.connection)
+        self.connection.connection_made(self.transport)
+        self.answers: list[Answer | QmqError] = []
+
+    def ask(self, kind: Kind = Kind.PULL) -> int:
+        return self.connection.ask(kind, self.answers.append)
+
+    def receive(self, data: bytes, chunk: int = 1 << 30) -> None:
+        """As a transport hands bytes in: as many as fit, at most *chunk*."""
+        while data and not self.transport.aborted:
+            buffer = self.connection.get_buffer(-1)
+            assert len(buffer) > 0
+            size = min(len(buffer), len(data), chunk)
+            buffer[:size] = data[:size]
+            self.connection.buffer_updated(size)
+            data = data[size:]
+
+
+@pytest.fixture
+def held() -> Any:
+    made = Held()
+    yield made
+    made.loop.close()
+
+
+def answer(kind: Kind, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None) -> bytes:
+    packed = wire.pack_meta(meta) if meta else b""
+    return wire.encode_frame(kind, request, packed, len(payload)) + payload
+
+
+def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
+    first, second = held.ask(Kind.PULL), held.ask(Kind.SUBSCRIBE)
+    assert [(frame.kind, frame.request) for frame in held.transport.frames()] == [
+        (Kind.PULL, first),
+        (Kind.SUBSCRIBE, second),
+    ]
+    held.receive(answer(Kind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(Kind.MESSAGES, first, b"abc"))
+    assert held.answers == [(Kind.SUBSCRIBED, {"subscription": 3}, b""), (Kind.MESSAGES, {}, b"abc")]
+
+
+@given(st.lists(st.integers(0, 3 * SMALL_BYTES), max_size=8), st.sampled_from([7, 1_000, 40_000, 1 << 30]))
+def test_answers_of_any_size_come_whole_in_any_pieces(sizes: list[int], chunk: int) -> None:
+    held = Held()
+    held.connection._max_frame_bytes = 1 << 20
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    data = b"".join(answer(Kind.MESSAGES, held.ask(), payload) for payload in payloads)
+    held.receive(data, max(chunk, len(data) // 2_000))
+    assert [bytes(reply.payload) for reply in held.answers if isinstance(reply, Answer)] == payloads
+    held.loop.close()
+
+
+def test_payloads_outlive_the_buffer_they_came_in(held: Held) -> None:
+    held.receive(answer(Kind.MESSAGES, held.ask(), b"first"))
+    held.receive(answer(Kind.MESSAGES, held.ask(), b"other"))
+    (first, other) = held.answers
+    assert isinstance(first, Answer)
+    assert isinstance(other, Answer)
+    assert (first.payload, other.payload) == (b"first", b"other")
+
+
+def test_a_large_answer_is_received_into_a_buffer_of_its_size(held: Held) -> None:
+    held.connection._max_frame_bytes = 16 << 20
+    size = 5 << 20
+    held.receive(wire.encode_frame(Kind.MESSAGES, held.ask(), b"", size))
+    assert len(held.connection.get_buffer(-1)) == size
+    held.receive(bytes(size))
+    assert len(held.connection.get_buffer(-1)) > SMALL_BYTES
+    (reply,) = held.answers
+    assert isinstance(reply, Answer)
+    assert len(reply.payload) == size
+
+
+def test_batches_and_their_answers_go_to_the_owner(held: Held) -> None:
+    for size, flush in ((10, True), (SMALL_BYTES * 2, False)):
+        request = held.connection.next_request()
+        held.connection.send_batch(request, [b"h" * 5, b"d" * size], flush)
+        (frame,) = held.transport.frames()
+        assert (frame.kind, frame.flags, frame.request) == (Kind.SEND, wire.FLUSH if flush else 0, request)
+        assert frame.payload == b"h" * 5 + b"d" * size
+        held.receive(answer(Kind.SENT, request, b"where"))
+        assert held.owner.told.pop() == ("stored", request, b"where")
+    held.receive(wire.encode_error(9, StorageFull("full")))
+    assert held.owner.told == [("refused", 9, StorageFull)]
+
+
+def test_a_request_that_is_refused_gets_the_error(held: Held) -> None:
+    held.receive(wire.encode_error(held.ask(), Overloaded("too many pulls")))
+    (error,) = held.answers
+    assert type(error) is Overloaded
+    assert held.owner.told == []
+
+
+def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
+    held.ask()
+    held.receive(wire.encode_error(0, ProtocolError("nonsense")))
+    assert held.transport.aborted
+    assert [str(error) for error in held.answers] == ["nonsense"]
+    ((what, error),) = held.owner.told
+    assert (what, type(error)) == ("lost", ProtocolError)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        answer(Kind.MESSAGES, 77),
+        answer(Kind.SUBSCRIBED, 1),
+        b"\xff" * 16,
+        wire.FRAME.pack(8, Kind.MESSAGES, 0, 0, 1),
+        wire.FRAME.pack(1 << 20, Kind.MESSAGES, 0, 0, 1),
+        wire.FRAME.pack(20, Kind.MESSAGES, 0, 4, 1) + b"\xc1\xc1\xc1\xc1",
+        wire.FRAME.pack(20, Kind.ERROR, 0, 4, 1) + b"\xc1\xc1\xc1\xc1",
+    ],
+)
+def test_nonsense_ends_the_connection(held: Held, nonsense: bytes) -> None:
+    assert held.ask() == 1
+    held.receive(nonsense)
+    assert held.transport.aborted
+    ((_, error),) = held.owner.told
+    assert type(error) is ProtocolError
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise_into_the_loop(data: bytes) -> None:
+    held = Held()
+    held.ask()
+    held.receive(data)
+    held.loop.close()
+
+
+def test_a_lost_connection_tells_everybody(held: Held) -> None:
+    held.ask()
+    held.connection.connection_lost(ConnectionResetError("reset by peer"))
+    assert held.connection.closed
+    (error,) = held.answers
+    assert type(error) is ConnectionLost
+    assert "reset by peer" in str(error)
+    held.ask()
+    held.loop.call_soon(held.loop.stop)
+    held.loop.run_forever()
+    assert len(held.answers) == 2
+
+
+def test_writing_pauses_and_goes_on(held: Held) -> None:
+    assert held.transport.limits[0] == WRITE_HIGH_BYTES
+    held.connection.pause_writing()
+    assert not held.connection.writable
+    held.connection.resume_writing()
+    assert held.connection.writable
+    assert held.owner.told == ["writable"]
+
+
+def test_an_answer_can_be_overdue(held: Held) -> None:
+    held.connection.ask(Kind.PULL, held.answers.append, due=5.0)
+    held.ask()
+    assert not held.connection.is_overdue(5.0)
+    assert held.connection.is_overdue(5.1)
+
+
+async def test_hello_says_who_is_there() -> None:
+    async with scripted_broker(max_message_bytes=77) as broker:
+        loop = asyncio.get_running_loop()
+        connection = Connection(Owner(), "broker", loop)
+        host, port = "127.0.0.1", int(broker.url.rpartition(":")[2])
+        await loop.create_connection(lambda: connection, host, port)
+        welcome = await connection.hello("qmq-python/test")
+        peer = await broker.peer()
+        assert peer.hello == {"protocol": wire.PROTOCOL_VERSION, "client": "qmq-python/test"}
+        assert (welcome.store_id, welcome.max_message_bytes) == (STORE, 77)
+        connection.close()
+        await peer.gone()
+
+
+@pytest.mark.parametrize("missing", sorted(WELCOME.keys() - {"protocol"}))
+async def test_a_welcome_that_does_not_say_all_is_refused(missing: str) -> None:
+    async with scripted_broker() as broker:
+        del broker.welcome[missing]
+        loop = asyncio.get_running_loop()
+        connection = Connection(Owner(), "broker", loop)
+        await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
+        with pytest.raises(ProtocolError, match=missing):
+            await connection.hello("test")
+        connection.abort(ConnectionLost("test over"))
+
+
+@pytest.mark.parametrize("wrong", [{"store_id": "text"}, {"producer_window": "many"}, {"max_pull_bytes": None}])
+async def test_a_welcome_of_other_types_is_refused(wrong: dict[str, Any]) -> None:
+    async with scripted_broker(**wrong) as broker:
+        loop = asyncio.get_running_loop()
+        connection = Connection(Owner(), "broker", loop)
+        await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
+        with pytest.raises(ProtocolError, match="welcome"):
+            await connection.hello("test")
+        connection.abort(ConnectionLost("test over"))
+
+
+async def test_a_refused_hello_is_raised() -> None:
+    async with scripted_broker() as broker:
+        broker.refusal = UnsupportedVersion("speak version 2")
+        loop = asyncio.get_running_loop()
+        connection = Connection(Owner(), "broker", loop)
+        await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
+        with pytest.raises(UnsupportedVersion, match="speak version 2"):
+            await connection.hello("test")
+        connection.abort(ConnectionLost("test over"))

@@ -1,0 +1,269 @@
+"""What keeps a client connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+import qmq
+from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion
+from qmq.net import link as link_module
+from qmq.net import wire
+from qmq.net.wire import Kind
+from tests.net.scripted import ScriptedBroker, scripted_broker
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def send_on_next(broker: ScriptedBroker, client: qmq.Client) -> None:
+    """Send over the next connection to that broker, once it is there."""
+    peer = await broker.peer()
+    sending = asyncio.ensure_future(client.send("a", b"x"))
+    frame, _ = await peer.batch()
+    peer.stored(frame)
+    await sending
+
+
+async def test_it_says_hello_and_closes() -> None:
+    async with scripted_broker() as broker:
+        async with qmq.connect(broker.url):
+            peer = await broker.peer()
+        await peer.gone()
+        assert peer.hello["protocol"] == wire.PROTOCOL_VERSION
+        assert peer.hello["client"].startswith("qmq-python/")
+
+
+async def test_nobody_there_is_a_clear_error() -> None:
+    ports = [free_port(), free_port()]
+    with pytest.raises(ConnectionLost, match=rf"{ports[0]}.*{ports[1]}.*qmq serve"):
+        async with qmq.connect(",".join(f"qmq://127.0.0.1:{port}" for port in ports)):
+            pass
+
+
+async def test_a_host_that_does_not_exist_is_a_clear_error() -> None:
+    with pytest.raises(ConnectionLost, match="no broker can be reached"):
+        async with qmq.connect("qmq://no-such-host.invalid"):
+            pass
+
+
+async def test_somebody_who_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = qmq.connect(f"qmq://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
+            await client.__aenter__()
+
+
+async def test_the_first_address_that_answers_is_used() -> None:
+    async with scripted_broker() as broker, qmq.connect(f"qmq://127.0.0.1:{free_port()},{broker.url}"):
+        await broker.peer()
+
+
+@pytest.mark.parametrize("refusal", [UnsupportedVersion("speak 2"), ProtocolError("no")])
+async def test_a_refusal_for_good_is_raised(refusal: qmq.QmqError) -> None:
+    async with scripted_broker() as broker:
+        broker.refusal = refusal
+        with pytest.raises(type(refusal), match=str(refusal)):
+            async with qmq.connect(broker.url):
+                pass
+
+
+async def test_a_refusal_that_can_pass_names_its_cause() -> None:
+    async with scripted_broker() as broker:
+        broker.refusal = BrokerStopping("shutting down")
+        with pytest.raises(ConnectionLost, match="shutting down"):
+            async with qmq.connect(broker.url):
+                pass
+
+
+async def test_send_timeout_must_be_well_below_the_brokers_memory_of_producers() -> None:
+    async with scripted_broker(producer_ttl_ms=60_000) as broker:
+        with pytest.raises(InvalidOption, match="producer_ttl_ms 60000"):
+            async with qmq.connect(broker.url, send_timeout=30):
+                pass
+        async with qmq.connect(broker.url, send_timeout=29.9):
+            pass
+
+
+async def test_a_client_is_used_once_and_inside_its_block() -> None:
+    async with scripted_broker() as broker:
+        client = qmq.connect(broker.url)
+        with pytest.raises(ConnectionLost, match="async with"):
+            await client.send("a", b"")
+        with pytest.raises(ConnectionLost, match="async with"):
+            client.send_nowait("a", b"")
+        async with client:
+            with pytest.raises(InvalidOption, match="call connect again"):
+                await client.__aenter__()
+        for call in (client.send("a", b""), client.flush(), client.last_sequence()):
+            with pytest.raises(ConnectionLost, match="closed"):
+                await call
+
+
+async def test_it_connects_again_and_sends_the_same_bytes() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        sending = asyncio.ensure_future(client.send("a", b"body"))
+        peer = await broker.peer()
+        before = bytes((await peer.batch())[0].payload)
+        peer.drop()
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        assert bytes(frame.payload) == before
+        peer.stored(frame, first_sequence=5)
+        assert (await sending).sequence == 5
+
+
+async def test_it_waits_for_a_broker_that_is_down_and_sends_then() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        await broker.peer()
+        await broker.close()
+        sending = asyncio.ensure_future(client.send("a", b"body"))
+        await asyncio.sleep(0)
+        await broker.listen()
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+
+
+async def test_it_goes_to_the_next_address_when_nothing_is_unknown() -> None:
+    async with scripted_broker() as first, scripted_broker(store_id=b"store2") as second:
+        async with qmq.connect(f"{first.url},{second.url}") as client:
+            await first.peer()
+            await first.close()
+            await send_on_next(second, client)
+        await first.listen()
+
+
+async def test_what_is_unknown_waits_for_its_own_broker() -> None:
+    async with (
+        scripted_broker() as first,
+        scripted_broker(store_id=b"store2") as second,
+        qmq.connect(f"{first.url},{second.url}") as client,
+    ):
+        peer = await first.peer()
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        await peer.batch()
+        await first.close()
+        await first.listen()
+        peer = await first.peer()
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+
+
+async def test_what_is_unknown_is_given_up_where_its_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "FAILOVER_AFTER", 0.1)
+    async with scripted_broker() as first, scripted_broker(store_id=b"store2") as second:
+        async with qmq.connect(f"{first.url},{second.url}") as client:
+            peer = await first.peer()
+            sending = asyncio.ensure_future(client.send("a", b"x"))
+            await peer.batch()
+            await first.close()
+            with pytest.raises(qmq.SendUnknown):
+                await sending
+            await send_on_next(second, client)
+        await first.listen()
+
+
+async def test_a_refusal_for_good_on_the_way_back_ends_the_client() -> None:
+    async with scripted_broker() as broker, contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(qmq.connect(broker.url))
+        peer = await broker.peer()
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        await peer.batch()
+        broker.refusal = UnsupportedVersion("speak 2")
+        peer.drop()
+        with pytest.raises(qmq.SendUnknown, match="speak 2"):
+            await sending
+        for call in (client.send("a", b"x"), client.last_sequence(), client.flush()):
+            with pytest.raises(UnsupportedVersion, match="speak 2"):
+                await call
+        with pytest.raises(UnsupportedVersion):
+            client.send_nowait("a", b"x")
+        with pytest.raises(UnsupportedVersion):
+            await stack.aclose()
+
+
+async def test_a_silent_broker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "SILENCE", 0.1)
+    monkeypatch.setattr(link_module, "_TICK", 0.02)
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        await peer.batch()
+        await peer.gone()
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+
+
+async def test_a_request_is_asked_again_while_that_can_help() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        asking = asyncio.ensure_future(client.last_sequence("job"))
+        peer = await broker.peer()
+        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        peer.refuse(frame.request, BrokerStopping("in a moment"))
+        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        peer.drop()
+        peer = await broker.peer()
+        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, {"sequence": 7})
+        assert await asking == 7
+
+
+@pytest.mark.parametrize("answer", [{"sequence": "7"}, {"sequence": 1.5}])
+async def test_an_answer_of_another_kind_is_refused(answer: dict[str, Any]) -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        asking = asyncio.ensure_future(client.last_sequence("job"))
+        peer = await broker.peer()
+        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, answer)
+        with pytest.raises(ProtocolError, match="last sequence"):
+            await asking
+
+
+async def test_an_answer_to_a_batch_that_is_too_short_ends_the_connection() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        peer.answer(Kind.SENT, frame.request, payload=wire.SENT.pack(1, 1, 0, b"store1", 2) + bytes(8))
+        await peer.gone()
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+
+
+async def test_a_broker_that_reads_slowly_is_written_to_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        peer.transport.pause_reading()
+        connection = client._link.connection
+        assert connection is not None
+        paused = asyncio.Event()
+        pause = connection.pause_writing
+        monkeypatch.setattr(connection, "pause_writing", lambda: (pause(), paused.set()))
+        sending = asyncio.ensure_future(client.send_many("a", [bytes(1 << 20)] * 40))
+        await paused.wait()
+        transport = connection._transport
+        assert transport is not None
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert transport.get_write_buffer_size() < 8 << 20
+        peer.transport.resume_reading()
+        for number in range(40):
+            frame, _ = await peer.batch()
+            peer.stored(frame, first_sequence=number)
+        assert [receipt.sequence for receipt in await sending] == list(range(40))

@@ -1,0 +1,410 @@
+"""What pulls for a consumer, against a broker that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+import pytest
+
+import qmq
+from qmq.errors import (
+    BrokerStopping,
+    ConnectionLost,
+    GroupMismatch,
+    InvalidName,
+    InvalidOption,
+    Overloaded,
+    UnknownSubscription,
+)
+from qmq.net import pulling as pulling_module
+from qmq.net import wire
+from qmq.net.pulling import check_pull, make_consumer_id, start_of
+from qmq.net.wire import Kind
+from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
+
+
+class Subscribed(NamedTuple):
+    """A consumer, and the broker's side of it."""
+
+    broker: ScriptedBroker
+    client: qmq.Client
+    consumer: qmq.Consumer
+    peer: Peer
+    said: dict[str, Any]
+
+
+@asynccontextmanager
+async def subscribed(*prefixes: str, **options: Any) -> AsyncIterator[Subscribed]:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        consumer = client.subscribe(*(prefixes or ("a.",)), **options)
+        entering = asyncio.ensure_future(consumer.__aenter__())
+        said = await peer.subscribed()
+        await entering
+        yield Subscribed(broker, client, consumer, peer, said)
+
+
+def batch(*bodies: bytes, at: int = 0) -> bytes:
+    """A batch of subject a.b, *at* microseconds after the start."""
+    return stored_batch(
+        {"a.b": bodies}, position=5_000 + 1_000 * at, stored_at_us=START_US + at, first_sequence=10 * at
+    )
+
+
+def bodies(messages: Sequence[qmq.Message]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# --- subscribing -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_says_what_is_wanted() -> None:
+    async with subscribed("a.", "b", group="billing", consumer="billing-1", start=5) as s:
+        assert s.said == {
+            "group": "billing",
+            "prefixes": ["a.", "b"],
+            "consumer": "billing-1",
+            "start": ["sequence", 5],
+        }
+        assert s.consumer.id == "billing-1"
+
+
+async def test_alone_no_prefix_stands_twice() -> None:
+    async with subscribed("a.", "a.b", "c") as s:
+        assert (s.said["group"], s.said["prefixes"], s.said["start"]) == (None, ["a.", "c"], None)
+
+
+async def test_leaving_unsubscribes() -> None:
+    async with subscribed() as s:
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
+        frame = await s.peer.frame(Kind.UNSUBSCRIBE)
+        assert wire.UNSUBSCRIBE.unpack(frame.payload) == (7,)
+        s.peer.answer(Kind.UNSUBSCRIBED, frame.request)
+        await leaving
+        with pytest.raises(UnknownSubscription, match="async with"):
+            await s.consumer.pull()
+
+
+async def test_leaving_does_not_wait_long_for_a_silent_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling_module, "LEAVE_TIMEOUT", 0.01)
+    async with subscribed() as s:
+        await s.consumer.__aexit__(None, None, None)
+
+
+async def test_leaving_ends_a_pull_that_waits() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
+        frame = await s.peer.frame(Kind.WITHDRAW)
+        assert wire.WITHDRAW.unpack(frame.payload) == (request,)
+        await s.peer.unsubscribed()
+        await leaving
+        with pytest.raises(UnknownSubscription):
+            await pulling
+
+
+async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_again() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        entering = asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__())
+        frame = await peer.frame(Kind.SUBSCRIBE)
+        peer.refuse(frame.request, Overloaded("too many subscriptions"))
+        frame = await peer.frame(Kind.SUBSCRIBE)
+        peer.refuse(frame.request, GroupMismatch("another mode"))
+        with pytest.raises(GroupMismatch, match="another mode"):
+            await entering
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (None, None),
+        ("first", "first"),
+        ("last", "last"),
+        (0, ["sequence", 0]),
+        (datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC), ["time", 1_000_005]),
+        (datetime(2023, 11, 14, 23, 13, 20, tzinfo=timezone(timedelta(hours=1))), ["time", START_US]),
+        (datetime(1969, 1, 1, tzinfo=UTC), ["time", 0]),
+    ],
+)
+def test_starts(start: Any, said: Any) -> None:
+    assert start_of(start) == said
+
+
+@pytest.mark.parametrize("start", ["middle", -1, 1.5, True, datetime(2020, 1, 1), 1 << 63, ["time", 5]])  # noqa: DTZ001
+def test_bad_starts_are_refused(start: Any) -> None:
+    with pytest.raises(InvalidOption, match="start"):
+        start_of(start)
+
+
+async def test_bad_names_are_refused_at_the_call() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        for bad in (
+            lambda: client.subscribe(),
+            lambda: client.subscribe("a..b"),
+            lambda: client.subscribe("a", group="a b"),
+            lambda: client.subscribe("a", consumer=""),
+        ):
+            with pytest.raises(InvalidName):
+                bad()
+
+
+def test_consumer_ids_differ_and_are_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "büro.host!" * 30)
+    assert make_consumer_id() != make_consumer_id()
+    assert len(make_consumer_id()) <= 200
+    qmq.connect()  # a client that is not connected will do
+    pulling_module.check_consumer(make_consumer_id())
+
+
+# --- pulling ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pull_says_what_is_wanted_and_brings_it() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(50, 2, timeout=1.5))
+        request, (subscription, most, least, size, timeout_ms) = await s.peer.pulled()
+        assert (subscription, most, least, size) == (7, 50, 2, 4 << 20)
+        assert 1_400 <= timeout_ms <= 1_501
+        s.peer.messages(request, batch(b"1", b"2"), batch(b"3", at=1))
+        assert bodies(await pulling) == [b"1", b"2", b"3"]
+
+
+async def test_limits_of_the_broker_are_kept() -> None:
+    async with scripted_broker(max_pull_count=10, max_pull_bytes=100_000) as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        consumer = client.subscribe("a.")
+        entering = asyncio.ensure_future(consumer.__aenter__())
+        await peer.subscribed()
+        await entering
+        pulling = asyncio.ensure_future(consumer.pull(50, 20))
+        request, (_, most, least, size, _) = await peer.pulled()
+        assert (most, least, size) == (10, 10, 100_000)
+        peer.messages(request, batch(b"1"))
+        assert len(await pulling) == 1
+
+
+async def test_nothing_until_the_time_is_up_is_an_empty_list() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(timeout=0))
+        request, (*_, timeout_ms) = await s.peer.pulled()
+        assert timeout_ms == 0
+        s.peer.messages(request)
+        assert await pulling == []
+
+
+async def test_a_pull_without_end_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling_module, "ROUND", 0.0)
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(10, 3))
+        request, (_, most, least, _, _) = await s.peer.pulled()
+        assert (most, least) == (10, 3)
+        s.peer.messages(request, batch(b"1", b"2"))
+        request, (_, most, least, _, _) = await s.peer.pulled()
+        assert (most, least) == (8, 1)
+        s.peer.messages(request, batch(b"3", at=1))
+        assert bodies(await pulling) == [b"1", b"2", b"3"]
+
+
+async def test_a_broker_that_overruns_the_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling_module, "GRACE", 0.01)
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(timeout=0.01))
+        request, _ = await s.peer.pulled()
+        assert await pulling == []
+        await s.peer.frame(Kind.WITHDRAW)
+        pulling = asyncio.ensure_future(s.consumer.pull(timeout=5))
+        s.peer.messages(request, batch(b"late"))
+        assert bodies(await pulling) == [b"late"]
+
+
+async def test_what_a_cancelled_pull_brings_comes_first_with_the_next() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(5))
+        request, _ = await s.peer.pulled()
+        pulling.cancel()
+        frame = await s.peer.frame(Kind.WITHDRAW)
+        assert wire.WITHDRAW.unpack(frame.payload) == (request,)
+        s.peer.messages(request, batch(b"1", b"2", b"3"))
+        assert bodies(await s.consumer.pull(2)) == [b"1", b"2"]
+        pulling = asyncio.ensure_future(s.consumer.pull(5, 3))
+        request, (_, most, least, _, _) = await s.peer.pulled()
+        assert (most, least) == (4, 2)
+        s.peer.messages(request, batch(b"4", b"5", at=1))
+        assert bodies(await pulling) == [b"3", b"4", b"5"]
+
+
+async def test_a_withdrawn_pull_that_brings_nothing_is_followed_by_another() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        withdrawn, _ = await s.peer.pulled()
+        pulling.cancel()
+        await s.peer.frame(Kind.WITHDRAW)
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        s.peer.messages(withdrawn)
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
+
+
+async def test_pulls_of_several_tasks_go_one_after_another() -> None:
+    async with subscribed() as s:
+        first = asyncio.ensure_future(s.consumer.pull())
+        second = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        assert await s.consumer.pull(timeout=0.01) == []
+        assert not s.peer.has_frame()
+        s.peer.messages(request, batch(b"1"))
+        assert bodies(await first) == [b"1"]
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"2", at=1))
+        assert bodies(await second) == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("max_count", "min_count", "timeout"),
+    [(0, 1, None), (1, 0, None), (1, 2, None), (1.0, 1, None), (1, 1, -1), (1, 1, "1"), (1, 1, float("nan"))],
+)
+def test_bad_pulls_are_refused(max_count: Any, min_count: Any, timeout: Any) -> None:
+    with pytest.raises(InvalidOption):
+        check_pull(max_count, min_count, timeout)
+
+
+async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.refuse(request, Overloaded("too many parked pulls"))
+        request, _ = await s.peer.pulled()
+        s.peer.refuse(request, UnknownSubscription("number 7"))
+        with pytest.raises(UnknownSubscription, match="number 7"):
+            await pulling
+
+
+async def test_damaged_pieces_are_left_out_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rotten = bytearray(batch(b"rotten", at=1))
+    rotten[-1] ^= 1
+    async with subscribed() as s:
+        with caplog.at_level(logging.WARNING, "qmq.client"):
+            pulling = asyncio.ensure_future(s.consumer.pull())
+            request, _ = await s.peer.pulled()
+            s.peer.messages(request, bytes(rotten))
+            request, _ = await s.peer.pulled()  # nothing good was in it: on
+            s.peer.messages(request, batch(b"good"), bytes(rotten), batch(b"too", at=2))
+            assert bodies(await pulling) == [b"good", b"too"]
+        assert s.consumer.damaged == 2
+        (record,) = caplog.records  # at a limited rate
+        assert "position 6000 of partition 0" in record.getMessage()
+        assert record.levelno == logging.WARNING
+
+
+# --- reconnects ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None:
+    async with subscribed(group="g", consumer="c1") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        await s.peer.pulled()
+        await s.broker.close()
+        assert await asyncio.wait({pulling}, timeout=0.02) == (set(), {pulling})
+        await s.broker.listen()
+        peer = await s.broker.peer()
+        assert await peer.subscribed(9) == s.said
+        request, (subscription, *_) = await peer.pulled()
+        assert subscription == 9
+        peer.messages(request, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02])
+async def test_a_pull_returns_at_its_time_while_no_broker_can_be_reached(timeout: float) -> None:
+    async with subscribed() as s:
+        await s.broker.close()
+        while s.client._link.connection is not None:
+            await asyncio.sleep(0)
+        assert await s.consumer.pull(timeout=timeout) == []
+        await s.broker.listen()
+        peer = await s.broker.peer()
+        await peer.subscribed()  # it has gone on trying
+        pulling = asyncio.ensure_future(s.consumer.pull(timeout=5))
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert len(await pulling) == 1
+
+
+async def test_a_stopping_broker_is_left_for_the_next_one() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.refuse(request, BrokerStopping("shutting down"))
+        s.peer.drop()
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert len(await pulling) == 1
+
+
+async def test_alone_it_goes_on_where_it_was() -> None:
+    async with subscribed("a.", start="first") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1"), batch(b"2", b"3", at=1))
+        assert len(await pulling) == 3
+        s.peer.drop()
+        peer = await s.broker.peer()
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        assert (await peer.subscribed())["start"] == ["time", START_US + 1]
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"2", b"3", at=1))
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"2", b"3", at=1), batch(b"4", at=2))
+        assert bodies(await pulling) == [b"4"]
+
+
+async def test_alone_from_the_last_on_it_misses_nothing_while_away() -> None:
+    async with subscribed("a.") as s:
+        assert s.said["start"] is None
+        s.peer.drop()
+        peer = await s.broker.peer()
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        start = (await peer.subscribed())["start"]
+        assert start[0] == "time"
+        assert abs(start[1] - datetime.now(UTC).timestamp() * 1e6) < 60e6
+        pulling.cancel()
+
+
+async def test_an_answer_that_stays_out_too_long_means_a_dead_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling_module, "ROUND", 0.02)
+    monkeypatch.setattr(pulling_module, "LATE", 0.02)
+    monkeypatch.setattr("qmq.net.link._TICK", 0.02)
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        await s.peer.pulled()
+        await s.client.flush()
+        peer = await s.broker.peer()  # the tick was set before; the next one sees it
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert len(await pulling) == 1
+
+
+async def test_a_closed_client_ends_its_pulls() -> None:
+    async with scripted_broker() as broker:
+        async with qmq.connect(broker.url) as client:
+            peer = await broker.peer()
+            consumer = client.subscribe("a.")
+            entering = asyncio.ensure_future(consumer.__aenter__())
+            await peer.subscribed()
+            await entering
+            pulling = asyncio.ensure_future(consumer.pull())
+            await peer.pulled()
+        with pytest.raises(ConnectionLost, match="closed"):
+            await pulling
+        await consumer.__aexit__(None, None, None)
