@@ -32,6 +32,7 @@ from qmq.names import check_subject
 from qmq.storage.store import Store
 
 Numbers = npt.NDArray[np.int64]
+_Place = tuple[int, int]  # partition, position
 
 
 class _Staged(NamedTuple):
@@ -44,7 +45,8 @@ class _Staged(NamedTuple):
     messages: int | npt.NDArray[Any]
     producer_id: bytes
     producer_sequence: int
-    after: tuple[tuple[int, int], ...]  # as in _Barrier
+    after: tuple[_Place, ...]  # as in _Barrier
+    places: dict[int, _Place | None]  # where its subjects were before; several partitions only
 
 
 class _Repeat(NamedTuple):
@@ -60,7 +62,7 @@ class _Barrier(NamedTuple):
     start: int
     end: int
     flush: bool
-    after: tuple[tuple[int, int], ...]  # (partition, position that must be visible there)
+    after: tuple[_Place, ...]  # positions that must be visible, in other partitions
 
 
 class _Partition:
@@ -88,7 +90,7 @@ class Intake:
         self._stamp_us = store.last_stored_at_us
         self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
         self._repeats: list[_Repeat] = []
-        self._last_places: dict[int, tuple[int, int]] = {}  # subject number: (partition, end); several partitions only
+        self._last_places: dict[int, _Place] = {}  # ends, by subject number; several partitions only
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +104,8 @@ class Intake:
             return
         numbers = self._numbers_of(batch)
         partition = self._choose(numbers)
+        if len(self._partitions) > 1:
+            self._write_before(partition, numbers)
         try:
             position = self._store.place(partition.number, header.size)
             self._stage(command, batch, partition, position, numbers, now)
@@ -198,14 +202,21 @@ class Intake:
             return False
         return all(self._partitions[number].visible >= position for number, position in barrier.after)
 
-    def _must_come_first(self, partition: _Partition, numbers: int | Numbers, end: int) -> tuple[tuple[int, int], ...]:
+    def _write_before(self, partition: _Partition, numbers: int | Numbers) -> None:
+        """Write what is staged of the same subjects in other partitions: if that fails, its sequences are given again,
+        so nothing may have been given the next ones.
+        """
+        for number in _each(numbers):
+            place = self._last_places.get(number)
+            if place is not None and place[0] != partition.number and place[1] > self._store.end(place[0]):
+                self._write(self._partitions[place[0]])
+
+    def _must_come_first(self, partition: _Partition, places: dict[int, _Place | None]) -> tuple[_Place, ...]:
         """Where earlier batches of the same subjects lie that are not visible yet, in other partitions."""
         after: dict[int, int] = {}
-        for number in (numbers,) if isinstance(numbers, int) else numbers.tolist():
-            place = self._last_places.get(number)
+        for place in places.values():
             if place is not None and place[0] != partition.number and self._partitions[place[0]].visible < place[1]:
                 after[place[0]] = max(place[1], after.get(place[0], 0))
-            self._last_places[number] = (partition.number, end)
         return tuple(after.items())
 
     # --- one batch ---------------------------------------------------------------------------------------------------
@@ -281,10 +292,13 @@ class Intake:
         )  # fmt: skip
         answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size
-        after = self._must_come_first(partition, numbers, end) if len(self._partitions) > 1 else ()
-        partition.staged.append(
-            _Staged(command, answer, end, numbers, messages, header.producer_id, header.producer_sequence, after)
-        )
+        places: dict[int, _Place | None] = {}
+        if len(self._partitions) > 1:
+            places = {number: self._last_places.get(number) for number in _each(numbers)}
+            self._last_places.update(dict.fromkeys(places, (partition.number, end)))
+        after = self._must_come_first(partition, places)
+        producer = header.producer_id, header.producer_sequence
+        partition.staged.append(_Staged(command, answer, end, numbers, messages, *producer, after, places))
 
     def _give_up(self, partition: _Partition, error: QmqError) -> None:
         """A write failed: nothing that was staged is stored; take back what was given and say so."""
@@ -292,6 +306,11 @@ class Intake:
         ends = self._store.ends
         for batch in reversed(staged):
             ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
+            for number, place in batch.places.items():
+                if place is None:
+                    del self._last_places[number]
+                else:
+                    self._last_places[number] = place
             self._producers.forget(batch.producer_id, batch.producer_sequence)
             self._effects.append(Refused(batch.command.connection, batch.command.request, error))
         refused = {(partition.number, batch.answer.position) for batch in staged}
@@ -343,3 +362,7 @@ class Intake:
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
         return sum(len(partition.waiting) for partition in self._partitions)
+
+
+def _each(numbers: int | Numbers) -> list[int]:
+    return [numbers] if isinstance(numbers, int) else numbers.tolist()

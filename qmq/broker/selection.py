@@ -159,9 +159,8 @@ class Selection:
             parts = self._store.subject_rows(number, int(cursors[number]), chunk)
             for partition, rows in parts:
                 if len(rows) > FEW_ROWS:
-                    self._take_rows(following, np.full(len(rows), partition, np.int64), rows)
-                    if self.full:
-                        return  # what was left of these rows comes before the rest
+                    if self._take_rows(following, np.full(len(rows), partition, np.int64), rows) < len(rows):
+                        return  # what is left of these rows comes before the rest
                     continue
                 if not all(self._take_entry(following, partition, entry) for entry in rows.tolist()):
                     return  # the pull is full

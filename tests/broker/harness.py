@@ -47,9 +47,15 @@ class Driven:
     """One broker in a directory. Every call returns what the broker had to say."""
 
     def __init__(
-        self, directory: Path, limits: BrokerLimits | None = None, auto_sync: bool = True, **options: int
+        self,
+        directory: Path,
+        limits: BrokerLimits | None = None,
+        auto_sync: bool = True,
+        disk: Disk | None = None,
+        **options: int,
     ) -> None:
         self.directory = directory
+        self.disk = disk if disk is not None else Disk()
         self.limits = limits if limits is not None else BrokerLimits()
         self.options = options
         self.auto_sync = auto_sync
@@ -61,7 +67,7 @@ class Driven:
 
     def open(self) -> None:
         """Open the store and a broker on it."""
-        self.store = Store.open(self.directory, StoreOptions(**self.options), Disk(), self.now.wall_us)
+        self.store = Store.open(self.directory, StoreOptions(**self.options), self.disk, self.now.wall_us)
         self.broker = Broker(self.store, self.limits, self.now)
 
     def restart(self) -> None:

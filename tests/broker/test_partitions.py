@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+from qmq.broker.commands import Refused, Sent
 from tests.broker.harness import Driven, bodies_of
+from tests.storage.faults import FaultyDisk
+
+
+def many(prefix: str, count: int) -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(count)]
+
+
+def driven_by(disk: FaultyDisk, directory: Path) -> Driven:
+    """Two partitions; subject a is 0 and at home in the first, b is 1 and in the second."""
+    driven = Driven(directory, disk=disk, partitions=2)
+    driven.do(driven.send_command({"a": [b"a0"], "b": [b"b0"]}))
+    driven.send("b", b"b1")
+    return driven
 
 
 def test_an_exact_pull_passes_nothing_over_that_did_not_fit(tmp_path: Path) -> None:
@@ -22,4 +37,30 @@ def test_an_exact_pull_passes_nothing_over_that_did_not_fit(tmp_path: Path) -> N
     while runs := driven.pull(subscription, max_bytes=3_000):
         got += bodies_of(runs)
     assert got == sent
+    driven.close()
+
+
+def test_a_failed_write_leaves_no_sequence_twice(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = driven_by(disk, tmp_path)
+    disk.fail("pwritev", 1, errno.ENOSPC)
+    said = driven.do(
+        driven.send_command({"a": [b"lost"], "b": [b"lost"]}, flush=False),
+        driven.send_command({"b": [b"b2"]}, flush=False),
+    )
+    kept = [b"b2"] if any(isinstance(effect, Sent) for effect in said) else []
+    assert [type(effect) for effect in said].count(Refused) == 2 - len(kept)
+    driven.send("b", b"b3")
+    assert bodies_of(driven.pull(driven.subscribe("b"))) == [b"b0", b"b1", *kept, b"b3"]
+    driven.close()
+
+
+def test_nothing_waits_for_a_batch_that_was_not_written(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = driven_by(disk, tmp_path)
+    disk.fail("pwritev", 1, errno.ENOSPC)
+    (refused,) = driven.do(driven.send_command({"a": [b"lost"], "b": [b"lost"]}, flush=False))
+    assert isinstance(refused, Refused)
+    driven.send("b", b"b2", flush=False)
+    assert bodies_of(driven.pull(driven.subscribe("b"))) == [b"b0", b"b1", b"b2"]
     driven.close()
