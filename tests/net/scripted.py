@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
@@ -183,7 +183,7 @@ async def scripted_broker(**welcome: Any) -> AsyncIterator[ScriptedBroker]:
 
 
 def stored_batch(
-    contents: dict[str, Sequence[bytes]],
+    contents: Mapping[str, Sequence[bytes]],
     *,
     position: int = 5_000,
     stored_at_us: int = START_US,

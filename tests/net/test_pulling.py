@@ -21,6 +21,7 @@ from qmq.errors import (
     Overloaded,
     UnknownSubscription,
 )
+from qmq.names import check_consumer
 from qmq.net import pulling as pulling_module
 from qmq.net import wire
 from qmq.net.pulling import check_pull, make_consumer_id, start_of
@@ -159,8 +160,7 @@ def test_consumer_ids_differ_and_are_names(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("socket.gethostname", lambda: "büro.host!" * 30)
     assert make_consumer_id() != make_consumer_id()
     assert len(make_consumer_id()) <= 200
-    qmq.connect()  # a client that is not connected will do
-    pulling_module.check_consumer(make_consumer_id())
+    check_consumer(make_consumer_id())
 
 
 # --- pulling ---------------------------------------------------------------------------------------------------------
@@ -323,11 +323,15 @@ async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None
 
 
 @pytest.mark.parametrize("timeout", [0, 0.02])
-async def test_a_pull_returns_at_its_time_while_no_broker_can_be_reached(timeout: float) -> None:
+async def test_a_pull_returns_at_its_time_while_no_broker_can_be_reached(
+    timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with subscribed() as s:
+        noticed = asyncio.Event()
+        lost = s.client._link.lost
+        monkeypatch.setattr(s.client._link, "lost", lambda *what: (lost(*what), noticed.set()))
         await s.broker.close()
-        while s.client._link.connection is not None:
-            await asyncio.sleep(0)
+        await noticed.wait()
         assert await s.consumer.pull(timeout=timeout) == []
         await s.broker.listen()
         peer = await s.broker.peer()

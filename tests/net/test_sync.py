@@ -92,7 +92,7 @@ def test_errors_are_raised_at_the_call(broker: BrokerProcess) -> None:
 
 def test_outside_its_block_there_is_no_client(broker: BrokerProcess) -> None:
     client = qmq.connect_sync(broker.url)
-    with pytest.raises(ConnectionLost, match="with qmq.connect_sync"):
+    with pytest.raises(ConnectionLost, match="inside `with"):
         client.send("a", b"")
     with client:
         client.send("outside", b"")
@@ -109,11 +109,13 @@ def test_nobody_there_is_a_clear_error_and_leaves_no_thread() -> None:
 
 def test_a_loop_of_send_nowait_and_drain_keeps_the_bounds_and_the_order(broker: BrokerProcess) -> None:
     sent = [b"%06d" % number + bytes(200) for number in range(20_000)]
-    with qmq.connect_sync(broker.url, durability="append", max_queued_bytes=1_000_000) as client:
-        with pytest.raises(QueueFull):  # noqa: PT012  # whichever is too much
-            for body in sent:
-                client.send_nowait("bounded.first", body)
+    with qmq.connect_sync(broker.url, linger=20, max_queued_bytes=100_000) as client:
+        for body in sent[:430]:
+            client.send_nowait("bounded.first", body)
+        with pytest.raises(QueueFull):
+            client.send_nowait("bounded.first", bytes(2_000))
         client.flush()
+    with qmq.connect_sync(broker.url, durability="append", max_queued_bytes=1_000_000) as client:
         for body in sent:
             client.send_nowait("bounded.second", body)
             client.drain()
