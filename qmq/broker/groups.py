@@ -125,16 +125,17 @@ class Group:
         self.dirty = True
         return following
 
-    def cursor(self, store: Store, following: Following, number: int) -> int:
-        """The next sequence of a subject; where nothing was handed out yet, what the start says."""
+    def cursor(self, store: Store, following: Following, number: int) -> int | None:
+        """The next sequence of a subject; where nothing was handed out yet, what the start says: None while nothing
+        that was stored since can be read.
+        """
         cursor = int(self.cursors.upto(number + 1)[number])
         start = following.start
         if cursor or number >= start.subjects or start.kind == "first":
             return cursor
         if start.kind == "sequence":
             return start.value
-        found = store.sequence_at_time(number, start.value)
-        return int(store.ends[number]) if found is None else found
+        return store.sequence_at_time(number, start.value)
 
     def floor(self, following: Following, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """The cursors of many subjects, for rows that a scan brings: u64[len(numbers)].
@@ -212,6 +213,9 @@ def resolve_start(store: Store, start: str | tuple[str, int] | None, default: st
         return Start("sequence", start[1], subjects), [store.first_row(partition) for partition in partitions]
     else:
         assert isinstance(start, tuple)
+        # A time ahead of all that is stored means the end as well, so that a prefix and a subject begin alike.
+        last = max(_last_visible_stamp(store, partition) for partition in partitions)
+        start = ("time", min(start[1], last + 1))
         rows = [store.row_at_time(partition, start[1]) for partition in partitions]
     assert isinstance(start, tuple)
     return Start("time", start[1], subjects), rows

@@ -149,6 +149,8 @@ class Selection:
         group = following.group
         cursors = group.cursors.upto(number + 1)
         cursor = group.cursor(self._store, following, number)
+        if cursor is None:
+            return
         if cursor != int(cursors[number]):
             self._set(group, number, cursor)
         for partition, entry in following.arrived:
