@@ -200,7 +200,8 @@ class Delivery:
         if selection.full and not selection.count:
             self._ready.update((id(following), following) for following in followings)  # much to pass over: go on later
         if not final and selection.count < min(need, max_count) and not (selection.full and selection.count):
-            selection.take_back()
+            if selection.count:
+                selection.take_back()  # else all that was passed is for others, and need not be looked at again
             return False
         buffers = selection.buffers(self.damaged)
         if selection.count and not buffers and not final:

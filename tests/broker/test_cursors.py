@@ -1,0 +1,41 @@
+"""Cursors and scans never pass what was not handed out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker import selection
+from qmq.broker.commands import Messages
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
+
+
+@pytest.mark.parametrize("prefix", ["a", ""])
+@pytest.mark.parametrize("start", ["last", "time"])
+def test_a_start_by_time_takes_what_is_stored_but_not_visible_yet(tmp_path: Path, prefix: str, start: str) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    driven.send("a", b"before", flush=False)
+    subscription = driven.subscribe(prefix, start="last" if start == "last" else ("time", driven.now.wall_us + 100))
+    assert driven.do(driven.send_command({"a": [b"1"]})) == []
+    assert driven.pull(subscription) == []
+    driven.sync()
+    assert bodies_of(driven.pull(subscription)) == [b"1"]
+    driven.close()
+
+
+def test_a_pull_stopped_at_the_bound_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "PASS_ROWS", 100)
+    driven = Driven(tmp_path)
+    driven.do(*[driven.send_command({"b": [b"x"]}, flush=False) for _ in range(1_000)])
+    driven.send("a.x", b"1")
+    pull = driven.pull_command(driven.subscribe("a."), timeout_ms=60_000)
+    said = driven.do(pull)
+    for _ in range(1_000):
+        if not driven.broker.tick(driven.now) == driven.now.monotonic_us:
+            break
+        said += driven.do()
+    (answer,) = said
+    assert isinstance(answer, Messages)
+    assert bodies_of(runs_of_answer(answer)) == [b"1"]
+    driven.close()
