@@ -60,7 +60,11 @@ class Delivery:
         for prefix in dict.fromkeys(command.prefixes):
             following = group.followings.get(prefix)
             if following is None:
-                start, scan = resolve_start(self._store, command.start, default)
+                wider = group.covering(prefix)
+                if wider is None:
+                    start, scan = resolve_start(self._store, command.start, default)
+                else:  # the group is in these subjects already: it goes on where it is
+                    start, scan = wider.start, list(wider.scan)
                 following = group.follow(prefix, start, scan)
             followings.append(following)
             watched = self._followings.setdefault(prefix, [])

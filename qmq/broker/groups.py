@@ -125,6 +125,13 @@ class Group:
         self.dirty = True
         return following
 
+    def covering(self, prefix: str) -> Following | None:
+        """What the group follows already that takes in all that *prefix* does."""
+        for following in self.followings.values():
+            if not following.exact and prefix.startswith(following.prefix):
+                return following
+        return None
+
     def cursor(self, store: Store, following: Following, number: int) -> int | None:
         """The next sequence of a subject; where nothing was handed out yet, what the start says: None while nothing
         that was stored since can be read.

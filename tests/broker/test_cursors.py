@@ -39,3 +39,14 @@ def test_a_pull_stopped_at_the_bound_goes_on_behind_it(tmp_path: Path, monkeypat
     assert isinstance(answer, Messages)
     assert bodies_of(runs_of_answer(answer)) == [b"1"]
     driven.close()
+
+
+def test_a_narrower_prefix_of_the_same_group_begins_where_the_group_is(tmp_path: Path) -> None:
+    for group, narrow in (("g", "a."), ("h", "a.x")):
+        driven = Driven(tmp_path / group)
+        driven.send("a.x", b"1")
+        wide, narrower = driven.subscribe(""), driven.subscribe(narrow, start="last")
+        driven.send("a.x", b"2")
+        got = bodies_of(driven.pull(narrower)) + bodies_of(driven.pull(wide))
+        assert got == [b"1", b"2"]
+        driven.close()
