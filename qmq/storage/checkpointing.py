@@ -25,15 +25,19 @@ class Checkpoint:
         consumers: list[ConsumerLog],
         descriptors: list[int],
         indexes: list[tuple[SegmentIndex, int]],
+        directories: list[Path],
         renew: Callable[[], object],
     ) -> None:
-        """*indexes* are to be sealed at a position each; those that were are taken from the list's front."""
+        """*indexes* are to be sealed at a position each; those that were are taken from the list's front. *directories*
+        have names of files that a loss of power must not take away.
+        """
         self._disk = disk
         self._directory = directory
         self._consumers = consumers
         self._descriptors = descriptors
         self._indexes = indexes
         self._index_count = len(indexes)
+        self._directories = directories
         self._renew = renew
         self.claims = claims
         self.logs = logs
@@ -57,5 +61,10 @@ class Checkpoint:
             index.seal(covered)
             self._indexes.pop(0)
             self._index_count -= 1
+        for directory in self._directories:
+            try:
+                self._disk.fsync_directory(directory)
+            except OSError as error:
+                raise failure(error, "sync", directory) from error
         self._renew()
         write_checkpoint(self._disk, self._directory, self.claims)

@@ -26,7 +26,7 @@ from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex, derive_index
 from qmq.storage.lock import DirectoryLock
 from qmq.storage.message_log import MessageLog
-from qmq.storage.opening import Opened, StoreOptions, open_directory
+from qmq.storage.opening import CONSUMER_LOG_NAME, Opened, StoreOptions, open_directory
 from qmq.storage.order import Rows
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.subjects import SubjectTable
@@ -41,7 +41,7 @@ Sequences = npt.NDArray[np.uint64]
 class _Partition:
     """What the store keeps of one partition. ``rows`` are staged: of one batch each, or the base of a new segment."""
 
-    __slots__ = ("claim", "consumer", "holes", "index", "log", "number", "rows", "written_rows")
+    __slots__ = ("claim", "consumer", "holes", "index", "listed", "log", "number", "rows", "written_rows")
 
     def __init__(
         self, number: int, log: MessageLog, consumer: ConsumerLog, index: SegmentIndex, holes: list[Hole]
@@ -53,6 +53,8 @@ class _Partition:
         self.holes = holes
         self.rows: list[EntryRow | Rows | int] = []
         self.written_rows = consumer.buffer_row
+        #: The segment up to which the names of all files are known to be on disk.
+        self.listed = -1
         #: What the last checkpoint said; at the start, what recovery has brought to the disk.
         self.claim = PartitionClaim(log.end, tuple(log.spans()), tuple(holes), None)
 
@@ -377,8 +379,18 @@ class Store:
             consumers=[part.consumer for part in sound],
             descriptors=descriptors,
             indexes=self._unsealed,
+            directories=self._unlisted(sound),
             renew=lambda: self._identity.renew([claim.position for claim in claims], self._options.reserve_bytes),
         )
+
+    def _unlisted(self, parts: list[_Partition]) -> list[Path]:
+        """The directories that have got files since they were last synced."""
+        consumers = self._directory / CONSUMER_LOG_NAME
+        changed = [part for part in parts if part.listed != part.log.current.base]
+        directories = [consumers] if any(part.listed < 0 for part in changed) else []
+        for part in changed:
+            directories += [consumers / str(part.number), part.log.directory]
+        return directories
 
     def _claim(self, part: _Partition) -> PartitionClaim:
         log = part.log
@@ -389,6 +401,7 @@ class Store:
         for part, claim in zip(self._partitions, checkpoint.claims.partitions, strict=True):
             if part.log in checkpoint.logs:
                 part.log.mark_synced(claim.position)
+                part.listed = claim.segments[-1].base
             part.claim = claim
         self._take_reserves()
 
