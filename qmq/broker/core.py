@@ -158,7 +158,11 @@ class Broker:
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
     def checkpoint_state(self, now: Now) -> dict[str, bytes]:
-        """The broker's part of a checkpoint: groups with their cursors, and producers."""
+        """The broker's part of a checkpoint: groups with their cursors, and producers.
+
+        What the turn has brought so far is written first: a checkpoint knows of no batch that may yet fail.
+        """
+        self._intake.turn()
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
         if small or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:

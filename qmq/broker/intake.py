@@ -230,6 +230,9 @@ class Intake:
         assert batch.runs is not None
         known = self._store.subject_numbers(batch.names)
         if None in known:
+            for name, number in zip(batch.names, known, strict=True):
+                if number is None:
+                    check_subject(name)  # all of them before any is registered
             known = [
                 self._add(name) if number is None else number for name, number in zip(batch.names, known, strict=True)
             ]

@@ -1,0 +1,102 @@
+"""What is refused, or fails on the way, leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Refused, Send, Sent
+from qmq.errors import BadBatch, InvalidName, TooManySubjects
+from tests.broker.harness import Driven, batch_of, bodies_of
+from tests.storage.faults import FaultyDisk
+
+OTHER = b"o" * 16
+
+
+def test_a_checkpoint_remembers_no_batch_that_is_not_stored(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = Driven(tmp_path / "one", disk=disk)
+    driven.send("a", b"0")
+    driven.broker.handle(driven.send_command({"a": [b"1"]}), driven.now)  # its turn is not over
+    disk.fail_always("pwritev", errno.ENOSPC, ".messages")
+    driven.checkpoint()
+    driven.broker.turn(driven.now)
+    disk.heal()
+    (refused,) = driven.effects()
+    assert isinstance(refused, Refused)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")  # what a kill leaves
+    driven.store.close(clean=False)
+    after = Driven(tmp_path / "two")
+    (sent,) = after.do(Send(1, 1, batch_of({"a": [b"1"]}, 1), True))
+    assert isinstance(sent, Sent)
+    assert bodies_of(after.pull(after.subscribe("a"))) == [b"0", b"1"]
+    after.close()
+
+
+def test_a_bad_name_in_the_middle_registers_none(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (refused,) = driven.do(Send(1, 1, batch_of({"good": [b"1"], "b..ad": [b"2"], "fine": [b"3"]}, 0), True))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidName)
+    assert driven.store.subject_count == 0
+    driven.close()
+
+
+def test_one_subject_too_many_refuses_its_batch_only(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, max_subjects=2)
+    driven.send("a", b"1")
+    said = driven.do(
+        Send(1, 90, batch_of({"b": [b"x"], "c": [b"x"]}, 0, OTHER), True),
+        Send(1, 91, batch_of({"a": [b"2"]}, 0, OTHER), True),
+    )
+    by_request = {effect.request: effect for effect in said if isinstance(effect, Refused | Sent)}
+    refused = by_request[90]
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, TooManySubjects)
+    assert isinstance(by_request[91], Sent)
+    assert bodies_of(driven.pull(driven.subscribe(""))) == [b"1", b"2"]
+    driven.close()
+
+
+def test_a_subject_named_twice_in_one_batch_is_refused(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    whole = bytes(batch_of({"aa": [b"1"], "bb": [b"2"]}, 0))
+    twice = whole.replace(b"\xa2bb", b"\xa2aa")
+    assert twice != whole
+    (answer,) = driven.do(Send(1, 1, memoryview(bytearray(twice)), True))
+    assert isinstance(answer, Refused)
+    assert isinstance(answer.error, BadBatch)
+    driven.close()
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("operation", ["pwritev", "open", "ftruncate", "map"])
+def test_a_send_that_fails_anywhere_can_be_repeated(tmp_path: Path, operation: str, code: int, nth: int) -> None:
+    disk = FaultyDisk()
+    driven = Driven(tmp_path, disk=disk, segment_bytes=16 << 10, max_frame_bytes=8 << 10, partitions=2)
+    disk.fail(operation, nth, code)
+    bodies = [b"%d." % number + bytes(1_500) for number in range(24)]
+    for number in range(0, 24, 3):
+        pending = [
+            driven.send_command({"a": [bodies[number]], "b": [bodies[number]]}, flush=False),
+            driven.send_command({"b": [bodies[number + 1]]}, flush=False),
+            driven.send_command({"a": [bodies[number + 2]]}, flush=False),
+        ]
+        for _ in range(8):
+            said = driven.do(*[command._replace(batch=memoryview(bytearray(command.batch))) for command in pending])
+            done = {effect.request for effect in said if isinstance(effect, Sent)}
+            pending = [command for command in pending if command.request not in done]
+            if not pending:
+                break
+    disk.heal()
+    got_a = bodies_of(driven.pull(driven.subscribe("a", group="a")))
+    got_b = bodies_of(driven.pull(driven.subscribe("b", group="b")))
+    assert sorted(got_a) == sorted(body for number, body in enumerate(bodies) if number % 3 != 1)
+    assert sorted(got_b) == sorted(body for number, body in enumerate(bodies) if number % 3 != 2)
+    both = bodies_of(driven.pull(driven.subscribe("", group="both")))
+    assert sorted(both) == sorted(got_a + got_b)
+    driven.close()
