@@ -184,10 +184,11 @@ class _Opening:
             identity = self._create()
         else:
             identity = latest(*copies)
-        claims = next((file.claims for file in checkpoints if file.claims is not None), None)
-        if claims is not None and claims.store_id != identity.store_id:
+        good = next((file for file in checkpoints if file.claims is not None), None)
+        claims = good.claims if good is not None else None
+        if good is not None and claims is not None and claims.store_id != identity.store_id:
             raise ForeignFile(
-                f"{checkpoint_path(self._directory, claims.number)} belongs to store {claims.store_id.hex()}, this is "
+                f"{checkpoint_path(self._directory, good.number)} belongs to store {claims.store_id.hex()}, this is "
                 f"store {identity.store_id.hex()}; move it where it belongs"
             )
         return self._recover(facts, identity, claims, max(numbers, default=0), report)
