@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ class Delivery:
         self._numbers = itertools.count(1)
         self._subscriptions: dict[tuple[int, int], Subscription] = {}
         self._by_connection: dict[int, set[int]] = {}
-        self._parked: dict[tuple[int, int], Waiting] = {}  # (connection, pull request)
-        self._parked_by_connection: dict[int, int] = {}
+        self._parked: dict[int, dict[int, Waiting]] = {}  # by connection, by pull request; none of them empty
+        self._parked_count = 0
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._followings: dict[str, list[Following]] = {}  # by prefix, of groups with subscriptions or parked pulls
         self._watchers: dict[int, list[Following]] = {}  # by subject number: who is to look at an arrival
@@ -91,8 +92,9 @@ class Delivery:
     def unsubscribe(self, connection: int, number: int) -> None:
         """Leave; parked pulls of it are answered with nothing."""
         subscription = self._subscription(connection, number)
-        for waiting in [waiting for waiting in self._parked.values() if waiting.subscription is subscription]:
-            self._answer_empty(waiting)
+        for waiting in list(self._parked.get(connection, {}).values()):
+            if waiting.subscription is subscription:
+                self._answer_empty(waiting)
         self._drop(subscription)
 
     def _drop(self, subscription: Subscription) -> None:
@@ -109,7 +111,7 @@ class Delivery:
 
     def disconnected(self, connection: int) -> None:
         """A connection is gone: so are its pulls and subscriptions."""
-        for waiting in [waiting for (owner, _), waiting in self._parked.items() if owner == connection]:
+        for waiting in list(self._parked.get(connection, {}).values()):
             self._unpark(waiting)
         for number in list(self._by_connection.get(connection, ())):
             self._drop(self._subscriptions[connection, number])
@@ -131,12 +133,13 @@ class Delivery:
                 f"a pull asks for {pull.min_count} to {pull.max_count} messages in {pull.max_bytes} bytes; "
                 "ask for at least one message and one byte, and no minimum above the maximum"
             )
-        if (pull.connection, pull.request) in self._parked:
+        parked = self._parked.get(pull.connection, {})
+        if pull.request in parked:
             raise InvalidOption(f"request {pull.request} is parked already; number requests anew")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
-        if self._serve(waiting, final=not pull.timeout_ms):
+        if self._serve(waiting, final=not pull.timeout_ms) is None:
             return
-        if self._parked_by_connection.get(pull.connection, 0) >= self._limits.max_parked_pulls:
+        if len(parked) >= self._limits.max_parked_pulls:
             raise Overloaded(
                 f"{self._limits.max_parked_pulls} pulls of this connection are parked, the most it may have; "
                 "wait for an answer, or use another connection"
@@ -145,8 +148,8 @@ class Delivery:
 
     def _park(self, waiting: Waiting) -> None:
         pull = waiting.pull
-        self._parked[pull.connection, pull.request] = waiting
-        self._parked_by_connection[pull.connection] = self._parked_by_connection.get(pull.connection, 0) + 1
+        self._parked.setdefault(pull.connection, {})[pull.request] = waiting
+        self._parked_count += 1
         for following in waiting.subscription.followings:
             following.waiting[id(waiting)] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
@@ -154,22 +157,21 @@ class Delivery:
     def _unpark(self, waiting: Waiting) -> None:
         pull = waiting.pull
         waiting.done = True
-        if self._parked.pop((pull.connection, pull.request), None) is None:
+        parked = self._parked.get(pull.connection)
+        if parked is None or parked.pop(pull.request, None) is None:
             return
-        left = self._parked_by_connection[pull.connection] - 1
-        if left:
-            self._parked_by_connection[pull.connection] = left
-        else:
-            del self._parked_by_connection[pull.connection]
+        self._parked_count -= 1
+        if not parked:
+            del self._parked[pull.connection]
         for following in waiting.subscription.followings:
             following.waiting.pop(id(waiting), None)
-        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._parked):
+        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._parked_count:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
 
     def withdraw(self, command: Withdraw) -> None:
         """Answer a parked pull now, with what is there; one that was answered already needs nothing."""
-        waiting = self._parked.get((command.connection, command.pull_request))
+        waiting = self._parked.get(command.connection, {}).get(command.pull_request)
         if waiting is not None:
             self._answer_empty(waiting)
 
@@ -179,22 +181,26 @@ class Delivery:
 
     def refuse_parked(self, error: QmqError) -> None:
         """Answer every parked pull with an error: the broker stops."""
-        for waiting in list(self._parked.values()):
+        for waiting in [waiting for parked in self._parked.values() for waiting in parked.values()]:
             self._unpark(waiting)
             self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
 
     def parked(self) -> int:
         """Pulls that wait."""
-        return len(self._parked)
+        return self._parked_count
 
-    def _serve(self, waiting: Waiting, final: bool) -> bool:
-        """Answer the pull when enough is ready (``final``: with whatever is ready); True when it was answered."""
+    def _need(self, pull: Pull) -> int:
+        """How many messages a pull waits for."""
+        return min(max(pull.min_count, 1), self._limits.max_pull_count)
+
+    def _serve(self, waiting: Waiting, final: bool) -> int | None:
+        """Answer the pull when enough is ready (``final``: with whatever is ready). None when it was answered, else
+        how many messages were ready.
+        """
         pull, subscription = waiting.pull, waiting.subscription
-        need = 1 if final else max(pull.min_count, 1)
+        need = 1 if final else self._need(pull)
         max_count = min(pull.max_count, self._limits.max_pull_count)
-        selection = Selection(
-            self._store, max_count, min(pull.max_bytes, self._limits.max_pull_bytes), min(need, max_count)
-        )
+        selection = Selection(self._store, max_count, min(pull.max_bytes, self._limits.max_pull_bytes), need)
         followings = subscription.followings
         subscription.turn = (subscription.turn + 1) % len(followings)
         for following in itertools.chain(followings[subscription.turn :], followings[: subscription.turn]):
@@ -203,17 +209,19 @@ class Delivery:
                 break
         if selection.full and not selection.count:
             self._ready.update((id(following), following) for following in followings)  # much to pass over: go on later
-        if not final and selection.count < min(need, max_count) and not (selection.full and selection.count):
+        if not final and selection.count < need and not (selection.full and selection.count):
             if selection.count:
                 selection.take_back()  # else all that was passed is for others, and need not be looked at again
-            return False
+            return selection.count
         buffers = selection.buffers(self.damaged)
         if selection.count and not buffers and not final:
-            return False  # nothing of it could be read; it was named, and the next message is waited for
+            # Nothing of it could be read; it was named, and what comes after it is waited for.
+            self._ready.update((id(following), following) for following in followings)
+            return 0
         self._unpark(waiting)
         size = sum(map(len, buffers))
         self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count))
-        return True
+        return None
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 
@@ -280,12 +288,16 @@ class Delivery:
 
     def _serve_waiting(self, following: Following) -> None:
         """Serve who waits for it, longest first, as long as it has something."""
-        for waiting in list(itertools.islice(following.waiting.values(), len(following.waiting))):
-            if waiting.done:
+        ready: int | None = None  # so many were not enough for one who waits for nothing else
+        for waiting in _longest_first(following.waiting):
+            alone = len(waiting.subscription.followings) == 1
+            if alone and ready is not None and ready < self._need(waiting.pull):
                 continue
-            self._serve(waiting, final=False)
-            if not self._has_more(following):
+            found = self._serve(waiting, final=False)
+            if found == 0 or not self._has_more(following):
                 return
+            if alone and found is not None:
+                ready = found
 
     def _has_more(self, following: Following) -> bool:
         store = self._store
@@ -320,3 +332,13 @@ class Delivery:
             group.restore(self._store, fields)
             for following in group.followings.values():
                 self._followings.setdefault(following.prefix, []).append(following)
+
+
+def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:
+    """All of them; each that is answered leaves, so that the many behind it cost nothing."""
+    while waiting:
+        first = next(iter(waiting.values()))
+        yield first
+        if not first.done:
+            yield from list(waiting.values())[1:]
+            return

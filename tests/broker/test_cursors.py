@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import selection
-from qmq.broker.commands import Messages
+from qmq.broker import delivery, selection
+from qmq.broker.commands import Messages, Synced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
@@ -50,3 +50,22 @@ def test_a_narrower_prefix_of_the_same_group_begins_where_the_group_is(tmp_path:
         got = bodies_of(driven.pull(narrower)) + bodies_of(driven.pull(wide))
         assert got == [b"1", b"2"]
         driven.close()
+
+
+def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    for connection in range(1, 101):
+        subscription = driven.subscribe("a", connection=connection)
+        driven.do(driven.pull_command(subscription, timeout_ms=60_000, connection=connection))
+    driven.do(driven.send_command({"a": [b"1"]}))
+    driven.do(driven.send_command({"a": [b"2"]}))  # behind the sync that runs: stored, but not visible with the first
+    made = []
+    monkeypatch.setattr(delivery, "Selection", lambda *limits: made.append(1) or selection.Selection(*limits))
+    (want,) = driven.wanted
+    driven.store.sync(want.partition)
+    said = driven.do(Synced(want.partition, want.position))
+    assert [effect.connection for effect in said if isinstance(effect, Messages)] == [1]
+    assert len(made) <= 2
+    driven.wanted = driven.wanted[1:]
+    driven.sync()
+    driven.close()
