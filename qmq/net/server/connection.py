@@ -199,7 +199,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._stops = 0
         self._transport.resume_reading()
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the other side has left, and nobody has told the transport yet
+            self.abort()
+            return
         self._linger = self._loop.call_later(LINGER_S, self.abort)
 
     def abort(self) -> None:
