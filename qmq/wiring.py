@@ -7,16 +7,17 @@ stalls stalls only its own partition, and checkpoints have one.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import ipaddress
 import logging
 import queue
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import metadata
 from typing import Final
 
@@ -25,6 +26,7 @@ from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.net.server import Server, ServerOptions, clock
+from qmq.net.server.listening import bind, cannot_listen
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk import Disk
 from qmq.storage.store import Store, StoreOptions
@@ -35,12 +37,8 @@ log = logging.getLogger("qmq.broker")
 _PATIENCE_S: Final = 3.0
 #: A thread that comes back from the disk waits this long for the interpreter when the loop is busy.
 _SWITCH_INTERVAL_S: Final = 0.0005
-
-
-class CannotListen(QmqError):
-    """The address to listen on cannot be had."""
-
-    code = "cannot_listen"
+#: Files that a broker has open beside its connections, at most by far.
+_OTHER_FILES: Final = 2_000
 
 
 class Worker:
@@ -175,20 +173,16 @@ class RunningBroker:
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
         """Open everything; may take as long as recovery. Raises CannotListen and StorageError."""
         self.settings = settings
-        self._sockets, self.address = bind(settings.listen)
-        try:
+        self._sockets, self.address = bind(*parse_address(settings.listen))
+        with ExitStack() as undo:
+            undo.callback(self._close_sockets)
             now = clock()
-            self.store = Store.open(
-                settings.data_dir,
-                _store_options(settings, self.address),
-                disk if disk is not None else Disk(),
-                now.wall_us,
-            )
-        except BaseException:
-            self._close_sockets()
-            raise
-        _log_recovery(settings, self.store)
-        self.broker = Broker(self.store, _broker_limits(settings), now)
+            options = _store_options(settings, self.address)
+            self.store = Store.open(settings.data_dir, options, disk if disk is not None else Disk(), now.wall_us)
+            undo.callback(self.store.close, clean=False)
+            _log_recovery(settings, self.store)
+            self.broker = Broker(self.store, _broker_limits(settings), now)
+            undo.pop_all()
         self._stopping = False
         self._settled = asyncio.Event()
 
@@ -207,7 +201,7 @@ class RunningBroker:
             await self.server.listen(self._sockets)
         except OSError as error:
             await self.stop()
-            raise _cannot_listen(self.settings.listen, error) from error
+            raise cannot_listen(*self.address, error) from error
 
     async def stop(self) -> None:
         """Finish what clients wait for, say goodbye, and close with everything on disk.
@@ -285,8 +279,18 @@ def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:
     import uvloop
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _allow_files(settings.max_connections)
     running = RunningBroker(settings)  # before the loop runs, so that a signal can end a long recovery
     uvloop.run(_serve(running, ready))
+
+
+def _allow_files(connections: int) -> None:
+    """Raise this process's limit of open files as far as it may: most systems begin at 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < connections + _OTHER_FILES:
+        log.warning("this process may have %d files open, too few for max_connections = %d", hard, connections)
 
 
 async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None]) -> None:
@@ -328,39 +332,7 @@ def _log_recovery(settings: Settings, store: Store) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Addresses and options
-
-
-def bind(listen: str) -> tuple[list[socket.socket], tuple[str, int]]:
-    """Sockets bound to HOST:PORT, not listening yet, and the address that they have. Raises CannotListen."""
-    host, port = parse_address(listen)
-    sockets: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], port or sockets[0].getsockname()[1], *address[2:]))
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        raise _cannot_listen(listen, error) from error
-    return sockets, (host, sockets[0].getsockname()[1])
-
-
-_LISTEN_ADVICE: Final = {
-    errno.EADDRINUSE: "stop what listens there, or give another address to --listen",
-    errno.EADDRNOTAVAIL: "give --listen an address that this machine has",
-    errno.EACCES: "ports below 1024 are kept for the system: give a higher one to --listen",
-}
-
-
-def _cannot_listen(listen: str, error: OSError) -> CannotListen:
-    advice = _LISTEN_ADVICE.get(error.errno or 0, "give another address to --listen")
-    return CannotListen(f"cannot listen on {listen}: {error.strerror or error}; {advice}")
+# Settings to the parts' options
 
 
 def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes | None:

@@ -17,10 +17,11 @@ import pytest
 from qmq import wiring
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed
 from qmq.net import wire
+from qmq.net.server.listening import CannotListen
 from qmq.net.wire import Kind
 from qmq.settings import Settings
 from qmq.storage.disk import Disk
-from qmq.wiring import CannotListen, RunningBroker, Worker, bind
+from qmq.wiring import RunningBroker, Worker
 from tests.broker_process import running
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.storage.disks import FullDisk
@@ -367,25 +368,6 @@ async def test_one_broker_a_directory(tmp_path: Path) -> None:
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
-
-
-def test_port_0_picks_a_free_one_and_the_url_names_it() -> None:
-    for listen, host in (("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("localhost:0", "localhost")):
-        sockets, (bound_host, port) = bind(listen)
-        assert bound_host == host
-        assert {sock.getsockname()[1] for sock in sockets} == {port}
-        assert port > 0
-        for sock in sockets:
-            sock.close()
-
-
-@pytest.mark.parametrize(
-    ("listen", "says"),
-    [("192.0.2.1:0", "an address that this machine has"), ("no.such.host.invalid:0", "no.such.host.invalid:0")],
-)
-def test_addresses_that_cannot_be_had(listen: str, says: str) -> None:
-    with pytest.raises(CannotListen, match=says):
-        bind(listen)
 
 
 @on_uvloop

@@ -126,10 +126,10 @@ class Connection(asyncio.BufferedProtocol):
                         break
         except QmqError as error:
             self.end(error)
+        # Also when the connection has ended: the frames that were taken must stay until the turn is over.
+        hub.arena.keep(self._unfinished, used)
         if self.ended:
             hub.arena.forget(self._unfinished)
-        else:
-            hub.arena.keep(self._unfinished, used)
         hub.frames_end()
 
     def eof_received(self) -> bool:

@@ -162,26 +162,42 @@ class Server:
             return
         self._running, self._due = True, False
         now = self._now()
+        try:
+            deadline = self._run_rules(now)
+            self._write_answers()
+        finally:
+            self._running = False
+        self.arena.reset()
+        self._arm(deadline, now)
+        self._turned()
+
+    def _run_rules(self, now: Now) -> int | None:
+        """One turn of the broker and its effects; returns when it wants to be called again."""
         deadline: int | None = None
         try:
             self._broker.turn(now)
             deadline = self._broker.tick(now)
         except Exception:
             log.exception("the broker failed in a turn")
-            self._lose_senders()
+            # Nobody knows which batches of the turn are stored: who sent them has to ask again.
+            for connection in list(self._senders):
+                connection.end(_internal_error())
         self._senders.clear()
         for effect in self._broker.take_effects():
             try:
                 self._carry_out[type(effect)](effect)
             except Exception:
                 log.exception("could not carry out %s", type(effect).__name__)
+        return deadline
+
+    def _write_answers(self) -> None:
         answered, self._answered = self._answered, []
         for connection in answered:
-            connection.write()
-        self.arena.reset()
-        self._arm(deadline, now)
-        self._running = False
-        self._turned()
+            try:
+                connection.write()
+            except Exception:
+                log.exception("could not write to connection %d", connection.number)
+                connection.abort()
 
     def stop_reading(self) -> None:
         """Take no more connections and no more requests; those that are in go on."""
@@ -202,7 +218,7 @@ class Server:
         except TimeoutError:
             for connection in list(self._open):
                 connection.abort()
-            await self._all_closed.wait()
+            await asyncio.sleep(0)  # the loop tells of their end now
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -333,11 +349,6 @@ class Server:
             self._put(connection, encode(effect))
 
     # --- the rest of a turn ------------------------------------------------------------------------------------------
-
-    def _lose_senders(self) -> None:
-        """Nobody knows which batches of the turn are stored: who sent them has to ask again."""
-        for connection in list(self._senders):
-            connection.end(_internal_error())
 
     def _arm(self, deadline_us: int | None, now: Now) -> None:
         """Have a turn at *deadline_us*. A timer that is set for an earlier time stays: it only looks once too often."""

@@ -10,7 +10,7 @@ from typing import Any
 from qmq.broker import commands
 from qmq.broker.commands import Command, Effect, Now
 from qmq.net.server import Server, ServerOptions
-from qmq.wiring import bind
+from qmq.net.server.listening import bind
 
 STORE = b"store!"
 OPTIONS = ServerOptions(
@@ -88,7 +88,7 @@ class Serving:
 async def serving(**options: Any) -> AsyncIterator[Serving]:
     rules = StandIn()
     logging.getLogger("qmq.server").setLevel(logging.DEBUG)
-    sockets, address = bind("127.0.0.1:0")
+    sockets, address = bind("127.0.0.1", 0)
     synced: list[commands.SyncWanted] = []
     server = Server(rules, OPTIONS._replace(**options), synced.append, lambda: None)
     await server.listen(sockets)

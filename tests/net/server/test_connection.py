@@ -10,6 +10,7 @@ import pytest
 
 from qmq.broker import commands
 from qmq.net import wire
+from qmq.net.server.connection import Connection
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Kind
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.net.server.rules import serving
@@ -117,6 +118,40 @@ async def test_who_breaks_the_protocol_later_is_told_and_closed(broken: bytes) -
         await client.close()
         assert s.rules.batches in ([], [batch(b"before")])
         assert len(s.rules.of(commands.Disconnected)) == 1
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere: a test calls the connection as a loop would."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("write", "writelines", "write_eof", "pause_reading", "resume_reading", "set_write_buffer_limits"):
+            return lambda *arguments: None
+        return super().__getattribute__(name)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+@on_uvloop
+async def test_batches_of_a_connection_that_ends_stay_whole_until_the_turn() -> None:
+    async with serving() as s:
+        first, second = (Connection(s.server, number, asyncio.get_running_loop()) for number in (1, 2))
+        for connection in (first, second):
+            connection.connection_made(Wire())
+        hello = wire.encode_frame(Kind.HELLO, 1, HELLO)
+        sends = [frame(Kind.SEND, 2, batch(bytes([number]) * 1_000)) for number in (1, 2)]
+        for connection, sent in ((first, hello + sends[0] + frame(77, 9)), (second, hello + sends[1])):
+            connection.get_buffer(-1)[: len(sent)] = sent
+            connection.buffer_updated(len(sent))
+        ended = first.ended
+        s.server.turn()
+        for connection in (first, second):
+            connection.connection_lost(None)
+        assert ended
+        assert s.rules.batches == [batch(b"\x01" * 1_000), batch(b"\x02" * 1_000)]
 
 
 @on_uvloop
