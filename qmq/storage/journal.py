@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, StorageError
+from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
@@ -330,7 +330,7 @@ class Journal:
                 return False
             self._disk.ftruncate(fd, DERIVED_HEADER_SIZE + kept * ENTRY_SIZE)
             write_fully(self._disk, fd, [self.owner.pack(ENTRIES_MAGIC)], 0)
-        except (FileNotFoundError, BadBytes, ValueError):
+        except (FileNotFoundError, BadBytes, ForeignFile, ValueError):
             if fd >= 0:
                 self._disk.close(fd)
             return False
