@@ -88,7 +88,7 @@ class Client:
                     log.error("while the client closed because of %r: %r", error, failure)
         finally:
             _clients.discard(self)
-            self._link.close(ConnectionLost("the client is closed"))
+            await self._link.aclose(ConnectionLost("the client is closed"))
 
     def _forked(self) -> None:
         """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
@@ -156,14 +156,15 @@ class Client:
         """
         if key is None and tags is None and properties is None and durability is None and type(body) is bytes:
             gathering = self._gathering
-            run = gathering.plain.get(subject)
-            if run is not None:
+            place = gathering.plain.get(subject)
+            if place is not None:
                 room = gathering.room - len(body) - MESSAGE_OVERHEAD
                 if room >= 0:
                     gathering.room = room
-                    run.bodies.append(body)
+                    bodies, tickets = place
+                    bodies.append(body)
                     gathering.ticket = ticket = gathering.ticket + 1
-                    run.tickets.append(ticket)
+                    tickets.append(ticket)
                     return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)

@@ -23,6 +23,8 @@ _BUFFER_BYTES: Final = 128 << 10
 #: Written and not yet taken by the kernel: above the first a connection is not writable, until it is below the second.
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
+#: How long closing waits for the broker to read what is left, in seconds.
+CLOSE_TIMEOUT: Final = 1.0
 #: Until the broker has said what it may send.
 _MAX_WELCOME_BYTES: Final = 64 << 10
 _MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
@@ -87,6 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self._max_frame_bytes = _MAX_WELCOME_BYTES
         self._last_request = 0
         self._asked: dict[int, _Asked] = {}
+        self._lost = False
+        self._end_waiter: asyncio.Future[None] | None = None
         self._error: QmqError | None = None  # why it ends, when it is known before the transport says so
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
@@ -171,6 +175,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    async def wait_closed(self) -> None:
+        """After ``close``: wait until it has ended, but not for a broker that does not read what is left."""
+        if self._transport is None or self._lost:
+            return
+        self._end_waiter = waiter = self._loop.create_future()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await waiter
+        except TimeoutError:
+            self._transport.abort()
+
     def abort(self, error: QmqError) -> None:
         """End now, because of *error*."""
         self._error = self._error or error
@@ -191,7 +206,9 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
+        self.closed = self._lost = True
+        if self._end_waiter is not None and not self._end_waiter.done():
+            self._end_waiter.set_result(None)
         if self._error is None and exc is not None:
             self._error = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
         error = self.end_error()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import MessageHeader
+from qmq.format.build import NO_HEADER, MessageHeader
 from qmq.format.layout import MAX_RUNS
 from qmq.names import check_subject
 from qmq.net.outgoing import (
@@ -43,9 +43,9 @@ class Gathering:
     """Takes messages, gives batches. ``flush`` is the durability that most messages will have."""
 
     def __init__(self, flush: bool, linger: float, max_queued_bytes: int) -> None:
-        # send_nowait's short cut: runs that take plain messages of the usual durability, and the bytes that still fit
-        # into their batch. What it uses of ``room`` is taken into the books by the next call of anything else.
-        self.plain: dict[str, OutgoingRun] = {}
+        # send_nowait's short cut: bodies and tickets of the runs that take plain messages of the usual durability, and
+        # the bytes that still fit into their batch. What it uses of ``room`` is booked by the next call of any other.
+        self.plain: dict[str, tuple[list[bytes], list[int]]] = {}
         self.room = 0
         self.ticket = 0
         #: Batches that have not ended, oldest first.
@@ -67,6 +67,7 @@ class Gathering:
         self._limits = limits
         self._batch_bytes = min(BATCH_BYTES, limits.max_frame_bytes - _FRAME_ROOM)
         # A message up to this size needs no look at the limits.
+        self._may_cut_short = self._batch_bytes <= limits.max_message_bytes
         self._free_bytes = min(self._batch_bytes - _FRAME_ROOM, limits.max_message_bytes)
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -91,8 +92,9 @@ class Gathering:
 
     def check_nowait(self, subject: str, body_size: int, header_size: int, elsewhere: int = 0) -> None:
         """As ``check``, and raise QueueFull when it does not fit; *elsewhere* as many bytes wait already."""
-        self.check(subject, body_size, header_size)
-        queued = self.queued_bytes + elsewhere
+        if subject not in self._checked or body_size + header_size > self._free_bytes:
+            self.check(subject, body_size, header_size)
+        queued = self._queued_bytes + self._room_before - self.room + elsewhere
         if queued + body_size + header_size + MESSAGE_OVERHEAD > self._max_queued_bytes:
             raise QueueFull(
                 f"{queued} bytes are queued, and max_queued_bytes is {self._max_queued_bytes}; "
@@ -109,7 +111,9 @@ class Gathering:
         """Take a message that nobody awaits and that was checked; returns its ticket."""
         _, run = self._place(subject, body, header, flush, now)
         self.ticket = ticket = self.ticket + 1
-        run.tickets.append(ticket)
+        run.add_ticket(ticket)
+        if run.headers is None and run.tickets is not None and flush == self._flush and self._may_cut_short:
+            self.plain[subject] = run.bodies, run.tickets
         return ticket
 
     def add_many(self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float) -> None:
@@ -138,11 +142,8 @@ class Gathering:
         run.append(body, header)
         batch.size += size
         self._queued_bytes += size
-        if flush == self._flush:
-            if run.headers is not None:
-                self.plain.pop(subject, None)
-            elif self._batch_bytes <= self._limits.max_message_bytes:
-                self.plain[subject] = run
+        if header is not NO_HEADER:
+            self.plain.pop(subject, None)
         self._measure_room()
         return batch, run
 

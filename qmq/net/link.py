@@ -93,6 +93,13 @@ class Link:
         self._tell(self._waiters)
         self._tell(self._listeners)
 
+    async def aclose(self, error: QmqError) -> None:
+        """As ``close``, and wait for the connection to end."""
+        connection = self.connection
+        self.close(error)
+        if connection is not None:
+            await connection.wait_closed()
+
     @property
     def is_open(self) -> bool:
         """It was opened, and nothing has ended it."""
@@ -241,7 +248,7 @@ class Link:
             return
         assert self._loop is not None
         self.connection = None
-        log.info("%s; connecting again", error)
+        log.warning("%s; connecting again", error)
         self._sending.disconnected(error)
         if self._loop.time() > self._connected_at + GOOD_AFTER:
             self._backoff.reset()
@@ -267,6 +274,7 @@ class Link:
                     self.close(error)
                     return
             else:
+                log.info("connected again, to %s", self._options.addresses[self._address])
                 self._reconnecting = None
                 return
             self._address = own if self._loop.time() < stay_until else (self._address + 1) % count

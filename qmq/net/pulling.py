@@ -67,6 +67,9 @@ class Puller:
         self._backoff = Backoff()
         self._kept: deque[Run] = deque()  # received and not handed out
         self._kept_count = 0
+        self._skip = 0  # messages of the first of them that were
+        self._most = 0  # that the last pull asked for
+        self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
         self._pulling: tuple[Connection, int] | None = None  # the pull that is not answered yet: connection, request
         self._answer: Answer | QmqError | None = None  # what the last one brought, not looked at yet
         self._waiter: asyncio.Future[None] | None = None
@@ -120,6 +123,9 @@ class Puller:
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """These were not handed out after all: they come first in the next pull."""
+        if self._skip:
+            self._kept[0] = self._kept[0].slice(self._skip, self._kept[0].count)
+            self._skip = 0
         self._kept.extendleft(reversed(runs))
         self._kept_count += sum(run.count for run in runs)
 
@@ -129,22 +135,29 @@ class Puller:
             self._check_inside()
             asked_until = None
             if self._pulling is None and self._answer is None:
-                if self._kept_count >= min_count:
+                enough = self._kept_count >= min_count
+                if enough and (self._kept_count >= max_count or not self._capped):
                     break
                 subscribed = await self._subscribed_by(deadline)
                 if subscribed is None:
                     break
-                asked_until = self._ask(subscribed, max_count, min_count, deadline, clock())
+                # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
+                asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
             if self._answer is None and not await self._answered_by(deadline):
                 self._withdraw()
                 break
-            came = await self._take_answer()
+            came = await self._take_answer(deadline)
+            if asked_until is None:
+                continue  # it was an earlier pull's: see whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
                 break
-            if came and asked_until is not None and now < asked_until:
+            if came and now < asked_until:
                 break  # fewer than min_count, because they are many bytes
-        return self._take_kept(max_count)
+        taken = self._take_kept(max_count)
+        if self._full and self._progress is not None:
+            self._ask_ahead(max_count, clock())
+        return taken
 
     def _ask(
         self, subscribed: tuple[Connection, int], max_count: int, min_count: int, deadline: float | None, now: float
@@ -155,13 +168,21 @@ class Puller:
         assert welcome is not None
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
         most = min(max_count - self._kept_count, welcome.max_pull_count)
-        least = min(min_count - self._kept_count, most)
+        least = max(min(min_count - self._kept_count, most), 1)
         payload = wire.PULL.pack(
             subscription, most, least, min(PULL_BYTES, welcome.max_pull_bytes), int(timeout * 1_000 + 0.999)
         )
         request = connection.ask(Kind.PULL, self._pull_answered, payload=payload, due=now + timeout + LATE)
         self._pulling = connection, request
+        self._most = most
+        self._capped = self._full = False
         return now + timeout
+
+    def _ask_ahead(self, max_count: int, now: float) -> None:
+        """For one who follows alone and is behind: get the next messages while the last ones are handled."""
+        subscribed = self._subscribed
+        if subscribed is not None and subscribed[0] is self._link.connection and not (self._pulling or self._kept):
+            self._ask(subscribed, max_count, 1, now, now)
 
     def _pull_answered(self, answer: Answer | QmqError) -> None:
         self._pulling = None
@@ -192,7 +213,7 @@ class Puller:
             connection, request = self._pulling
             connection.tell(Kind.WITHDRAW, wire.WITHDRAW.pack(request))
 
-    async def _take_answer(self) -> bool:
+    async def _take_answer(self, deadline: float | None) -> bool:
         """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
         answer, self._answer = self._answer, None
         assert answer is not None
@@ -200,7 +221,9 @@ class Puller:
             if not answer.retryable:
                 raise answer
             if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
-                await asyncio.sleep(self._backoff.next_delay())
+                delay = self._backoff.next_delay()
+                left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
+                await asyncio.sleep(min(delay, left))
             return False
         self._backoff.reset()
         runs, damaged = read_answer(answer.payload)
@@ -208,27 +231,28 @@ class Puller:
             self._warn(damaged)
         if self._progress is not None:
             runs = self._progress.take(runs)
+        count = sum(run.count for run in runs)
+        self._capped = count >= self._most
+        self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
         self._kept.extend(runs)
-        self._kept_count += sum(run.count for run in runs)
+        self._kept_count += count
         return bool(runs)
 
     def _take_kept(self, max_count: int) -> list[Run]:
         """Hand out up to *max_count* messages of those received."""
-        kept, taken = self._kept, []
-        if self._kept_count <= max_count:
-            taken = list(kept)
-            kept.clear()
-            self._kept_count = 0
-            return taken
-        left = max_count
+        kept, taken = self._kept, list[Run]()
+        left = min(max_count, self._kept_count)
+        self._kept_count -= left
         while left:
-            run = kept.popleft()
-            if run.count > left:
-                kept.appendleft(run.slice(left, run.count))
-                run = run.slice(0, left)
-            taken.append(run)
-            left -= run.count
-        self._kept_count -= max_count
+            run, skip = kept[0], self._skip
+            count = min(run.count - skip, left)
+            if skip + count == run.count:
+                kept.popleft()
+                self._skip = 0
+            else:
+                self._skip += count
+            taken.append(run if count == run.count else run.slice(skip, skip + count))
+            left -= count
         return taken
 
     def _warn(self, damaged: list[Damage]) -> None:

@@ -230,6 +230,25 @@ def test_an_answer_can_be_overdue(held: Held) -> None:
     assert held.connection.is_overdue(5.1)
 
 
+async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.net.connection.CLOSE_TIMEOUT", 0.01)
+    async with scripted_broker() as broker:
+        loop = asyncio.get_running_loop()
+        owner = Owner()
+        connection = Connection(owner, "broker", loop)
+        await connection.wait_closed()  # never opened
+        await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
+        await connection.hello("test")
+        peer = await broker.peer()
+        peer.transport.pause_reading()
+        connection.send_batch(2, [bytes(64 << 20)], False)
+        connection.close()
+        await connection.wait_closed()
+        await asyncio.sleep(0)
+        assert [what for what, _ in owner.told if what == "lost"] == ["lost"]
+        await connection.wait_closed()
+
+
 async def test_hello_says_who_is_there() -> None:
     async with scripted_broker(max_message_bytes=77) as broker:
         loop = asyncio.get_running_loop()

@@ -22,12 +22,12 @@ def gathering(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: Sen
 
 def nowait(into: Gathering, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
     """As Client.send_nowait does it, short cut and all."""
-    run = into.plain.get(subject)
-    if run is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
+    place = into.plain.get(subject)
+    if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
         into.room -= len(body) + MESSAGE_OVERHEAD
-        run.bodies.append(body)
+        place[0].append(body)
         into.ticket += 1
-        run.tickets.append(into.ticket)
+        place[1].append(into.ticket)
         return into.ticket
     into.check_nowait(subject, len(body), 0)
     return into.add_nowait(subject, body, NO_HEADER, flush, now)
@@ -52,7 +52,7 @@ def test_messages_gather_by_subject_in_their_order() -> None:
     assert tickets == [1, 2, 3]
     (batch,) = all_batches(g)
     assert contents(batch) == {"a": [b"1", b"3", b"4"], "b": [b"2"]}
-    assert batch.runs["a"].tickets == [1, 3]
+    assert batch.runs["a"].all_tickets() == [1, 3]
     assert batch.waiters == [(batch.runs["a"], 2, 0, waiting)]
     assert not g.has_any()
 

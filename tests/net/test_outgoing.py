@@ -131,11 +131,11 @@ def test_a_failed_batch_tells_everybody_which_messages() -> None:
     single, whole = Waiting(), Waiting()
     run = batch.runs["a"]
     run.append(b"1", make_header("k1"))
-    run.tickets.append(7)
+    run.add_ticket(7)
     run.append(b"2", make_header("k2"))
     batch.waiters.append((run, 1, 0, single))
     run.append(b"3", NO_HEADER)
-    run.tickets.append(8)
+    run.add_ticket(8)
     batch.runs["b"].extend([b"4", b"5"])
     many = ManyWaiter(whole)
     batch.waiters.append((batch.runs["b"], 0, 2, many.part(2)))
@@ -196,7 +196,7 @@ def test_the_error_is_unknown_only_when_all_are(outcomes: list[str], kind: type[
     for outcome in outcomes:
         one = batch_with("a.b")
         one.runs["a.b"].append(b"", NO_HEADER)
-        one.runs["a.b"].tickets.append(1)
+        one.runs["a.b"].add_ticket(1)
         failures += one.failed(QmqError("because"), outcome == "unknown")
     error = failure_of(failures, more=3)
     assert type(error) is kind

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import qmq
 from qmq.errors import (
@@ -21,9 +23,11 @@ from qmq.errors import (
     Overloaded,
     UnknownSubscription,
 )
+from qmq.format.pieces import read_answer
 from qmq.names import check_consumer
 from qmq.net import pulling as pulling_module
 from qmq.net import wire
+from qmq.net.messages import messages_of
 from qmq.net.pulling import check_pull, make_consumer_id, start_of
 from qmq.net.wire import Kind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
@@ -251,6 +255,61 @@ async def test_a_withdrawn_pull_that_brings_nothing_is_followed_by_another() -> 
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"1"))
         assert bodies(await pulling) == [b"1"]
+
+
+async def test_one_who_follows_alone_and_is_behind_asks_ahead() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(2))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1", b"2"))
+        assert len(await pulling) == 2
+        request, (_, most, least, _, timeout_ms) = await s.peer.pulled()
+        assert (most, least, timeout_ms) == (2, 1, 0)
+        s.peer.messages(request, batch(b"3", b"4", at=1))
+        pulling = asyncio.ensure_future(s.consumer.pull(5))
+        request, (_, most, least, _, timeout_ms) = await s.peer.pulled()  # more are wanted than were asked ahead
+        assert (most, least, timeout_ms) == (3, 1, 0)
+        s.peer.messages(request)
+        assert bodies(await pulling) == [b"3", b"4"]
+        pulling = asyncio.ensure_future(s.consumer.pull(1, timeout=0))
+        request, (_, most, least, _, timeout_ms) = await s.peer.pulled()  # that was all: asked when wanted
+        s.peer.messages(request, batch(b"5", at=2))
+        assert bodies(await pulling) == [b"5"]
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request)
+        pulling = asyncio.ensure_future(s.consumer.pull(1, timeout=0))
+        request, _ = await s.peer.pulled()  # what was asked ahead brought nothing, but by now there may be
+        s.peer.messages(request, batch(b"6", at=3))
+        assert bodies(await pulling) == [b"6"]
+
+
+async def test_in_a_group_nothing_is_taken_ahead() -> None:
+    async with subscribed(group="g") as s:
+        for number in range(2):
+            pulling = asyncio.ensure_future(s.consumer.pull(1))
+            request, (_, most, _, _, _) = await s.peer.pulled()
+            assert most == 1
+            s.peer.messages(request, batch(b"x", at=number))
+            await pulling
+            assert not s.peer.has_frame()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 7)), max_size=20), st.lists(st.integers(1, 5), max_size=8))
+def test_kept_messages_are_handed_out_in_order_in_any_parts(takes: list[tuple[bool, int]], sizes: list[int]) -> None:
+    client = qmq.connect()
+    puller = client.subscribe("a.", group="g")._puller
+    wanted = [b"%d %d" % (run, number) for run, size in enumerate(sizes) for number in range(size)]
+    answer = b"".join(batch(*(b"%d %d" % (run, number) for number in range(size))) for run, size in enumerate(sizes))
+    puller.put_back(read_answer(memoryview(answer))[0])
+    came: list[bytes] = []
+    for back, count in takes:
+        runs = puller._take_kept(count)
+        if back:
+            puller.put_back(runs)
+        else:
+            came += bodies(messages_of(runs))
+    assert came + bodies(messages_of(puller._take_kept(1_000))) == wanted
+    assert puller._kept_count == 0
 
 
 async def test_pulls_of_several_tasks_go_one_after_another() -> None:

@@ -171,6 +171,7 @@ def in_child(work: Connection, client: qmq.SyncClient, consumer: qmq.SyncConsume
         raise
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from Python 3.12 on
 def test_a_fork_gets_a_connection_and_a_producer_of_its_own(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client, client.subscribe("fork.", start="first") as consumer:
         client.send("fork.parent", b"from the parent")
@@ -193,6 +194,7 @@ def test_a_fork_gets_a_connection_and_a_producer_of_its_own(broker: BrokerProces
         assert bodies(consumer, 3) == [b"queued by the child", b"sent by the child", b"still here"]
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_inside_the_block_may_leave_it(broker: BrokerProcess) -> None:
     client = qmq.connect_sync(broker.url)
     with client:
