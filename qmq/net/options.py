@@ -80,6 +80,7 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
     """The bodies as a list of bytes, maybe the very one given. Raises TypeError."""
     if isinstance(bodies, str | bytes | bytearray | memoryview):
         raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}; use send for one")
-    if set(map(type, bodies)) <= {bytes}:
-        return bodies if type(bodies) is list else list(bodies)  # type: ignore[arg-type]  # bytes only
-    return list(map(body_of, bodies))
+    listed = bodies if type(bodies) is list else list(bodies)
+    if set(map(type, listed)) <= {bytes}:
+        return listed  # type: ignore[return-value]  # bytes only
+    return list(map(body_of, listed))

@@ -64,6 +64,7 @@ def test_bodies_become_bytes_of_their_own() -> None:
     assert set(map(type, bodies)) == {bytes}
     assert bodies_of((b"1", b"2")) == [b"1", b"2"]
     assert bodies_of([]) == []
+    assert bodies_of(body for body in (b"1", bytearray(b"2"))) == [b"1", b"2"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("body", ["text", 1, None, [b"x"]])
