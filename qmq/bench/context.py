@@ -74,9 +74,9 @@ class Bench:
         """A prefix that nobody has sent to."""
         return f"bench.{secrets.token_hex(5)}."
 
-    def run(self, job: str, **options: object) -> dict[str, Any]:
-        """Run one worker."""
-        return run_together(self.directory, (job, options))[0]
+    def run(self, job: str, writes_bytes: int = 0, **options: object) -> dict[str, Any]:
+        """Run one worker; *writes_bytes* as in `run_together`."""
+        return run_together(self.directory, (job, options), writes_bytes=writes_bytes)[0]
 
     def fill(self, url: str, subject: str, size: int, messages: int) -> None:
         """Put that many messages there, 1,000 a batch."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from crc32c import crc32c
 
 from qmq.bench.errors import BenchFailed
+from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
@@ -190,3 +192,66 @@ def sink(gate: Gate, *, write_to: str | None) -> dict[str, Any]:
         os.close(descriptor)
         Path(write_to).unlink()
     return {"bytes": total, "crc": crc}
+
+
+async def echo(gate: Gate) -> dict[str, Any]:
+    """Send back what comes over one connection, until it closes: as little as a broker on this loop could do."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    server = await loop.create_server(lambda: _Echo(ended), "127.0.0.1", 0)
+    gate(port=server.sockets[0].getsockname()[1])
+    await ended
+    server.close()
+    return {}
+
+
+async def ask_echo(gate: Gate, *, port: int, size: int, messages: int) -> dict[str, Any]:
+    """Send *size* bytes to an `echo` and wait for them, *messages* times: how long each takes."""
+    transport, asking = await asyncio.get_running_loop().create_connection(_Asking, "127.0.0.1", port)
+    gate()
+    took = []
+    for _ in range(messages):
+        started = time.perf_counter()
+        await asking.ask(transport, bytes(size))
+        took.append(time.perf_counter() - started)
+    transport.close()
+    return latencies(took)
+
+
+class _Echo(asyncio.BufferedProtocol):
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self._ended = ended
+        self._buffer = bytearray(_READ_BYTES)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._transport.write(bytes(self._buffer[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set_result(None)
+
+
+class _Asking(asyncio.BufferedProtocol):
+    def __init__(self) -> None:
+        self._buffer = bytearray(_READ_BYTES)
+        self._left = 0
+        self._answer: asyncio.Future[None] | None = None
+
+    def ask(self, transport: asyncio.Transport, content: bytes) -> asyncio.Future[None]:
+        self._left = len(content)
+        self._answer = asyncio.get_running_loop().create_future()
+        transport.write(content)
+        return self._answer
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if not self._left and self._answer is not None:
+            self._answer.set_result(None)

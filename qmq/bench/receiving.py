@@ -11,7 +11,7 @@ from typing import Any
 from qmq import connect
 from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of
-from qmq.bench.values import percentile
+from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 
 #: No message for so long means that some are missing.
@@ -132,14 +132,7 @@ async def arrivals(gate: Gate, *, url: str, prefix: str, messages: int, skip: in
                     break
     if any(one >= other for one, other in pairwise(scheduled)):
         raise BenchFailed("messages came twice, or not in their order")
-    ordered = sorted(took[skip:])
-    return {
-        "messages": len(took),
-        "p50_ms": percentile(ordered, 0.5) / 1e6,
-        "p99_ms": percentile(ordered, 0.99) / 1e6,
-        "p99.9_ms": percentile(ordered, 0.999) / 1e6,
-        "most_ms": ordered[-1] / 1e6,
-    }
+    return {"messages": len(took), **latencies([at / 1e9 for at in took[skip:]])}
 
 
 async def park(gate: Gate, *, url: str, clients: int, consumers: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from qmq import connect
 from qmq.bench.raw import bodies_of, body_of
-from qmq.bench.values import percentile
+from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]
@@ -90,14 +90,7 @@ async def one_at_a_time(
             started = time.perf_counter()
             await client.send(subject, body)
             took.append(time.perf_counter() - started)
-    took.sort()
-    return {
-        "messages": messages + 100,
-        "p50_ms": 1e3 * percentile(took, 0.5),
-        "p99_ms": 1e3 * percentile(took, 0.99),
-        "p99.9_ms": 1e3 * percentile(took, 0.999),
-        "most_ms": 1e3 * took[-1],
-    }
+    return {"messages": messages + 100, **latencies(took)}
 
 
 async def paced(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qmq.bench.children import Worker, run_one, run_together
+from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
 from qmq.bench.errors import BenchFailed
 from qmq.bench.values import Value
@@ -13,15 +13,23 @@ RATE = "msg/s"
 RATIO = ""
 
 
+def stored_bytes(messages: int, size: int) -> int:
+    """About what so many messages take in the log, with keys and properties at most."""
+    return messages * (size + 64)
+
+
 def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
     """Messages a second of the yardstick: a bare loop that receives (and checksums and writes) the same bytes."""
     path = str(bench.directory / "plain") if write else None
     with Worker(bench.directory, "raw.sink", {"write_to": path}) as sink:
         sink.go()
-        result = run_one(
-            bench.directory,
+        result = bench.run(
             "raw.send_plain",
-            {"port": sink.prepared["port"], "size": size, "count": 1_000, "batches": batches},
+            writes_bytes=stored_bytes(batches * 1_000, size) if write else 0,
+            port=sink.prepared["port"],
+            size=size,
+            count=1_000,
+            batches=batches,
         )
         received = sink.result()["bytes"]
     if received != result["bytes"]:
@@ -38,6 +46,7 @@ def ingest(bench: Bench) -> Iterator[Value]:
                 prefix = bench.prefix()
                 result = bench.run(
                     "raw.ingest",
+                    writes_bytes=stored_bytes(batches * 1_000, size),
                     url=target.url,
                     subject=prefix + "raw",
                     size=size,
@@ -62,6 +71,7 @@ def send_many(bench: Bench) -> Iterator[Value]:
                 prefix = bench.prefix()
                 result = bench.run(
                     "sending.many",
+                    writes_bytes=stored_bytes(calls * 1_000, size),
                     url=target.url,
                     subject=prefix + "many",
                     durability=durability,
@@ -84,6 +94,7 @@ def send_nowait(bench: Bench) -> Iterator[Value]:
                     prefix = bench.prefix()
                     result = bench.run(
                         "sending.nowait",
+                        writes_bytes=stored_bytes(messages, size),
                         url=target.url,
                         subject=prefix + "nowait",
                         durability=durability,
@@ -104,6 +115,7 @@ def send_awaited(bench: Bench) -> Iterator[Value]:
                 prefix = bench.prefix()
                 result = bench.run(
                     "sending.awaited",
+                    writes_bytes=stored_bytes(messages, size),
                     url=target.url,
                     subject=prefix + "awaited",
                     durability=durability,
@@ -143,7 +155,7 @@ def producers(bench: Bench) -> Iterator[Value]:
         yield Value(f"64, {how}, flush of append", rates["flush"] / rates["append"], RATIO)
 
 
-def _received(bench: Bench, job: str, size: int, messages: int, **options: object) -> float:
+def _received(bench: Bench, job: str, size: int, messages: int, **options: int) -> float:
     with bench.target() as target:
         prefix = bench.prefix()
         bench.fill(target.url, prefix + "ready", size, messages)

@@ -115,6 +115,13 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
+def latencies(took_s: Sequence[float]) -> dict[str, float]:
+    """Percentiles of times in seconds, as workers tell them."""
+    ordered = sorted(took_s)
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p99.9_ms": 0.999, "most_ms": 1.0}
+    return {name: 1e3 * percentile(ordered, share) for name, share in shares.items()}
+
+
 def shown(value: float) -> str:
     """A number as people read it: four digits that count, with M or k."""
     for limit, divisor, suffix in ((1e6, 1e6, " M"), (1e4, 1e3, " k")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from qmq.bench.children import run_together
+from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, Bench
 from qmq.bench.errors import BenchFailed
 from qmq.bench.values import Value
@@ -18,7 +18,13 @@ def _percentiles(what: str, result: Mapping[str, float]) -> Iterator[Value]:
 
 
 def send_one(bench: Bench) -> Iterator[Value]:
-    """One send at a time: from the call to the receipt."""
+    """One send at a time: from the call to the receipt; and as many bytes echoed by a bare loop."""
+    with Worker(bench.directory, "raw.echo", {}) as echo:
+        echo.go()
+        port = echo.prepared["port"]
+        result = bench.run("raw.ask_echo", port=port, size=250, messages=bench.size.singles)
+        echo.result()
+    yield from _percentiles("bare echo", result)
     for durability in DURABILITIES:
         with bench.target() as target:
             prefix = bench.prefix()
@@ -71,7 +77,11 @@ def flush_under_load(bench: Bench) -> Iterator[Value]:
 
 
 def end_to_end(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival in another process, at an open-loop rate."""
+    """From the moment a message is due to its arrival in another process, at an open-loop rate.
+
+    How far the generator was behind its schedule at worst is told too: where that is more than a part of a millisecond,
+    the machine had other things to do, or sending itself took so long.
+    """
     for rate, rate_name in ((1_000, "1 k"), (10_000, "10 k")):
         for durability in DURABILITIES:
             messages = int(rate * bench.size.seconds)
@@ -97,4 +107,6 @@ def end_to_end(bench: Bench) -> Iterator[Value]:
                 )
             if came["messages"] != sent["messages"]:
                 raise BenchFailed(f"{came['messages']} messages came, {sent['messages']} were sent")
-            yield from _percentiles(f"{rate_name} msg/s {durability}", came)
+            what = f"{rate_name} msg/s {durability}"
+            yield from _percentiles(what, came)
+            yield Value(f"{what}, generator behind", sent["latest_ms"], MS)

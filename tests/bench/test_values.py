@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qmq.bench import suite
-from qmq.bench.values import GOALS, Goal, Value, percentile, shown, summarize
+from qmq.bench.values import GOALS, Goal, Value, latencies, percentile, shown, summarize
 
 
 def test_rounds_come_to_a_median_in_the_order_of_their_first_value() -> None:
@@ -63,3 +63,7 @@ def test_percentiles(share: float, value: int) -> None:
 )
 def test_numbers_are_shown_short(value: float, text: str) -> None:
     assert shown(value) == text
+
+
+def test_latencies_are_percentiles_in_milliseconds() -> None:
+    assert latencies([0.003, 0.001, 0.002]) == {"p50_ms": 2.0, "p99_ms": 3.0, "p99.9_ms": 3.0, "most_ms": 3.0}

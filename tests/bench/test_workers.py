@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qmq.bench import receiving, sending, worker
-from qmq.bench.children import BrokerProcess, run_one, run_together
+from qmq.bench.children import BrokerProcess, run_together
 from qmq.bench.context import Bench, rate
 from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of
@@ -126,11 +126,12 @@ def test_bodies_are_compared_from_any_place() -> None:
 def test_a_worker_is_prepared_then_waits_for_its_word(bench: Bench, broker: BrokerProcess) -> None:
     prefix = bench.prefix()
     options = {"url": broker.url, "subject": prefix + "x", "size": 50, "count": 10, "batches": 5, "flush": False}
-    one, other = run_together(bench.directory, ("raw.ingest", options), ("raw.ingest", options))
+    jobs = ("raw.ingest", options), ("raw.ingest", options)
+    one, other = run_together(bench.directory, *jobs, writes_bytes=100_000)
     assert one["messages"] == other["messages"] == 50
-    assert run_one(bench.directory, "receiving.last_stored", {"url": broker.url, "prefix": prefix})["messages"] == 100
-    parked = run_one(bench.directory, "receiving.park", {"url": broker.url, "clients": 2, "consumers": 3})
-    assert parked == {"parked": 6}
+    assert [path.name for path in bench.directory.iterdir() if path.suffix != ".errors"] == []
+    assert bench.run("receiving.last_stored", url=broker.url, prefix=prefix)["messages"] == 100
+    assert bench.run("receiving.park", url=broker.url, clients=2, consumers=3) == {"parked": 6}
 
 
 def test_a_worker_whose_bench_is_gone_ends() -> None:
