@@ -7,7 +7,7 @@ facts once more. What it says then (floors, reserves, how far sequences are rais
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,6 @@ from qmq.storage.checkpoint import (
     PREFIX,
     CheckpointFile,
     Claims,
-    Hole,
     checkpoint_path,
     list_checkpoints,
     read_checkpoint,
@@ -43,6 +42,7 @@ from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.lock import DirectoryLock
 from qmq.storage.lost_names import LogReader, restore_names
 from qmq.storage.message_log import MessageLog
+from qmq.storage.opened import Opened, OpenedPartition, StoreOptions
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.segment import Owner
@@ -53,62 +53,6 @@ SUBJECTS_NAME: Final = "subjects"
 CONSUMER_LOG_NAME: Final = "consumer-log"
 
 _CHUNK_ROWS: Final = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How to open a store. Sizes in bytes."""
-
-    segment_bytes: int = 256 << 20
-    partitions: int = 1
-    #: One directory a partition; empty for log-0, log-1, ... in the data directory.
-    partition_dirs: tuple[Path, ...] = ()
-    #: How far ahead positions are reserved.
-    reserve_bytes: int = 1 << 30
-    #: The largest batch that will come.
-    max_frame_bytes: int = 16 << 20
-    max_subjects: int = 1_000_000
-    #: The store id of a directory that is made new, 6 bytes: IPv4 and port; None for a random one.
-    store_id_hint: bytes | None = None
-
-
-@dataclass(slots=True)
-class OpenedPartition:
-    """One partition, ready."""
-
-    log: MessageLog
-    consumer: ConsumerLog
-    index: SegmentIndex
-    holes: list[Hole]
-
-
-@dataclass(slots=True)
-class Opened:
-    """A data directory, ready: what Store is made of."""
-
-    disk: Disk
-    directory: Path
-    options: StoreOptions
-    now_us: int
-    lock: DirectoryLock
-    identity: IdentityFile
-    subjects: SubjectTable
-    partitions: list[OpenedPartition]
-    #: Indexes of sealed segments that could not be written yet, and the positions where those end.
-    unsealed: list[tuple[SegmentIndex, int]]
-    checkpoint_number: int
-    state: dict[str, bytes]
-    last_stored_at_us: int
-    report: RecoveryReport
-
-    def close(self) -> None:
-        """Close everything, changing nothing."""
-        for part in self.partitions:
-            part.log.close()
-            part.consumer.close()
-            part.index.close()
-        self.subjects.close()
-        self.lock.release()
 
 
 def open_directory(directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Opened:

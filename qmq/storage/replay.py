@@ -13,31 +13,20 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.errors import BadBytes, StorageError
-from qmq.format.batch import EntryRow, Header, entries_of, parse_header, runs_of, stored_names
-from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, RUN, RUN_SIZE, SEGMENT_HEADER_SIZE
+from qmq.format.batch import EntryRow, Header
+from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.message_log import MessageLog
 from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
+from qmq.storage.row_maker import Damaged, RowMaker
 from qmq.storage.scan import Found, Scanner
 from qmq.storage.segment import Owner, Segment, list_bases, pack_header, segment_path
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
-_ONE_RUN_TABLE: Final = BATCH_HEADER_SIZE + RUN_SIZE
-#: Tables that name one subject are remembered while a log is replayed: so many, of fewer bytes than this.
-_TABLES_KEPT: Final = 1 << 17
-_TABLE_BYTES_KEPT: Final = 256
-
-
-class Damaged(NamedTuple):
-    """One run of a bad batch whose header is good."""
-
-    subject: int
-    first_sequence: int
-    end_sequence: int
 
 
 class _File(NamedTuple):
@@ -47,44 +36,6 @@ class _File(NamedTuple):
     size: int
     #: As its header says; None when the header is bad.
     previous_end: int | None
-
-
-class RowMaker:
-    """Makes consumer-log rows of stored batches; subjects that are not registered are."""
-
-    def __init__(self, subjects: SubjectTable) -> None:
-        self._subjects = subjects
-        self._by_table: dict[bytes, int] = {}
-
-    def number(self, name: str) -> int:
-        """The number of a subject, new or not."""
-        number = self._subjects.number(name)
-        return self._subjects.add(name) if number is None else number
-
-    def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
-        """The rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
-        if header.runs == 1:
-            subject, lane, flags, _, count, _, size, _, first = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
-            table = bytes(batch[_ONE_RUN_TABLE : header.data_start])
-            number = self._by_table.get(table)
-            if number is None:
-                number = self.number(stored_names(batch, header)[subject])
-                if len(self._by_table) < _TABLES_KEPT and len(table) < _TABLE_BYTES_KEPT and subject == 0:
-                    self._by_table[table] = number
-            return (first, header.position, header.stored_at_us, number, count, 0, lane, 1, flags, size, header.size)
-        names = stored_names(batch, header)
-        runs = runs_of(batch, header)
-        numbers = np.fromiter(map(self.number, names), np.int64, len(names))[runs["subject"]]
-        return entries_of(runs, header.size, header.position, header.stored_at_us, numbers)
-
-    def damaged(self, prefix: bytes) -> list[Damaged]:
-        """The runs of a bad batch, of which *prefix* is header, runs and table, all good."""
-        view = memoryview(prefix)
-        rows = self.rows(parse_header(view), view)
-        if isinstance(rows, tuple):
-            return [Damaged(rows[3], rows[0], rows[0] + rows[4])]
-        columns = (rows["subject"].tolist(), rows["first_sequence"].tolist(), rows["count"].tolist())
-        return [Damaged(subject, first, first + count) for subject, first, count in zip(*columns, strict=True)]
 
 
 class PartitionReplay:

@@ -1,8 +1,11 @@
-"""Sequences after a start: the ends of all subjects, from the rows that a checkpoint does not know yet."""
+"""Rows of several partitions in one order, and sequences after a start: the ends of all subjects, from the rows that a
+checkpoint does not know yet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -96,3 +99,16 @@ class SequenceReplay:
 
 def _one_gap(subject: int, start: int, end: int) -> tuple[Numbers, Sequences, Sequences]:
     return np.array([subject], np.uint32), np.array([start], np.uint64), np.array([end], np.uint64)
+
+
+def merge_by_sequence(found: list[tuple[int, Rows]], limit: int) -> list[tuple[int, Rows]]:
+    """Rows of several partitions merged by sequence: consecutive rows of one partition make a piece."""
+    whole = [rows["first_sequence"][-1] for _, rows in found if len(rows) >= limit]
+    merged = np.concatenate([rows for _, rows in found])
+    partitions = np.repeat([number for number, _ in found], [len(rows) for _, rows in found])
+    order = np.argsort(merged["first_sequence"], kind="stable")
+    if whole:  # beyond the last row of a part that was cut short, rows of it may be missing
+        order = order[merged["first_sequence"][order] <= min(whole)]
+    merged, partitions = merged[order[:limit]], partitions[order[:limit]]
+    borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(merged)]
+    return [(int(partitions[start]), merged[start:end]) for start, end in pairwise(borders)]

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import BadBytes, InvalidOption, StorageError, TooManySubjects
+from qmq.errors import InvalidOption, StorageError, TooManySubjects
 from qmq.format.batch import EntryRow, Header, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SubjectsClaim
-from qmq.storage.checkpointing import Checkpoint
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Claims, Hole, PartitionClaim
+from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Buffer, Disk
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex, derive_index
 from qmq.storage.lock import DirectoryLock
 from qmq.storage.message_log import MessageLog
-from qmq.storage.opening import CONSUMER_LOG_NAME, Opened, StoreOptions, open_directory
+from qmq.storage.opened import Opened, StoreOptions
+from qmq.storage.opening import CONSUMER_LOG_NAME, open_directory
 from qmq.storage.order import Rows
 from qmq.storage.recovery import RecoveryReport
+from qmq.storage.sequences import merge_by_sequence
 from qmq.storage.subjects import SubjectTable
 
 __all__ = ["Checkpoint", "Disk", "RecoveryReport", "Store", "StoreOptions"]
@@ -298,7 +299,7 @@ class Store:
             for part in self._partitions
             if len(rows := part.consumer.subject_rows(number, sequence, limit))
         ]
-        return found if len(found) < 2 else _in_sequence(found, limit)
+        return found if len(found) < 2 else merge_by_sequence(found, limit)
 
     def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
         """The first sequence of a subject stored at or after a time, None when there is none."""
@@ -328,9 +329,11 @@ class Store:
                     continue
                 last = place
                 try:
-                    yield part.number, parse_header(part.log.view(place, BATCH_HEADER_SIZE))
-                except BadBytes:
+                    header = parse_header(part.log.view(place, BATCH_HEADER_SIZE))
+                except StorageError:
                     continue
+                if header.magic == BATCH_MAGIC and header.position == place:  # else it has gone bad since
+                    yield part.number, header
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -345,6 +348,7 @@ class Store:
 
         A partition whose sync has failed stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
         """
+        assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
         table, identity = self._subjects, self._identity.current
         sound = [part for part in self._partitions if part.log.broken is None]
         descriptors = [table.flush()]
@@ -352,7 +356,6 @@ class Store:
             descriptors += part.consumer.flush()
             part.index.flush()
         claims = [self._claim(part) if part in sound else part.claim for part in self._partitions]
-        count = table.count
         self._checkpoint_number += 1
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         content = Claims(
@@ -362,13 +365,7 @@ class Store:
             sequence_base=identity.sequence_base,
             last_stored_at_us=self.last_stored_at_us,
             partitions=tuple(claims),
-            subjects=SubjectsClaim(
-                length_bytes=table.length_bytes,
-                count=count,
-                ends=table.ends[:count].astype("<u8").tobytes(),
-                firsts=table.firsts[:count].astype("<u8").tobytes(),
-                gaps=table.gaps.pack(),
-            ),
+            subjects=claim_subjects(table),
             state=dict(state),
         )
         return Checkpoint(
@@ -430,16 +427,3 @@ class Store:
                 index.close()
             self._subjects.close()
             self._lock.release()
-
-
-def _in_sequence(found: list[tuple[int, Rows]], limit: int) -> list[tuple[int, Rows]]:
-    """Rows of several partitions merged by sequence: consecutive rows of one partition make a piece."""
-    whole = [rows["first_sequence"][-1] for _, rows in found if len(rows) >= limit]
-    merged = np.concatenate([rows for _, rows in found])
-    partitions = np.repeat([number for number, _ in found], [len(rows) for _, rows in found])
-    order = np.argsort(merged["first_sequence"], kind="stable")
-    if whole:  # beyond the last row of a part that was cut short, rows of it may be missing
-        order = order[merged["first_sequence"][order] <= min(whole)]
-    merged, partitions = merged[order[:limit]], partitions[order[:limit]]
-    borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(merged)]
-    return [(int(partitions[start]), merged[start:end]) for start, end in pairwise(borders)]

@@ -11,7 +11,8 @@ import numpy as np
 from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.storage.disk import Disk
-from qmq.storage.opening import StoreOptions
+from qmq.storage.identity import Identity, read_copies
+from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
 from qmq.storage.verify import verify
 
@@ -190,3 +191,10 @@ def damage(path: Path, sent: Sent, offset: int, data: bytes | None = None) -> No
         new = data if data is not None else bytes([opened.read(1)[0] ^ 0x41])
         opened.seek(start + offset)
         opened.write(new)
+
+
+def identity_of(path: Path) -> Identity:
+    """What the first copy of the identity says."""
+    copy = read_copies(Disk(), path)[0]
+    assert copy.identity is not None
+    return copy.identity

@@ -1,0 +1,72 @@
+"""How to open a store, and what an open data directory consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qmq.storage.checkpoint import Hole
+from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.disk import Disk
+from qmq.storage.identity import IdentityFile
+from qmq.storage.index import SegmentIndex
+from qmq.storage.lock import DirectoryLock
+from qmq.storage.message_log import MessageLog
+from qmq.storage.recovery import RecoveryReport
+from qmq.storage.subjects import SubjectTable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How to open a store. Sizes in bytes."""
+
+    segment_bytes: int = 256 << 20
+    partitions: int = 1
+    #: One directory a partition; empty for log-0, log-1, ... in the data directory.
+    partition_dirs: tuple[Path, ...] = ()
+    #: How far ahead positions are reserved.
+    reserve_bytes: int = 1 << 30
+    #: The largest batch that will come.
+    max_frame_bytes: int = 16 << 20
+    max_subjects: int = 1_000_000
+    #: The store id of a directory that is made new, 6 bytes: IPv4 and port; None for a random one.
+    store_id_hint: bytes | None = None
+
+
+@dataclass(slots=True)
+class OpenedPartition:
+    """One partition, ready."""
+
+    log: MessageLog
+    consumer: ConsumerLog
+    index: SegmentIndex
+    holes: list[Hole]
+
+
+@dataclass(slots=True)
+class Opened:
+    """A data directory, ready: what Store is made of."""
+
+    disk: Disk
+    directory: Path
+    options: StoreOptions
+    now_us: int
+    lock: DirectoryLock
+    identity: IdentityFile
+    subjects: SubjectTable
+    partitions: list[OpenedPartition]
+    #: Indexes of sealed segments that could not be written yet, and the positions where those end.
+    unsealed: list[tuple[SegmentIndex, int]]
+    checkpoint_number: int
+    state: dict[str, bytes]
+    last_stored_at_us: int
+    report: RecoveryReport
+
+    def close(self) -> None:
+        """Close everything, changing nothing."""
+        for part in self.partitions:
+            part.log.close()
+            part.consumer.close()
+            part.index.close()
+        self.subjects.close()
+        self.lock.release()

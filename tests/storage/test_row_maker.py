@@ -1,0 +1,43 @@
+"""Rows made again of stored batches equal those that the broker made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from qmq.format.batch import parse_header
+from qmq.format.layout import ENTRY_DTYPE
+from qmq.storage.row_maker import Damaged, RowMaker
+from qmq.storage.store import Store
+from qmq.storage.subjects import SubjectTable
+from tests.storage.disks import HastyDisk
+from tests.storage.stores import NOW_US, Sender, kill, options
+
+
+def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, options(), HastyDisk(), NOW_US)
+    sender = Sender(store)
+    sender.stage(("one", [b"1", b"2"]))
+    sender.stage(("two", [b"1"]), ("one", [b"2"]), ("three", [b"3"] * 4))
+    sender.write()
+    subjects = SubjectTable.open(HastyDisk(), tmp_path / "other", store.store_id)
+    for name in ("one", "two"):
+        subjects.add(name)
+    maker = RowMaker(subjects)
+    made = []
+    for sent in sender.sent:
+        view = store.view(0, sent.position, len(sent.data))
+        for _ in range(2):  # the second time from what it remembers
+            rows = maker.rows(parse_header(view), view)
+        made += [rows] if isinstance(rows, tuple) else rows.tolist()
+    expected = store.rows(0, 0, 10)
+    numbers = {store.subject_number(name): number for number, name in enumerate(("one", "two", "three"))}
+    assert np.array(made, ENTRY_DTYPE)["subject"].tolist() == [numbers[n] for n in expected["subject"].tolist()]
+    for field in ("first_sequence", "position", "stored_at_us", "count", "run", "runs", "run_size", "batch_size"):
+        assert np.array(made, ENTRY_DTYPE)[field].tolist() == expected[field].tolist()
+    assert subjects.count == 3
+    damaged = maker.damaged(sender.sent[1].data)
+    assert sorted(damaged) == [Damaged(0, 2, 3), Damaged(1, 0, 1), Damaged(2, 0, 4)]
+    subjects.close()
+    kill(store)
