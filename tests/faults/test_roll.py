@@ -56,9 +56,9 @@ def test_a_kill_between_any_two_steps_of_a_roll_leaves_no_gap(tmp_path: Path) ->
         assert verify(copy, Disk()).faults == 0
         for _ in range(2):
             reopened = open_store(copy)
-            report = reopened.recovery
-            assert not report.partitions[0].holes, f"after {copy.name} of {len(disk.copies)} steps"
-            assert not report.raised_by
+            recovery = reopened.recovery
+            assert not recovery.partitions[0].holes, f"after {copy.name} of {len(disk.copies)} steps"
+            assert not recovery.raised_by
             stored = len(positions(reopened))
             assert Sender(reopened).send("a.b", b"next").runs == (("a.b", stored, 1),)
             reopened.close(clean=False)
