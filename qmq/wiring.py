@@ -35,8 +35,9 @@ log = logging.getLogger("qmq.broker")
 
 #: How long a stop waits for disks and for clients that do not read, each.
 _PATIENCE_S: Final = 3.0
-#: A thread that comes back from the disk waits this long for the interpreter when the loop is busy.
-_SWITCH_INTERVAL_S: Final = 0.0005
+#: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited 5.4 ms
+#: (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop itself did not become slower.
+_SWITCH_INTERVAL_S: Final = 0.0001
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
 
