@@ -127,9 +127,12 @@ class Group:
 
     def covering(self, prefix: str) -> Following | None:
         """What the group follows already that takes in all that *prefix* does."""
-        for following in self.followings.values():
-            if not following.exact and prefix.startswith(following.prefix):
+        end = 0
+        while end < len(prefix):
+            following = self.followings.get(prefix[:end])
+            if following is not None:
                 return following
+            end = prefix.find(".", end) + 1 or len(prefix)
         return None
 
     def cursor(self, store: Store, following: Following, number: int) -> int | None:
