@@ -35,8 +35,8 @@ log = logging.getLogger("qmq.broker")
 
 #: How long a stop waits for disks and for clients that do not read, each.
 _PATIENCE_S: Final = 3.0
-#: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited 5.4 ms
-#: (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop itself did not become slower.
+#: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
+#: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
@@ -65,10 +65,10 @@ class Worker:
         if error is not None:
             raise error
 
-    def stop(self) -> None:
-        """End the thread when its calls are made, and wait for that, but not for ever."""
+    def stop(self, patience_s: float) -> None:
+        """End the thread when its calls are made; wait for that, but not for ever."""
         self._calls.put(None)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(patience_s)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -121,12 +121,16 @@ class Checkpoints:
         """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer."""
         self._closing.set()
         self._urgent.set()
+        patience_s = _PATIENCE_S
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 await self._task
                 await self._take()
+        except TimeoutError:
+            patience_s = 0
+            raise
         finally:
-            self._worker.stop()
+            self._worker.stop(patience_s)
 
     async def _run(self) -> None:
         while True:
@@ -213,27 +217,27 @@ class RunningBroker:
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
+        patience_s, clean = _PATIENCE_S, False
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 await self._settled.wait()
         except TimeoutError:
-            log.error("the disk did not answer within %g s: some sends stay unanswered", _PATIENCE_S)
+            log.error("the disk did not answer within %g s: some sends stay unanswered", patience_s)
+            patience_s = 0
         await self.server.close(_PATIENCE_S)
         self._close_sockets()
         try:
             await self._checkpoints.close()
+            clean = True
         except TimeoutError:
-            self.store.close(clean=False)
+            patience_s = 0
             raise StorageError(
                 f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
             ) from None
-        except StorageError:
-            self.store.close(clean=False)
-            raise
         finally:
             for worker in self._syncs:
-                worker.stop()
-        self.store.close(clean=True)
+                worker.stop(patience_s)
+            self.store.close(clean)
 
     def _close_sockets(self) -> None:
         for sock in self._sockets:

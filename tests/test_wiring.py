@@ -427,7 +427,7 @@ async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() ->
     with pytest.raises(StorageFailed, match="no disk"):
         await worker.run(fail)
     await worker.run(lambda: order.append(50))
-    worker.stop()
+    worker.stop(10)
     assert order[-1] == 50
 
 
@@ -441,4 +441,4 @@ async def test_a_failure_nobody_foresaw_is_a_storage_error_and_logged(caplog: py
     with pytest.raises(StorageError, match="a bug"):
         await worker.run(fail)
     assert "ZeroDivisionError: a bug" in caplog.text
-    worker.stop()
+    worker.stop(10)
