@@ -96,7 +96,8 @@ def parse_records(data: bytes) -> Records:
     while position + RECORD_SIZE <= size_of_data:
         size, flags, check = unpack(data, position)
         name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
-        if (crc32c(name, size | flags << 16) + number) % _MODULUS == check and len(name) == size and not flags:
+        fits = 0 < size <= _MAX_NAME_BYTES and len(name) == size and not flags  # zeros would pass the checksum
+        if fits and (crc32c(name, size | flags << 16) + number) % _MODULUS == check:
             names.append(name.decode("ascii"))
             position += RECORD_SIZE + size
             number += 1

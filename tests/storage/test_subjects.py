@@ -118,6 +118,12 @@ def test_a_cut_file_keeps_its_whole_records(names: list[str], cut: int) -> None:
     assert found.names == names[:whole]
 
 
+@pytest.mark.parametrize("before", [[], ["a", "b.c"]])
+def test_zeros_are_no_names(before: list[str]) -> None:
+    records = b"".join(pack_record(name, number) for number, name in enumerate(before))
+    assert parse_records(pack_header(STORE) + records + bytes(400)).names == before
+
+
 def test_damage_before_the_checkpoint_is_told_and_can_be_restored(tmp_path: Path) -> None:
     path = tmp_path / "subjects"
     table = make(path, ["a", "bb", "cc"])
