@@ -50,6 +50,8 @@ FEW: Final = 16
 
 _MARK_INPUT: Final = struct.Struct("<QI")
 _FIRST_SEQUENCE: Final = struct.Struct("<Q")
+#: length and header size of a single message
+_FIRST_COLUMNS: Final = struct.Struct("<IH")
 _NO_MARK: Final = bytes(MARK_SIZE)
 
 Runs = npt.NDArray[np.void]
@@ -102,7 +104,7 @@ class BatchLimits(NamedTuple):
 
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
     """The header at *offset*; says nothing about whether it is right. The view must hold 96 bytes from there."""
-    return Header._make(BATCH_HEADER.unpack_from(view, offset))
+    return tuple.__new__(Header, BATCH_HEADER.unpack_from(view, offset))  # what _make does, in half the time
 
 
 def mark_of(secret: bytes, position: int, header_crc: int) -> bytes:
@@ -144,24 +146,27 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     if crc32c(data) != header.data_crc:
         raise BadBatch("the checksum of the data is wrong")
     names = names_of(bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start]))
+    if len(names) != header.runs:
+        raise BadBatch(f"the table names {len(names)} subjects for {header.runs} runs")
     if header.runs == 1:
-        return CheckedBatch(header, names, _check_run(view, data, header, names, limits), None)
-    return CheckedBatch(header, names, None, _check_runs(view, data, header, names, limits))
+        return CheckedBatch(header, names, _check_run(view, data, header, limits), None)
+    return CheckedBatch(header, names, None, _check_runs(view, data, header, limits))
 
 
-def _check_run(
-    view: memoryview, data: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
-) -> RunRecord:
+def _check_run(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> RunRecord:
     run: RunRecord = RUN.unpack_from(view, BATCH_HEADER_SIZE)
     subject, lane, flags, reserved, count, offset, size, crc, _ = run
     column_bytes = COLUMN_BYTES[header.flags] * count
-    if subject >= len(names) or lane or flags or reserved or offset:
-        raise BadBatch(f"run 0 is not valid: subject {subject} of {len(names)}, lane {lane}, flags {flags:#x}")
+    if subject or lane or flags or reserved or offset:
+        raise BadBatch(f"run 0 is not valid: subject {subject} of 1, lane {lane}, flags {flags:#x}, offset {offset}")
     if count != header.messages or not count or size != len(data) or column_bytes > size:
         raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
     if crc != header.data_crc:
         raise BadBatch("the checksum of run 0 is wrong")
-    if count < FEW:
+    if count == 1:
+        total, header_size = _FIRST_COLUMNS.unpack_from(data)
+        longest, fits = total, header_size <= total
+    elif count < FEW:
         lengths = struct.unpack_from(f"<{count}I", data)
         header_sizes = struct.unpack_from(f"<{count}H", data, 4 * count)
         total, longest = sum(lengths), max(lengths)
@@ -177,14 +182,12 @@ def _check_run(
     return run
 
 
-def _check_runs(
-    view: memoryview, data: memoryview, header: Header, names: tuple[str, ...], limits: BatchLimits
-) -> Runs:
+def _check_runs(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> Runs:
     runs: Runs = np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
     subjects, counts = runs["subject"], runs["count"].astype(np.int64)
     sizes, offsets = runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
     ends = np.cumsum(sizes)
-    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(subjects.max()) >= len(names):
+    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(subjects.max()) >= header.runs:
         raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
     if int(np.bincount(subjects).max()) > 1:
         raise BadBatch("two runs of one batch have the same subject")

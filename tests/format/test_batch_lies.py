@@ -1,0 +1,196 @@
+"""Lies about a batch whose checksums fit, as a hostile client would send them: each is refused, with its reason."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import BadBatch, MessageTooLarge
+from qmq.format import batch as batch_module
+from qmq.format.batch import BatchLimits, check_batch, parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, RUN_SIZE
+from qmq.format.pieces import read_answer
+from tests.format.contents import (
+    LIMITS,
+    Contents,
+    batch_of,
+    contents,
+    plain,
+    refused,
+    reseal,
+    set_header,
+    set_run,
+    with_table,
+)
+
+
+def put(layout: str, place: Callable[[memoryview], int], value: int) -> Callable[[memoryview], None]:
+    return lambda view: struct.pack_into(layout, view, place(view), value)
+
+
+def data_place(offset: int) -> Callable[[memoryview], int]:
+    return lambda view: parse_header(view).data_start + offset
+
+
+def wrap_lengths(view: memoryview) -> None:
+    """Two lengths whose sum is right only in 32 bits."""
+    start = parse_header(view).data_start
+    first, second = struct.unpack_from("<II", view, start)
+    struct.pack_into("<II", view, start, 0xFFFFFFFF, (first + second + 1) & 0xFFFFFFFF)
+
+
+ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
+    "no magic": (lambda view: set_header(view, magic=1), "not a batch of version 1"),
+    "a newer version": (lambda view: set_header(view, version=2), "not a batch of version 1"),
+    "a reserved byte": (lambda view: set_header(view, reserved=1), "unknown flags"),
+    "a reserved flag": (lambda view: set_header(view, flags=HAS_DELIVER_AT), "unknown flags"),
+    "a flag without its column": (lambda view: set_header(view, flags=1), "do not sum|sum to|does not add up"),
+    "no runs": (lambda view: set_header(view, runs=0), "sizes do not add up"),
+    "more runs than bytes": (lambda view: set_header(view, runs=0xFFFFFFFF), "sizes do not add up"),
+    "a table past the end": (lambda view: set_header(view, table_size=0xFFFFFFFF), "sizes do not add up"),
+    "an empty table": (lambda view: set_header(view, table_size=0), "the table|run 0"),
+    "a larger size": (lambda view: set_header(view, size=len(view) + 1), "sizes do not add up"),
+    "more messages": (lambda view: set_header(view, messages=4), "does not add up"),
+    "no messages": (lambda view: set_header(view, messages=0), "does not add up"),
+    "a mark": (lambda view: set_header(view, mark=b"12345678"), "the mark is the store's"),
+    "a subject that is not there": (lambda view: set_run(view, 0, subject=1), "run 0 is not valid"),
+    "a lane": (lambda view: set_run(view, 0, lane=1), "run 0 is not valid"),
+    "a run flag": (lambda view: set_run(view, 0, flags=1), "run 0 is not valid"),
+    "a reserved run field": (lambda view: set_run(view, 0, reserved=1), "run 0 is not valid"),
+    "a run that begins later": (lambda view: set_run(view, 0, offset=1), "run 0 is not valid"),
+    "a run of no messages": (lambda view: (set_run(view, 0, count=0), set_header(view, messages=0)), "does not add up"),
+    "a run of fewer": (lambda view: (set_run(view, 0, count=2), set_header(view, messages=2)), "lengths of run 0"),
+    "a run of more": (lambda view: (set_run(view, 0, count=4), set_header(view, messages=4)), "does not add up"),
+    "a run of far more": (
+        lambda view: (set_run(view, 0, count=0xFFFFFFFF), set_header(view, messages=0xFFFFFFFF)),
+        "does not add up",
+    ),
+    "a shorter run": (lambda view: set_run(view, 0, size=38), "does not add up"),
+    "a length too long": (put("<I", data_place(0), 4), "lengths of run 0 sum to 10, its payload has 9"),
+    "a length too short": (put("<I", data_place(8), 2), "lengths of run 0 sum to 8, its payload has 9"),
+    "lengths that wrap around": (wrap_lengths, "lengths of run 0"),
+    "a header longer than its message": (put("<H", data_place(14), 4), "lengths of run 0"),
+}
+
+
+@pytest.mark.parametrize(("lie", "reason"), ONE_RUN_LIES.values(), ids=list(ONE_RUN_LIES))
+def test_lies_about_one_run_are_refused(road: str, lie: Callable[[memoryview], object], reason: str) -> None:
+    view = batch_of([plain("a.b", 3)])
+    lie(view)
+    size = parse_header(view).data_start
+    if size <= len(view):
+        reseal(view)
+    with pytest.raises(BadBatch, match=reason):
+        check_batch(view, LIMITS)
+
+
+RUNS_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
+    "a subject that is not there": (lambda view: set_run(view, 1, subject=3), "a subject that the table does not have"),
+    "a subject twice": (lambda view: set_run(view, 1, subject=0), "two runs of one batch have the same subject"),
+    "a lane": (lambda view: set_run(view, 2, lane=1), "reserved field"),
+    "a run flag": (lambda view: set_run(view, 2, flags=0x8000), "reserved field"),
+    "a reserved run field": (lambda view: set_run(view, 0, reserved=1), "reserved field"),
+    "runs that overlap": (lambda view: set_run(view, 1, offset=0), "do not lie one after another"),
+    "a gap between runs": (lambda view: set_run(view, 2, offset=90), "do not lie one after another"),
+    "a run past the end": (lambda view: set_run(view, 2, size=0xFFFFFFFF), "do not lie one after another"),
+    "sizes that wrap around": (
+        lambda view: (set_run(view, 0, size=0xFFFFFFFF), set_run(view, 1, offset=0xFFFFFFFF)),
+        "do not lie one after another",
+    ),
+    "an empty run": (lambda view: set_run(view, 0, count=0), "do not have 6 messages"),
+    "more messages": (lambda view: set_header(view, messages=7), "do not have 7 messages"),
+    "a count that wraps around": (lambda view: set_run(view, 0, count=0xFFFFFFFF), "do not have 6 messages"),
+    "a run shorter than its columns": (
+        lambda view: (set_run(view, 0, count=4), set_run(view, 2, count=1)),
+        "shorter than its columns",
+    ),
+    "counts that are moved": (lambda view: (set_run(view, 0, count=1), set_run(view, 2, count=4)), "shorter|lengths"),
+    "a length too long": (put("<I", data_place(0), 4), "lengths of a run"),
+    "lengths that wrap around": (wrap_lengths, "lengths of a run"),
+    "a header longer than its message": (put("<H", data_place(8), 4), "lengths of a run"),
+}
+
+
+@pytest.mark.parametrize(("lie", "reason"), RUNS_LIES.values(), ids=list(RUNS_LIES))
+def test_lies_about_several_runs_are_refused(lie: Callable[[memoryview], object], reason: str) -> None:
+    view = batch_of([plain("a", 2), plain("b", 1), plain("c", 3)])
+    lie(view)
+    with pytest.raises(BadBatch, match=reason):
+        check_batch(reseal(view), LIMITS)
+
+
+def test_a_run_checksum_of_its_own_must_fit_too() -> None:
+    for runs in ([plain("a", 2)], [plain("a", 2), plain("b", 1)]):
+        view = batch_of(runs)
+        set_run(view, len(runs) - 1, crc=5)
+        assert "checksum of" in refused(reseal(view, run_crcs=False))
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (msgpack.packb({"subjects": ["a"] * 2}), "names a subject twice"),
+        (msgpack.packb({"subjects": "ab"}), "not a flat msgpack map"),
+        (msgpack.packb({"subjects": [b"a", b"b"]}), "not a flat msgpack map"),
+        (msgpack.packb({"subjects": ["a", "b", "c"]}), r"the table names 3 subjects for [12] runs"),
+        (msgpack.packb({"subjects": [["a"], ["b"]]}), "not a flat msgpack map"),
+        (b"\x91" * 800, "not a flat msgpack map"),
+        (b"\xc0" * 3_000, r"a table of 3000 bytes is too large for \d runs"),
+    ],
+)
+def test_lying_tables_are_refused(table: bytes, reason: str) -> None:
+    for runs in ([plain("a", 1), plain("b", 2)], [plain("a", 1)]):
+        view = with_table(batch_of(runs), table)
+        with pytest.raises(BadBatch, match=reason):
+            check_batch(view, LIMITS)
+
+
+def test_a_table_that_names_fewer_subjects_than_there_are_runs() -> None:
+    view = with_table(batch_of([plain("a", 1), plain("b", 2)]), msgpack.packb({"subjects": ["a"]}))
+    assert refused(view) == "the table names 1 subjects for 2 runs"
+
+
+def verdict(view: memoryview, few: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_module, "FEW", few)
+        return refused(view)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(runs=contents(max_runs=3, max_count=4), data=st.data())
+def test_any_lie_is_refused_or_harmless(runs: Contents, data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of records and columns are changed at will, checksums fit: what passes can be read to the last message."""
+    view = batch_of(runs)
+    header = parse_header(view)
+    places = [*range(16, 24), *range(BATCH_HEADER_SIZE, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)]
+    places += range(header.data_start, len(view))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.sampled_from(places))
+        view[place] = data.draw(st.sampled_from([0, 1, 2, view[place] ^ 1, (view[place] + 1) & 255, 255]))
+    if parse_header(view).data_start > len(view):
+        assert refused(view)
+        return
+    reseal(view)
+    reason = verdict(view, 0, monkeypatch)
+    assert reason == verdict(view, 1 << 40, monkeypatch)
+    if reason:
+        return
+    found, damaged = read_answer(view)
+    assert damaged == []
+    assert sum(run.count for run in found) == header.messages
+    for run in found:
+        assert sum(map(len, run.bodies())) + int(run.header_sizes().sum()) == len(run.payload)
+
+
+@pytest.mark.parametrize("runs", [[plain("a", 3, 50)], [plain("a", 3, 50), plain("b", 1, 51)]])
+def test_a_message_over_the_limit_is_refused_by_its_size(road: str, runs: Contents) -> None:
+    view = batch_of(runs)
+    longest = max(len(sent.body) for run in runs for sent in run)
+    check_batch(view, BatchLimits(max_message_bytes=longest))
+    with pytest.raises(MessageTooLarge, match=f"a message of {longest} bytes .* max_message_bytes of {longest - 1};"):
+        check_batch(view, BatchLimits(max_message_bytes=longest - 1))
