@@ -23,6 +23,8 @@ _BUFFER_BYTES: Final = 128 << 10
 #: Written and not yet taken by the kernel: above the first a connection is not writable, until it is below the second.
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
+#: A broker that lets a request wait so long, in seconds, is taken for dead.
+ANSWER_TIMEOUT: Final = 20.0
 #: How long closing waits for the broker to read what is left, in seconds.
 CLOSE_TIMEOUT: Final = 1.0
 #: Until the broker has said what it may send.
@@ -128,7 +130,8 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 future.set_result(answer)
 
-        self.ask(kind, answered, wire.pack_meta(meta) if meta else b"", payload)
+        due = self._loop.time() + ANSWER_TIMEOUT
+        self.ask(kind, answered, wire.pack_meta(meta) if meta else b"", payload, due)
         return await future
 
     def ask(

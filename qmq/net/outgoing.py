@@ -201,7 +201,7 @@ class Outgoing:
 class ManyWaiter:
     """Waits for the spans of one ``send_many``, which may lie in several batches, on behalf of one future.
 
-    ``add`` every span, then ``seal``; the waiter is told once all of them have ended.
+    Make a ``part`` for every span, then ``seal``; the waiter is told once all of them have ended.
     """
 
     def __init__(self, waiter: Waiter) -> None:

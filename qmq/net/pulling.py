@@ -241,6 +241,11 @@ class Puller:
     def _take_kept(self, max_count: int) -> list[Run]:
         """Hand out up to *max_count* messages of those received."""
         kept, taken = self._kept, list[Run]()
+        if self._kept_count <= max_count and not self._skip:
+            taken += kept
+            kept.clear()
+            self._kept_count = 0
+            return taken
         left = min(max_count, self._kept_count)
         self._kept_count -= left
         while left:

@@ -11,7 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from qmq.errors import ConnectionLost, QmqError, SendFailed, SendFailure, SequenceForgotten, SyncFailed
+from qmq.errors import (
+    ConnectionLost,
+    ProtocolError,
+    QmqError,
+    SendFailed,
+    SendFailure,
+    SequenceForgotten,
+    SyncFailed,
+)
 from qmq.net.backoff import Backoff
 from qmq.net.gathering import Gathering, SendLimits
 from qmq.net.outgoing import Outgoing, Waiter, failure_of
@@ -147,11 +155,14 @@ class Sending:
         first_sequences: Sequence[int],
         now: float,
     ) -> None:
-        """The broker acknowledged that batch."""
-        batch = self._in_flight.pop(request, None)
+        """The broker acknowledged that batch. Raises ProtocolError when it speaks of another one."""
+        batch = self._in_flight.get(request)
         if batch is None:
             self._given_up.discard(request)
             return
+        if len(first_sequences) != len(batch.runs):
+            raise ProtocolError(f"the answer to a batch of {len(batch.runs)} runs speaks of {len(first_sequences)}")
+        del self._in_flight[request]
         self._progress_at = now
         self._backoff.reset()
         batch.stored(position, stored_at_us, partition, store_id, first_sequences)

@@ -230,6 +230,21 @@ def test_an_answer_can_be_overdue(held: Held) -> None:
     assert held.connection.is_overdue(5.1)
 
 
+async def test_a_request_is_overdue_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.net.connection.ANSWER_TIMEOUT", 5.0)
+    async with scripted_broker() as broker:
+        loop = asyncio.get_running_loop()
+        connection = Connection(Owner(), "broker", loop)
+        await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
+        asking = asyncio.ensure_future(connection.request(Kind.SUBJECTS, {"prefix": ""}))
+        await asyncio.sleep(0)
+        assert not connection.is_overdue(loop.time())
+        assert connection.is_overdue(loop.time() + 5.1)
+        connection.abort(ConnectionLost("given up"))
+        with pytest.raises(ConnectionLost, match="given up"):
+            await asking
+
+
 async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.net.connection.CLOSE_TIMEOUT", 0.01)
     async with scripted_broker() as broker:

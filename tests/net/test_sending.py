@@ -15,6 +15,7 @@ from qmq.errors import (
     BadBatch,
     ConnectionLost,
     Overloaded,
+    ProtocolError,
     QmqError,
     SendFailed,
     SendUnknown,
@@ -136,6 +137,17 @@ def test_answers_of_an_earlier_connection_mean_nothing() -> None:
     driven.store(old)
     assert not waiting.done()
     driven.store(driven.written()[0])
+    assert waiting.done()
+
+
+def test_an_answer_about_other_runs_is_refused_and_the_batch_stays() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    request, _ = driven.written()
+    with pytest.raises(ProtocolError, match="1 runs speaks of 2"):
+        driven.sending.stored(request, 1, 1, 0, STORE, (1, 2), 0.0)
+    assert not waiting.done()
+    driven.store(request)
     assert waiting.done()
 
 
