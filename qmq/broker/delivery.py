@@ -55,6 +55,7 @@ class Delivery:
         for prefix in command.prefixes:
             check_prefix(prefix)
         check_consumer(command.consumer)
+        self._check_prefixes(command)
         group = self._group(command.group)
         default = "last" if group.name is None else "first"
         followings = []
@@ -78,6 +79,19 @@ class Delivery:
             number, command.connection, command.consumer, group, followings
         )
         self._effects.append(Subscribed(command.connection, command.request, number))
+
+    def _check_prefixes(self, command: Subscribe) -> None:
+        """A group keeps its prefixes for good, so there is a most of them."""
+        prefixes = set(command.prefixes)
+        group = self.groups.get(command.group) if command.group is not None else None
+        if group is not None:
+            prefixes |= group.followings.keys()
+        most = self._limits.max_prefixes
+        if len(prefixes) > most:
+            raise InvalidOption(
+                f"{command.group or 'this consumer'} would follow {len(prefixes)} prefixes and subjects, at most {most} are"
+                " allowed; follow a prefix that takes many of them"
+            )
 
     def _group(self, name: str | None) -> Group:
         if name is None:

@@ -17,3 +17,4 @@ class BrokerLimits(NamedTuple):
     max_pull_count: int = 1_000_000
     max_pull_bytes: int = 16 << 20
     max_subscriptions: int = 1_000
+    max_prefixes: int = 1_000

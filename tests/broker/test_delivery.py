@@ -327,6 +327,17 @@ def test_what_is_out_of_bounds_is_refused(tmp_path: Path) -> None:
     driven.close()
 
 
+def test_a_group_follows_so_many_prefixes_and_no_more(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, BrokerLimits(max_prefixes=3, max_groups=1))
+    assert refusal(driven, Subscribe(1, 50, "g", ("a", "b", "c", "d"), "c", None)) is InvalidOption
+    assert driven.broker.checkpoint_state(driven.now)["groups"] == b"\x80"  # it was not made
+    driven.subscribe("a", "b", group="g")
+    driven.subscribe("b", "c", group="g")
+    assert refusal(driven, Subscribe(1, 51, "g", ("d",), "c", None)) is InvalidOption
+    assert refusal(driven, Subscribe(1, 52, None, ("a", "b", "c", "d"), "c", None)) is InvalidOption
+    driven.close()
+
+
 @pytest.mark.parametrize(
     ("group", "prefixes", "consumer", "error"),
     [
