@@ -88,9 +88,10 @@ class Delivery:
             prefixes |= group.followings.keys()
         most = self._limits.max_prefixes
         if len(prefixes) > most:
+            who = command.group or "this consumer"
             raise InvalidOption(
-                f"{command.group or 'this consumer'} would follow {len(prefixes)} prefixes and subjects, at most {most} are"
-                " allowed; follow a prefix that takes many of them"
+                f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
+                "follow a prefix that takes many of them"
             )
 
     def _group(self, name: str | None) -> Group:
