@@ -217,8 +217,8 @@ class Delivery:
         max_count = min(pull.max_count, self._limits.max_pull_count)
         selection = Selection(self._store, max_count, min(pull.max_bytes, self._limits.max_pull_bytes), need)
         followings = subscription.followings
-        subscription.turn = (subscription.turn + 1) % len(followings)
-        for following in itertools.chain(followings[subscription.turn :], followings[: subscription.turn]):
+        turn = (subscription.turn + 1) % len(followings)
+        for following in itertools.chain(followings[turn:], followings[:turn]):
             selection.take(following)
             if selection.full:
                 break
@@ -234,6 +234,8 @@ class Delivery:
             self._ready.update((id(following), following) for following in followings)
             return 0
         self._unpark(waiting)
+        if selection.count:  # so that each is the first of one of as many answers that bring something
+            subscription.turn = turn
         size = sum(map(len, buffers))
         self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count))
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from qmq.format.pieces import Run
@@ -55,16 +56,19 @@ class Progress:
         self._whole = dict(zip(prefixes, self._tracks, strict=True))
         self._by_subject: dict[str, _Track] = {}
         self._start_us = start_us
-        self._answers = 0
+        # The last stamp that had come after each of the last answers, one for each prefix.
+        self._latest_us: deque[int] = deque(maxlen=len(prefixes))
 
     @property
     def floor_us(self) -> int | None:
         """The stamp to subscribe from: nothing before it is missing. None: begin as at first."""
         known = [track.last_us for track in self._tracks if track.last_us]
-        # A prefix that brought nothing while all had their turn has nothing from before.
-        if not known or (len(known) < len(self._tracks) and self._answers < len(self._tracks)):
+        if len(known) == len(self._tracks):
+            return min(known)
+        if len(self._latest_us) < len(self._tracks):
             return self._start_us
-        return min(known)
+        # Each prefix was the first of one of these answers: one that brought nothing had nothing then.
+        return min(*known, self._latest_us[0])
 
     def begin_at(self, start_us: int) -> None:
         """The subscription began at that time, as far as is known."""
@@ -72,9 +76,9 @@ class Progress:
 
     def resume(self, same_store: bool) -> None:
         """A subscription begins anew: drop what comes again. Another store has nothing that came before."""
+        self._start_us = self.floor_us
+        self._latest_us.clear()
         if not same_store:
-            self._start_us = self.floor_us
-            self._answers = 0
             for track in self._tracks:
                 track.last_us = 0
         for track in self._tracks:
@@ -82,7 +86,7 @@ class Progress:
 
     def take(self, runs: list[Run]) -> list[Run]:
         """Note the runs of an answer; returns those that had not come before."""
-        self._answers += 1
+        came = bool(runs)
         if any(track.resuming for track in self._tracks):
             fresh = [self._unseen(run) for run in runs]
             runs = [run for run in fresh if run is not None]
@@ -91,6 +95,8 @@ class Progress:
                 self._track_of(run.subject).note(run)
         elif runs:
             self._tracks[0].note(runs[-1])
+        if came:
+            self._latest_us.append(max(track.last_us for track in self._tracks))
         return runs
 
     def _unseen(self, run: Run) -> Run | None:

@@ -400,3 +400,34 @@ def _numbered_from_zero(error: qmq.SendFailed) -> qmq.SendFailed:
     for index, failure in enumerate(error.failures):
         failure.ticket = index
     return error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Consumers alone
+
+
+@pytest.mark.parametrize("pulls", [3, 4])  # so that the next one begins with the first subject, or with the other
+async def test_one_who_follows_two_subjects_gets_the_one_that_had_not_come_yet_after_a_break(
+    tmp_path: Path, pulls: int
+) -> None:
+    plan = OneCut()
+    async with (
+        running(tmp_path / "data") as broker,
+        Proxy(broker.address[1], plan) as proxy,
+        qmq.connect(broker.url, durability="append") as sender,
+        qmq.connect(proxy.url) as client,
+        client.subscribe("a", "b", start="first") as consumer,
+    ):
+        for number in range(pulls):
+            await sender.send("a", b"%d" % number)
+            assert [message.body for message in await consumer.pull(timeout=0)] == [b"%d" % number]
+        await sender.send("b", b"first of b")
+        await sender.send_many("a", [b"x"] * 5)
+        bodies = [message.body for message in await consumer.pull(max_count=5, timeout=0)]
+        plan.arm((TO_BROKER, Kind.PULL, "before"))
+        while len(bodies) < 6:
+            came = await consumer.pull(timeout=2)
+            assert came, f"only {bodies} came"
+            bodies += [message.body for message in came]
+        assert plan.is_done
+        assert sorted(bodies) == [b"first of b", *[b"x"] * 5]

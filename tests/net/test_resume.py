@@ -93,12 +93,14 @@ def test_prefixes_at_different_places_begin_at_the_earlier_one() -> None:
 
 
 def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
-    log = log_of([{"a.x": 1}, {"a.x": 1}])
+    log = log_of([{"a.x": 1}, {"a.x": 1}, {"a.x": 1}])
     progress = Progress(["a.", "b"], None)
     progress.begin_at(5)
     progress.take(read(log[0]))
     assert progress.floor_us == 5
     progress.take(read(log[1]))
+    assert progress.floor_us == START_US  # b may have been asked first the time before, and something came since
+    progress.take(read(log[2]))
     assert progress.floor_us == START_US + 1
 
 
