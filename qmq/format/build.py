@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import add
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import msgpack
 import numpy as np
@@ -129,7 +129,18 @@ class RunContent(NamedTuple):
     headers: Sequence[MessageHeader] | None
 
 
-def message_bytes(run: RunContent) -> int:
+class RunLike(Protocol):
+    """What build_batch reads of a run: a RunContent, or whatever else gathers messages."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def bodies(self) -> Sequence[bytes]: ...
+    @property
+    def headers(self) -> Sequence[MessageHeader] | None: ...
+
+
+def message_bytes(run: RunLike) -> int:
     """Bytes of header and body of all messages of a run."""
     total = sum(map(len, run.bodies))
     return total if run.headers is None else total + sum(len(header.packed) for header in run.headers)
@@ -140,7 +151,7 @@ def message_bytes(run: RunContent) -> int:
 
 
 def build_batch(
-    runs: Sequence[RunContent], *, created_at_us: int, producer_id: bytes, producer_sequence: int
+    runs: Sequence[RunLike], *, created_at_us: int, producer_id: bytes, producer_sequence: int
 ) -> list[bytes]:
     """The buffers of one batch, in order; their lengths sum to its size.
 
@@ -177,7 +188,7 @@ def _sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
     return bytes(head) + rest
 
 
-def _joined(runs: Sequence[RunContent]) -> tuple[list[bytes], list[MessageHeader] | None]:
+def _joined(runs: Sequence[RunLike]) -> tuple[list[bytes], list[MessageHeader] | None]:
     """Bodies and headers of all runs, one after another."""
     if len(runs) > MAX_RUNS:
         raise MessageTooLarge(f"{len(runs)} subjects in one batch, at most {MAX_RUNS} are allowed; send more batches")

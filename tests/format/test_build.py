@@ -118,6 +118,24 @@ def test_message_bytes_counts_headers_and_bodies() -> None:
     assert message_bytes(RunContent("a", [b"123", b""], [header, NO_HEADER])) == 3 + len(header.packed)
 
 
+class Gathered:
+    """A run that is no RunContent."""
+
+    def __init__(self, subject: str, bodies: list[bytes]) -> None:
+        self.subject = subject
+        self.bodies = bodies
+        self.headers = None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_whatever_has_the_fields_of_a_run_is_one(count: int) -> None:
+    names = [f"s.{number}" for number in range(count)]
+    fields = {"created_at_us": 1, "producer_id": PRODUCER, "producer_sequence": 1}
+    gathered = build_batch([Gathered(name, [b"1", b"2"]) for name in names], **fields)  # type: ignore[arg-type]
+    given_as_tuples = build_batch([RunContent(name, [b"1", b"2"], None) for name in names], **fields)  # type: ignore[arg-type]
+    assert gathered == given_as_tuples
+
+
 def test_buffers_may_be_views() -> None:
     body = memoryview(b"0123456789")
     header = make_header("k")
