@@ -130,9 +130,12 @@ class Sent(NamedTuple):
 
 
 class Subscribed(NamedTuple):
+    """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs."""
+
     connection: int
     request: int
     subscription: int
+    start_us: int | None = None
 
 
 class Messages(NamedTuple):

@@ -78,7 +78,9 @@ class Delivery:
         self._subscriptions[command.connection, number] = Subscription(
             number, command.connection, command.consumer, group, followings
         )
-        self._effects.append(Subscribed(command.connection, command.request, number))
+        begin = followings[0].start
+        start_us = begin.value if group.name is None and begin.kind == "time" else None
+        self._effects.append(Subscribed(command.connection, command.request, number, start_us))
 
     def _check_prefixes(self, command: Subscribe) -> None:
         """A group keeps its prefixes for good, so there is a most of them."""

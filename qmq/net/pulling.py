@@ -318,8 +318,9 @@ class Puller:
         answer = await connection.request(Kind.SUBSCRIBE, meta)
         self._subscribed = connection, answer.meta["subscription"]
         self._store_id = store_id
-        if progress is not None and progress.floor_us is None and start in (None, "last"):
-            progress.begin_at(time.time_ns() // 1_000)
+        start_us = answer.meta.get("start_us")
+        if progress is not None and progress.floor_us is None and isinstance(start_us, int):
+            progress.begin_at(start_us)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

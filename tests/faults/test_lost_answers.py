@@ -431,3 +431,26 @@ async def test_one_who_follows_two_subjects_gets_the_one_that_had_not_come_yet_a
             bodies += [message.body for message in came]
         assert plan.is_done
         assert sorted(bodies) == [b"first of b", *[b"x"] * 5]
+
+
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+async def test_one_who_follows_from_now_on_misses_nothing_whatever_its_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    plan, clock = OneCut(), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: clock() + ahead_s * 1_000_000_000)
+    async with (
+        broker_in(tmp_path / "data") as broker,
+        Proxy(int(broker.url.rpartition(":")[2]), plan) as proxy,
+        qmq.connect(broker.url) as sender,
+        qmq.connect(proxy.url) as client,
+    ):
+        await sender.send("a.b", b"before")
+        async with client.subscribe("a.") as prefix, client.subscribe("a.b") as subject:
+            for number, consumer in enumerate((prefix, subject)):
+                assert await consumer.pull(timeout=0) == []
+                plan.arm((TO_BROKER, Kind.PULL, "before"))
+                await sender.send("a.b", b"%d" % number)
+                expected = [b"%d" % before for before in range(number + 1)][-1 if consumer is prefix else 0 :]
+                assert [message.body for message in await consumer.pull(timeout=5)] == expected
+                assert plan.is_done

@@ -104,8 +104,12 @@ class Peer(asyncio.Protocol):
     async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
         """Take a SUBSCRIBE; returns what it said."""
         frame = await self.frame(Kind.SUBSCRIBE)
-        self.answer(Kind.SUBSCRIBED, frame.request, {"subscription": subscription})
-        return wire.unpack_meta(frame.meta)
+        said = wire.unpack_meta(frame.meta)
+        told = {"subscription": subscription}
+        if said["group"] is None:
+            told["start_us"] = 4_711
+        self.answer(Kind.SUBSCRIBED, frame.request, told)
+        return said
 
     async def pulled(self) -> tuple[int, tuple[int, ...]]:
         """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""

@@ -37,8 +37,11 @@ def messages(effect: commands.Messages) -> bytes:
 
 
 def subscribed(effect: commands.Subscribed) -> bytes:
-    """SUBSCRIBED: the number that pulls name."""
-    return _with_meta(Kind.SUBSCRIBED, effect.request, {"subscription": effect.subscription})
+    """SUBSCRIBED: the number that pulls name, and when it begins, if that is a time."""
+    fields = {"subscription": effect.subscription}
+    if effect.start_us is not None:
+        fields["start_us"] = effect.start_us
+    return _with_meta(Kind.SUBSCRIBED, effect.request, fields)
 
 
 def unsubscribed(effect: commands.Unsubscribed) -> bytes:

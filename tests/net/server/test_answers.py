@@ -41,6 +41,8 @@ def test_messages_counts_the_buffers_that_follow() -> None:
 def test_answers_with_fields() -> None:
     subscribed = only_frame(answers.subscribed(commands.Subscribed(1, 9, 4)))
     assert (subscribed.kind, unpack_meta(subscribed.meta)) == (Kind.SUBSCRIBED, {"subscription": 4})
+    alone = only_frame(answers.subscribed(commands.Subscribed(1, 9, 4, 77)))
+    assert unpack_meta(alone.meta) == {"subscription": 4, "start_us": 77}
     unsubscribed = only_frame(answers.unsubscribed(commands.Unsubscribed(1, 9)))
     assert (unsubscribed.kind, unsubscribed.request, unpack_meta(unsubscribed.meta)) == (Kind.UNSUBSCRIBED, 9, {})
     for sequence in (None, 0, 2**64 - 1):
