@@ -139,13 +139,17 @@ class Subscribed(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came."""
+    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
+
+    ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come.
+    """
 
     connection: int
     request: int
     buffers: list[Buffer]
     size: int
     messages: int
+    left_us: int | None = None
 
 
 class Unsubscribed(NamedTuple):

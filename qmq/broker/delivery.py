@@ -79,7 +79,9 @@ class Delivery:
             number, command.connection, command.consumer, group, followings
         )
         begin = followings[0].start
-        start_us = begin.value if group.name is None and begin.kind == "time" else None
+        start_us = None
+        if group.name is None and begin.kind == "time":
+            start_us = min([begin.value, *self._hidden_since()])
         self._effects.append(Subscribed(command.connection, command.request, number, start_us))
 
     def _check_prefixes(self, command: Subscribe) -> None:
@@ -194,7 +196,8 @@ class Delivery:
 
     def _answer_empty(self, waiting: Waiting) -> None:
         self._unpark(waiting)
-        self._effects.append(Messages(waiting.pull.connection, waiting.pull.request, [], 0, 0))
+        left_us = self._left_us(waiting.subscription)
+        self._effects.append(Messages(waiting.pull.connection, waiting.pull.request, [], 0, 0, left_us))
 
     def refuse_parked(self, error: QmqError) -> None:
         """Answer every parked pull with an error: the broker stops."""
@@ -239,8 +242,29 @@ class Delivery:
         if selection.count:  # so that each is the first of one of as many answers that bring something
             subscription.turn = turn
         size = sum(map(len, buffers))
-        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count))
+        left_us = self._left_us(subscription)
+        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count, left_us))
         return None
+
+    def _left_us(self, subscription: Subscription) -> int | None:
+        """Nothing stored before that time is still to come; None where order of time is what it comes in anyway."""
+        if subscription.group.name is not None or self._store.partitions == 1:
+            return None
+        ahead = [
+            self._store.read_entry(partition, row)[2]
+            for following in subscription.followings
+            if not following.exact
+            for partition, row in enumerate(following.scan)
+            if row < self._store.visible_row(partition)
+        ]
+        return min([*ahead, *self._hidden_since()], default=None)
+
+    def _hidden_since(self) -> list[int]:
+        """When the first batch was stored that cannot be read yet, of each partition that has one."""
+        if self._store.partitions == 1:
+            return []
+        stamps = (self._store.hidden_since(partition) for partition in range(self._store.partitions))
+        return [stamp for stamp in stamps if stamp is not None]
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ class Puller:
         if damaged:
             self._warn(damaged)
         if self._progress is not None:
-            runs = self._progress.take(runs)
+            runs = self._progress.take(runs, answer.meta.get("left_us"))
         count = sum(run.count for run in runs)
         self._capped = count >= self._most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2

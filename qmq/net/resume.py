@@ -21,28 +21,34 @@ def _covers(prefix: str, name: str) -> bool:
 
 
 class _Track:
-    """What was received by one prefix: a broker serves it in the order of stamps, and a batch in its own order."""
+    """What was received by one prefix. A broker serves each partition in the order of stamps; a batch may come in
+    parts.
+    """
 
-    __slots__ = ("last_us", "next_ordinal", "resuming")
+    __slots__ = ("last_us", "places", "resuming")
 
     def __init__(self) -> None:
         self.last_us = 0
-        self.next_ordinal = 0  # in the batch with that stamp
-        self.resuming = False
+        #: By partition: the last stamp, and the next ordinal in the batch with that stamp.
+        self.places: dict[int, tuple[int, int]] = {}
+        #: Partitions of which old messages may come again.
+        self.resuming: set[int] = set()
 
     def note(self, run: Run) -> None:
-        """It was received, and what came before it."""
-        if run.stored_at_us >= self.last_us:
-            self.last_us = run.stored_at_us
-            self.next_ordinal = run.ordinal + run.count
+        """It was received, and what came before it in its partition."""
+        self.places[run.partition] = run.stored_at_us, run.ordinal + run.count
+        self.last_us = max(self.last_us, run.stored_at_us)
 
     def unseen(self, run: Run) -> Run | None:
         """That part of a run that was not received before the reconnect."""
-        if run.stored_at_us > self.last_us:
-            self.resuming = False
+        if run.partition not in self.resuming:
             return run
-        skip = self.next_ordinal - run.ordinal
-        if run.stored_at_us < self.last_us or skip >= run.count:
+        last_us, next_ordinal = self.places[run.partition]
+        if run.stored_at_us > last_us:
+            self.resuming.remove(run.partition)
+            return run
+        skip = next_ordinal - run.ordinal
+        if run.stored_at_us < last_us or skip >= run.count:
             return None
         return run.slice(skip, run.count) if skip > 0 else run
 
@@ -56,19 +62,22 @@ class Progress:
         self._whole = dict(zip(prefixes, self._tracks, strict=True))
         self._by_subject: dict[str, _Track] = {}
         self._start_us = start_us
-        # The last stamp that had come after each of the last answers, one for each prefix.
+        # Below which all had come after each of the last answers, one for each prefix, as far as they brought it.
         self._latest_us: deque[int] = deque(maxlen=len(prefixes))
+        self._left_us: int | None = None
 
     @property
     def floor_us(self) -> int | None:
         """The stamp to subscribe from: nothing before it is missing. None: begin as at first."""
-        known = [track.last_us for track in self._tracks if track.last_us]
-        if len(known) == len(self._tracks):
-            return min(known)
-        if len(self._latest_us) < len(self._tracks):
-            return self._start_us
-        # Each prefix was the first of one of these answers: one that brought nothing had nothing then.
-        return min(*known, self._latest_us[0])
+        floors = [track.last_us for track in self._tracks if track.last_us]
+        if len(floors) < len(self._tracks):
+            if len(self._latest_us) < len(self._tracks):
+                return self._start_us
+            # Each prefix was the first of one of these answers: one that brought nothing had nothing then.
+            floors.append(self._latest_us[0])
+        if self._left_us is not None:
+            floors.append(self._left_us)
+        return min(floors)
 
     def begin_at(self, start_us: int) -> None:
         """The subscription began at that time, as far as is known."""
@@ -79,29 +88,33 @@ class Progress:
         self._start_us = self.floor_us
         self._latest_us.clear()
         if not same_store:
-            for track in self._tracks:
-                track.last_us = 0
+            self._left_us = None
         for track in self._tracks:
-            track.resuming = track.last_us > 0
+            if not same_store:
+                track.last_us = 0
+                track.places.clear()
+            track.resuming = set(track.places)
 
-    def take(self, runs: list[Run]) -> list[Run]:
-        """Note the runs of an answer; returns those that had not come before."""
+    def take(self, runs: list[Run], left_us: int | None = None) -> list[Run]:
+        """Note the runs of an answer; returns those that had not come before.
+
+        *left_us*: what the broker says of others, that nothing stored before it is still to come.
+        """
         came = bool(runs)
+        self._left_us = left_us
         if any(track.resuming for track in self._tracks):
-            fresh = [self._unseen(run) for run in runs]
+            fresh = [self._track_of(run.subject).unseen(run) for run in runs]
             runs = [run for run in fresh if run is not None]
         if len(self._tracks) > 1:
             for run in runs:
                 self._track_of(run.subject).note(run)
-        elif runs:
-            self._tracks[0].note(runs[-1])
+        else:
+            for run in {run.partition: run for run in runs}.values():
+                self._tracks[0].note(run)
         if came:
-            self._latest_us.append(max(track.last_us for track in self._tracks))
+            latest = max(track.last_us for track in self._tracks)
+            self._latest_us.append(latest if left_us is None else min(latest, left_us))
         return runs
-
-    def _unseen(self, run: Run) -> Run | None:
-        track = self._track_of(run.subject)
-        return track.unseen(run) if track.resuming else run
 
     def _track_of(self, subject: str) -> _Track:
         if len(self._tracks) == 1:

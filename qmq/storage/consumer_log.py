@@ -246,6 +246,10 @@ class ConsumerLog:
 
     # --- reading by row --------------------------------------------------------------------------------------------
 
+    def hidden_since(self) -> int | None:
+        """When the first of the rows was stored that cannot be read yet; None when there is none."""
+        return self._stored_at(self.visible_row) if self.visible_row < self.end_row else None
+
     def rows(self, row: int, limit: int) -> Rows:
         """At most *limit* rows from number *row* on: fewer where a segment or the buffer ends, none only where nothing
         is left to read. A view, never a copy. Raises BadBytes or StorageFailed for rows of sealed segments.

@@ -274,6 +274,10 @@ class Store:
         """The number of the row after the last that can be read."""
         return self._partitions[partition].consumer.visible_row
 
+    def hidden_since(self, partition: int) -> int | None:
+        """When the first batch was stored that cannot be read yet; None when there is none."""
+        return self._partitions[partition].consumer.hidden_since()
+
     def rows(self, partition: int, row: int, limit: int) -> Rows:
         """At most *limit* rows, ENTRY_DTYPE, from *row* on: a view, shorter at borders, empty only at the end."""
         return self._partitions[partition].consumer.rows(row, limit)

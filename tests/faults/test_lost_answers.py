@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import threading
 import time
 from itertools import product
 from pathlib import Path
@@ -454,3 +455,66 @@ async def test_one_who_follows_from_now_on_misses_nothing_whatever_its_clock_say
                 expected = [b"%d" % before for before in range(number + 1)][-1 if consumer is prefix else 0 :]
                 assert [message.body for message in await consumer.pull(timeout=5)] == expected
                 assert plan.is_done
+
+
+class SlowDisk(Disk):
+    """Syncs of one directory wait, while ``slow``, until they are let go."""
+
+    def __init__(self, directory: str) -> None:
+        self.slow = False
+        self.waiting = False
+        self._directory = directory
+        self._paths: dict[int, str] = {}
+        self._go = threading.Event()
+
+    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+        fd = super().open(path, flags, mode)
+        self._paths[fd] = str(path)
+        return fd
+
+    def fdatasync(self, fd: int) -> None:
+        if self.slow and self._directory in self._paths[fd]:
+            self.waiting = True
+            assert self._go.wait(30)
+        super().fdatasync(fd)
+
+    def let_go(self) -> None:
+        """Let them all through."""
+        self._go.set()
+
+
+@pytest.mark.parametrize("following", [("",), ("a.", "b."), ("a.x", "b.x"), ("silent", "b.", "a.")])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_one_who_follows_several_partitions_misses_nothing_while_one_disk_is_slow(
+    tmp_path: Path, following: tuple[str, ...], when: str
+) -> None:
+    """What lies on the slow disk was stored earlier and comes later than what lies on the other."""
+    disk, plan = SlowDisk("log-0"), OneCut()
+    async with (
+        running(tmp_path / "data", disk, partitions=2, checkpoint_ms=3_600_000) as broker,
+        Proxy(broker.address[1], plan) as proxy,
+        qmq.connect(broker.url) as sender,
+        qmq.connect(proxy.url) as client,
+        client.subscribe(*following, start="first") as consumer,
+    ):
+        await sender.send("a.x", b"a")
+        await sender.send("b.x", b"b")
+        came = await consumer.pull(min_count=2, timeout=20)
+        disk.slow = True
+        slow = [asyncio.create_task(sender.send("a.x", b"slow %d" % number)) for number in range(3)]
+        await until(lambda: disk.waiting, "the disk is slow")
+        await sender.send("b.x", b"quick", durability="append")
+        came += await consumer.pull(timeout=20)
+        assert [message.body for message in came[2:]] == [b"quick"]
+        if when == "before":
+            disk.let_go()
+            await asyncio.gather(*slow)
+            came += await consumer.pull(max_count=1, timeout=20)
+        plan.arm((TO_BROKER, Kind.PULL, "before"))
+        came += await consumer.pull(timeout=0.2)
+        disk.let_go()
+        await asyncio.gather(*slow)
+        while more := await consumer.pull(timeout=0.3):
+            came += more
+        assert plan.is_done
+        assert sorted(message.body for message in came) == [b"a", b"b", b"quick", b"slow 0", b"slow 1", b"slow 2"]

@@ -104,6 +104,20 @@ def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
     assert progress.floor_us == START_US + 1
 
 
+def test_what_one_partition_holds_back_comes_after_the_reconnect() -> None:
+    late = stored_batch({"a.x": [b"late"]}, stored_at_us=START_US)
+    quick = stored_batch({"a.x": [b"quick"]}, stored_at_us=START_US + 1, partition=1)
+    progress = Progress(["a."], None)
+    assert bodies(progress.take(read(quick), START_US)) == [b"quick"]
+    assert progress.floor_us == START_US
+    progress.resume(same_store=True)
+    assert progress.floor_us == START_US
+    assert bodies(progress.take(read(late) + read(quick))) == [b"late"]
+    assert progress.floor_us == START_US + 1
+    progress.resume(same_store=True)
+    assert progress.take(read(late) + read(quick)) == []
+
+
 @pytest.mark.parametrize("prefixes", [[""], ["a."], ["a.", "b"], ["a.x", "a.y", "b"]])
 @given(data=st.data())
 def test_over_any_reconnects_each_message_comes_once_and_in_order(prefixes: list[str], data: st.DataObject) -> None:

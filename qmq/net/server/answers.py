@@ -33,7 +33,8 @@ def sent(effect: commands.Sent, store_id: bytes) -> bytes:
 
 def messages(effect: commands.Messages) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow."""
-    return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
+    meta = b"" if effect.left_us is None else wire.pack_meta({"left_us": effect.left_us})
+    return wire.encode_frame(Kind.MESSAGES, effect.request, meta, effect.size)
 
 
 def subscribed(effect: commands.Subscribed) -> bytes:

@@ -36,6 +36,7 @@ def test_messages_counts_the_buffers_that_follow() -> None:
     frame = only_frame(head + b"".join(buffers))
     assert (frame.kind, frame.request, bytes(frame.payload)) == (Kind.MESSAGES, 9, b"abcdefg")
     assert only_frame(answers.messages(commands.Messages(1, 9, [], 0, 0))).payload == b""
+    assert unpack_meta(only_frame(answers.messages(commands.Messages(1, 9, [], 0, 0, 77))).meta) == {"left_us": 77}
 
 
 def test_answers_with_fields() -> None:
