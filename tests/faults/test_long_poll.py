@@ -113,13 +113,13 @@ async def test_a_pull_returns_what_is_there_when_its_time_is_up(world: World) ->
         for timeout in (0, 0.05, 0.4):
             began = time.monotonic()
             assert await consumer.pull(timeout=timeout) == []
-            assert timeout <= time.monotonic() - began < timeout + 2
-        pull = asyncio.create_task(consumer.pull(min_count=3, timeout=0.5))
+            assert timeout <= time.monotonic() - began < timeout + 5
+        pull = asyncio.create_task(consumer.pull(min_count=3, timeout=1.0))
         await world.parked(4)
         began = time.monotonic()
         await world.sender.send_many(world.subject, [b"1", b"2"])
         assert await arrived(pull) == [b"1", b"2"]
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert await consumer.pull(timeout=0) == []
 
 
@@ -175,7 +175,7 @@ async def test_a_pull_waits_while_the_broker_is_away_and_goes_on_when_it_is_back
         await until(lambda: world.client._link.connection is None, "the client has seen it")
         began = time.monotonic()
         assert await impatient.pull(timeout=0.3) == [], "no broker is no error"
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 5
         assert not any(pull.done() for pull in pulls)
         await asyncio.to_thread(world.broker.start)
         await world.sender.send(world.subject, b"shared")

@@ -261,7 +261,7 @@ async def test_a_send_whose_answers_stay_lost_is_unknown_and_at_most_one_message
         tickets = [client.send_nowait("c", entry.body, key=entry.key) for entry in unawaited]
         with pytest.raises(qmq.SendUnknown) as caught:
             await send
-        assert 0.8 <= time.monotonic() - began < 3
+        assert 0.8 <= time.monotonic() - began < 10
         ledger.failed([one], caught.value)
         with pytest.raises(qmq.SendUnknown) as caught:
             await send_many
@@ -427,7 +427,7 @@ async def test_one_who_follows_two_subjects_gets_the_one_that_had_not_come_yet_a
         bodies = [message.body for message in await consumer.pull(max_count=5, timeout=0)]
         plan.arm((TO_BROKER, Kind.PULL, "before"))
         while len(bodies) < 6:
-            came = await consumer.pull(timeout=2)
+            came = await consumer.pull(timeout=20)
             assert came, f"only {bodies} came"
             bodies += [message.body for message in came]
         assert plan.is_done
@@ -453,7 +453,7 @@ async def test_one_who_follows_from_now_on_misses_nothing_whatever_its_clock_say
                 plan.arm((TO_BROKER, Kind.PULL, "before"))
                 await sender.send("a.b", b"%d" % number)
                 expected = [b"%d" % before for before in range(number + 1)][-1 if consumer is prefix else 0 :]
-                assert [message.body for message in await consumer.pull(timeout=5)] == expected
+                assert [message.body for message in await consumer.pull(timeout=20)] == expected
                 assert plan.is_done
 
 
@@ -514,7 +514,10 @@ async def test_one_who_follows_several_partitions_misses_nothing_while_one_disk_
         came += await consumer.pull(timeout=0.2)
         disk.let_go()
         await asyncio.gather(*slow)
-        while more := await consumer.pull(timeout=0.3):
+        while len(came) < 6:
+            more = await consumer.pull(timeout=20)
+            assert more, f"only {came} came"
             came += more
+        assert await consumer.pull(timeout=0) == []
         assert plan.is_done
         assert sorted(message.body for message in came) == [b"a", b"b", b"quick", b"slow 0", b"slow 1", b"slow 2"]
