@@ -115,7 +115,7 @@ class Load:
         return self.random.choice((None, "", "k", f"order-{self.random.randrange(1_000)}"))
 
 
-@pytest.mark.parametrize(("rounds", "partitions", "following"), [(20, 1, ("",)), (6, 2, ("order.", "stock.", "log"))])
+@pytest.mark.parametrize(("rounds", "partitions", "following"), [(20, 1, ("",)), (5, 2, ("order.", "stock.", "log"))])
 async def test_kills_under_load_lose_nothing_and_double_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, partitions: int, following: tuple[str, ...]
 ) -> None:

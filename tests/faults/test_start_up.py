@@ -366,7 +366,7 @@ async def test_a_stop_under_load_answers_what_is_in_and_ends_with_0_within_5_s(t
             async with asyncio.TaskGroup() as producing:
                 for durability in ("flush", "append", "flush"):
                     producing.create_task(produce(broker.url, durability))
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                for number in (signal.SIGTERM, signal.SIGINT):
                     await ledger.acknowledgements(300)
                     began = time.monotonic()
                     code = await asyncio.to_thread(broker.stop, number)
