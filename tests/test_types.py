@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,23 +61,31 @@ async def wrong(client: qmq.Client) -> None:
 """
 
 
-def mypy(program: str) -> list[str]:
-    """What mypy says of a program; as ``-c``, because a file's errors would come from the cache, with an older path."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", "--hide-error-context", "-c", program]
+def fresh(directory: Path, name: str) -> Path:
+    """A module name that no run had before: of a known one the cache gives the errors under the path they had then."""
+    return directory / f"{name}_{uuid4().hex}.py"
+
+
+def mypy(path: Path, program: str) -> list[str]:
+    path.write_text(program, "utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", "--hide-error-context", str(path)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-def test_calls_reveal_their_types() -> None:
+def test_calls_reveal_their_types(tmp_path: Path) -> None:
+    path = fresh(tmp_path, "program")
     wanted = [
-        f'<string>:{number}: note: Revealed type is "{line.rpartition("# ")[2]}"'
+        f'{path}:{number}: note: Revealed type is "{line.rpartition("# ")[2]}"'
         for number, line in enumerate(PROGRAM.splitlines(), 1)
         if "reveal_type" in line
     ]
-    *revealed, closing = mypy(PROGRAM)
+    *revealed, closing = mypy(path, PROGRAM)
     assert revealed == wanted
     assert closing.startswith("Success")
 
 
-def test_misuse_is_found() -> None:
-    lines = {int(line.removeprefix("<string>:").split(":")[0]) for line in mypy(MISUSE)[:-1]}
+def test_misuse_is_found(tmp_path: Path) -> None:
+    path = fresh(tmp_path, "misuse")
+    found = mypy(path, MISUSE)
+    lines = {int(line.removeprefix(f"{path}:").split(":")[0]) for line in found[:-1]}
     assert lines == {5, 6, 7, 8}
