@@ -89,6 +89,7 @@ class Delivery:
         prefixes = set(command.prefixes)
         group = self.groups.get(command.group) if command.group is not None else None
         if group is not None:
+            self._check_wider(command, group)
             prefixes |= group.followings.keys()
         most = self._limits.max_prefixes
         if len(prefixes) > most:
@@ -97,6 +98,20 @@ class Delivery:
                 f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
                 "follow a prefix that takes many of them"
             )
+
+    def _check_wider(self, command: Subscribe, group: Group) -> None:
+        """A later start would pass what the group has not taken yet of the subjects that it follows within a prefix."""
+        if command.start in (None, "first"):
+            return
+        for prefix in set(command.prefixes) - group.followings.keys():
+            if prefix and not prefix.endswith("."):
+                continue
+            within = next((known for known in group.followings if known.startswith(prefix)), None)
+            if within is not None:
+                raise InvalidOption(
+                    f"group {group.name} follows {within!r} already, so the wider {prefix!r} can only start at "
+                    "'first': a later start would skip what the group has not taken yet; leave start out"
+                )
 
     def _group(self, name: str | None) -> Group:
         if name is None:

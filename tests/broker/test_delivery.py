@@ -327,6 +327,17 @@ def test_what_is_out_of_bounds_is_refused(tmp_path: Path) -> None:
     driven.close()
 
 
+def test_a_wider_prefix_can_not_begin_later_than_what_it_takes_in(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.subscribe("a.x")
+    driven.send("a.x", b"1")
+    for prefix in ("a.", ""):
+        assert refusal(driven, Subscribe(1, driven.request(), "g", (prefix,), "c", "last")) is InvalidOption
+    driven.send("a.x", b"2")
+    assert bodies_of(driven.pull(driven.subscribe("a."))) == [b"1", b"2"]
+    driven.close()
+
+
 def test_a_group_follows_so_many_prefixes_and_no_more(tmp_path: Path) -> None:
     driven = Driven(tmp_path, BrokerLimits(max_prefixes=3, max_groups=1))
     assert refusal(driven, Subscribe(1, 50, "g", ("a", "b", "c", "d"), "c", None)) is InvalidOption
