@@ -10,7 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,10 @@ Buffer = bytes | bytearray | memoryview
 
 #: The most buffers one pwritev takes.
 IOV_MAX: Final = 1_024
+
+#: The most bytes one pwritev is asked to take. One of 8 MiB into fresh page cache costs three to four times as much
+#: processor time a byte as pieces of up to 2 MiB do (measured: 0.9 to 1.2 s a GiB, against 0.22 to 0.29).
+WRITE_BYTES: Final = 1 << 20
 
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _ADVICE: Final = {
@@ -139,20 +143,44 @@ def failure(error: OSError, doing: str, path: Path | str, position: int | None =
 
 
 def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write all of *buffers* at *offset*, in as few calls as the system allows. Raises OSError; some may be written."""
-    todo = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-    while todo:
-        written = disk.pwritev(fd, todo[:IOV_MAX], offset)
-        if written <= 0:
-            raise OSError(errno.EIO, "the system wrote nothing")
-        offset += written
-        done = 0
-        while done < len(todo) and written >= len(todo[done]):
-            written -= len(todo[done])
-            done += 1
-        del todo[:done]
-        if written:
-            todo[0] = todo[0][written:]
+    """Write all of *buffers* at *offset*, at most WRITE_BYTES and IOV_MAX buffers a call.
+
+    Raises OSError; some of the bytes may be written then.
+    """
+    for group, size in _calls(buffers):
+        while (written := disk.pwritev(fd, group, offset)) != size:
+            if written <= 0:
+                raise OSError(errno.EIO, "the system wrote nothing")
+            group, size = _behind(group, written), size - written
+            offset += written
+        offset += size
+
+
+def _calls(buffers: Sequence[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
+    """*buffers* cut into what one call takes each, with its size."""
+    group: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            part = view[: WRITE_BYTES - size]
+            view = view[len(part) :]
+            group.append(part)
+            size += len(part)
+            if size == WRITE_BYTES or len(group) == IOV_MAX:
+                yield group, size
+                group, size = [], 0
+    if group:
+        yield group, size
+
+
+def _behind(buffers: list[Buffer], written: int) -> list[Buffer]:
+    """What is left of *buffers* after *written* bytes."""
+    done = 0
+    while written >= len(buffers[done]):
+        written -= len(buffers[done])
+        done += 1
+    return [buffers[done][written:], *buffers[done + 1 :]]
 
 
 def read_whole(disk: Disk, path: Path) -> bytes:

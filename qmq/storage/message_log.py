@@ -131,7 +131,7 @@ class MessageLog:
         self._set_limit()
 
     def write(self) -> None:
-        """Write all that is staged: one call to the system for each segment, mostly one.
+        """Write all that is staged: a call to the system for each segment and each MiB, mostly one.
 
         Raises StorageFull, StorageFailed or SyncFailed; nothing of it is stored then, nothing stays staged, and the
         next write may work again.

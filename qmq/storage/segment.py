@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from qmq.errors import ForeignFile
 from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, SEGMENT_VERSION
-from qmq.storage.disk import IOV_MAX, Buffer, Disk, failure, read_fully, write_fully
+from qmq.storage.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
 
 SUFFIX: Final = ".messages"
 _CHECKED: Final = SEGMENT_HEADER_SIZE - 4
@@ -170,11 +170,12 @@ class Segment:
         self._disk.ftruncate(self.fd, end)
 
     def write(self, buffers: Sequence[Buffer], size: int, offset: int) -> None:
-        """Write *buffers*, *size* bytes in all, at *offset*: one call to the system when it takes them whole.
+        """Write *buffers*, *size* bytes in all, at *offset*: one call to the system unless they are many.
 
         Raises OSError; some of the bytes may stand in the file then.
         """
-        if len(buffers) > IOV_MAX or self._disk.pwritev(self.fd, buffers, offset) != size:
+        few = size <= WRITE_BYTES and len(buffers) <= IOV_MAX
+        if not few or self._disk.pwritev(self.fd, buffers, offset) != size:
             write_fully(self._disk, self.fd, buffers, offset)
 
     def sync(self) -> None:

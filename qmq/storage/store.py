@@ -198,7 +198,7 @@ class Store:
         part.rows.append(rows)
 
     def write(self, partition: int) -> None:
-        """Store all that is staged, with one call to the system. It can be read after ``publish``.
+        """Store all that is staged, with a call to the system for each MiB. It can be read after ``publish``.
 
         Raises StorageFull, StorageFailed, SyncFailed: none of it is stored then, and nothing is staged; a later write
         may work again.

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from qmq.errors import StorageFailed, StorageFull
-from qmq.storage.disk import IOV_MAX, Disk, failure, read_fully, read_whole, write_atomically, write_fully
+from qmq.storage.disk import (
+    IOV_MAX,
+    WRITE_BYTES,
+    Buffer,
+    Disk,
+    failure,
+    read_fully,
+    read_whole,
+    write_atomically,
+    write_fully,
+)
 from tests.storage.faults import FaultyDisk
 
 
@@ -56,6 +67,26 @@ def test_write_fully_writes_all_however_short_the_system_writes(tmp_path: Path, 
     parts = [bytes([number % 256]) * (number % 5) for number in range(IOV_MAX + 50)]
     write_fully(disk, fd, parts, 10)
     assert read_fully(disk, fd, 1 << 20, 0) == bytes(10) + b"".join(parts)
+    disk.close(fd)
+
+
+@pytest.mark.parametrize("short", [None, 700_001])
+def test_no_call_is_asked_to_write_very_much(tmp_path: Path, short: int | None) -> None:
+    asked = []
+
+    class Counting(FaultyDisk):
+        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+            asked.append(sum(map(len, buffers)))
+            return super().pwritev(fd, buffers, offset)
+
+    disk = Counting()
+    disk.short = short
+    fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    parts = [bytes([number]) * size for number, size in enumerate((5, WRITE_BYTES, 3 * WRITE_BYTES + 7, 1, 600_000))]
+    write_fully(disk, fd, parts, 3)
+    assert read_fully(disk, fd, 1 << 24, 0) == bytes(3) + b"".join(parts)
+    assert max(asked) == WRITE_BYTES
+    assert short or len(asked) == 5
     disk.close(fd)
 
 
