@@ -158,24 +158,48 @@ def build_batch(
     Every run has a message and another subject, and there are at most MAX_RUNS of them. All but position, stored_at_us,
     partition, store id, first sequences and mark is filled in.
     """
-    if len(runs) == 1:
-        content = runs[0]
-        messages, columns, flags = _columns_of(content.bodies, content.headers)
+    return build_flat(
+        [run.subject for run in runs],
+        [len(run.bodies) for run in runs],
+        runs[0].bodies if len(runs) == 1 else list(chain.from_iterable(run.bodies for run in runs)),
+        _joined_headers(runs),
+        created_at_us=created_at_us,
+        producer_id=producer_id,
+        producer_sequence=producer_sequence,
+    )
+
+
+def build_flat(
+    subjects: Sequence[str],
+    counts: list[int],
+    bodies: Sequence[bytes],
+    headers: Sequence[MessageHeader] | None,
+    *,
+    created_at_us: int,
+    producer_id: bytes,
+    producer_sequence: int,
+) -> list[bytes]:
+    """As build_batch, with the runs told by their subjects, how many messages each has, and the messages of all."""
+    messages, columns, flags = _columns_of(bodies, headers)
+    if len(subjects) == 1:
         data = [b"".join([column for column, _ in columns]), b"".join(messages)]
         size = len(data[0]) + len(data[1])
         crc = crc32c(data[1], crc32c(data[0]))
         records = RUN.pack(0, 0, 0, 0, len(messages), 0, size, crc, 0)
     else:
-        messages, columns, flags = _columns_of(*_joined(runs))
-        counts = [len(run.bodies) for run in runs]
+        if len(subjects) > MAX_RUNS:
+            raise MessageTooLarge(
+                f"{len(subjects)} subjects in one batch, at most {MAX_RUNS} are allowed; send more batches"
+            )
         datas = _run_datas(messages, columns, counts)
         data = [b"".join(datas)]
         size, crc = len(data[0]), crc32c(data[0])
         records = _records(counts, list(map(len, datas)), map(crc32c, datas))
-    table = table_of([run.subject for run in runs])
+    table = table_of(subjects)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
-        len(messages), len(runs), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0, _NO_MARK,
+        len(messages), len(subjects), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
+        _NO_MARK,
     )  # fmt: skip
     return [_sealed_head(fields, records + table), *data]
 
@@ -188,19 +212,16 @@ def _sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
     return bytes(head) + rest
 
 
-def _joined(runs: Sequence[RunLike]) -> tuple[list[bytes], list[MessageHeader] | None]:
-    """Bodies and headers of all runs, one after another."""
-    if len(runs) > MAX_RUNS:
-        raise MessageTooLarge(f"{len(runs)} subjects in one batch, at most {MAX_RUNS} are allowed; send more batches")
-    bodies = list(chain.from_iterable(run.bodies for run in runs))
+def _joined_headers(runs: Sequence[RunLike]) -> Sequence[MessageHeader] | None:
+    """Headers of all runs, one after another; None when no message has one."""
     if all(run.headers is None for run in runs):
-        return bodies, None
+        return None
     headers: list[MessageHeader] = []
     for run in runs:
         if run.headers is not None and len(run.headers) != len(run.bodies):
             raise ValueError(f"{len(run.headers)} headers for {len(run.bodies)} bodies of {run.subject!r}")
         headers += run.headers if run.headers is not None else repeat(NO_HEADER, len(run.bodies))
-    return bodies, headers
+    return headers
 
 
 Column = tuple[bytes, int]  # and how many of the bytes are one message's
@@ -246,26 +267,27 @@ def _seeds(sizes: list[int], tags: Sequence[int], keys: Sequence[int]) -> list[i
 
 def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[int]) -> list[bytes]:
     """For each run its columns and then its payload, in one piece."""
-    singles = counts.count(1)
-    rows: list[bytes] = []  # of all columns side by side, one a message
-    if singles > len(counts) // 2:
+    many = len(counts) - counts.count(1)
+    singles: list[bytes] = []  # each message as if it were a run of its own
+    if many * 2 < len(counts):
         if len(messages) < FEW:
             rows = [b"".join([column[w * i : w * i + w] for column, w in columns]) for i in range(len(messages))]
         else:
             side_by_side = np.hstack([np.frombuffer(column, np.uint8).reshape(-1, w) for column, w in columns])
             rows = side_by_side.view(f"V{side_by_side.shape[1]}").ravel().tolist()
-        if singles == len(counts):
-            return list(map(add, rows, messages))
-    datas = []
-    start = 0
+        singles = list(map(add, rows, messages))
+        if not many:
+            return singles
+    datas: list[bytes] = []
+    start = taken = 0
     for count in counts:
         stop = start + count
-        if rows and count == 1:
-            datas.append(rows[start] + messages[start])
-        else:
+        if count > 1 or not singles:
+            datas += singles[taken:start]
             datas.append(b"".join([*[column[w * start : w * stop] for column, w in columns], *messages[start:stop]]))
+            taken = stop
         start = stop
-    return datas
+    return datas + singles[taken:]
 
 
 def _records(counts: list[int], sizes: list[int], crcs: Iterable[int]) -> bytes:

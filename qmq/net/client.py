@@ -166,6 +166,8 @@ class Client:
                     gathering.ticket = ticket = gathering.ticket + 1
                     tickets.append(ticket)
                     return ticket
+            elif ticket := gathering.add_single(subject, body):
+                return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         header = make_header(key, tags, properties)

@@ -29,6 +29,10 @@ from qmq.net.wire import FRAME_SIZE
 BATCH_BYTES: Final = 1 << 20
 _FRAME_ROOM: Final = 1_024  # left of max_frame_bytes
 _CHECKED_MAX: Final = 200_000
+#: What a run of one plain message takes beside its body and its subject's name.
+_SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
+# So that no batch has too many runs for its counts.
+assert BATCH_BYTES // (_SINGLE_OVERHEAD + 1) < MAX_RUNS
 
 
 class SendLimits(NamedTuple):
@@ -48,6 +52,9 @@ class Gathering:
         self.plain: dict[str, tuple[list[bytes], list[int]]] = {}
         self.room = 0
         self.ticket = 0
+        # Another one: the runs of the open batch and the tickets of its single messages, for add_single.
+        self._single_runs: dict[str, OutgoingRun | bytes | None] | None = None
+        self._single_tickets: dict[str, int] = {}
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[Outgoing, None] = {}
         self._flush = flush
@@ -116,6 +123,23 @@ class Gathering:
             self.plain[subject] = run.bodies, run.tickets
         return ticket
 
+    def add_single(self, subject: str, body: bytes) -> int:
+        """Take the first message of a subject into the open batch of the usual durability: its ticket.
+
+        0: not by this short cut.
+        """
+        runs = self._single_runs
+        if runs is None or subject in runs or subject not in self._checked:
+            return 0
+        room = self.room - len(body) - len(subject) - _SINGLE_OVERHEAD
+        if room < 0:
+            return 0
+        self.room = room
+        runs[subject] = body
+        self.ticket = ticket = self.ticket + 1
+        self._single_tickets[subject] = ticket
+        return ticket
+
     def add_many(self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float) -> None:
         """Take the bodies (at least one) into as few batches as their size allows. Raises as ``add``."""
         total = sum(map(len, bodies))
@@ -136,7 +160,7 @@ class Gathering:
         self._settle()
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         batch = self._open.get(flush)
-        run = batch.runs.get(subject) if batch is not None else None
+        run = batch.run_of(subject) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
             batch, run = self._open_for(subject, size, flush, now)
         run.append(body, header)
@@ -164,7 +188,7 @@ class Gathering:
         """The open batch of that durability with room for *size* bytes, and its run of *subject*; maybe new ones."""
         batch = self._open.get(flush)
         if batch is not None:
-            run = batch.runs.get(subject)
+            run = batch.run_of(subject)
             needed = size if run is not None else size + RUN_OVERHEAD + len(subject)
             if batch.size + needed > self._batch_bytes or (run is None and len(batch.runs) == MAX_RUNS):
                 self._seal(flush)
@@ -177,6 +201,7 @@ class Gathering:
         if batch is None:
             batch = self._open[flush] = Outgoing(flush, now)
             self.unfinished[batch] = None
+            self._open_single()
         run = batch.runs[subject] = OutgoingRun(subject)
         batch.size += RUN_OVERHEAD + len(subject)
         self._queued_bytes += RUN_OVERHEAD + len(subject)
@@ -188,6 +213,15 @@ class Gathering:
         self._sealed.append(self._open.pop(flush))
         if flush == self._flush:
             self._close_short_cut()
+        self._open_single()
+
+    def _open_single(self) -> None:
+        """add_single works while only the batch of the usual durability is open: no other one has the subject then."""
+        batch = self._open.get(self._flush)
+        if batch is not None and len(self._open) == 1 and self._may_cut_short:
+            self._single_runs, self._single_tickets = batch.runs, batch.singles
+        else:
+            self._single_runs = None
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -269,3 +303,4 @@ class Gathering:
     def _close_short_cut(self) -> None:
         self.plain = {}
         self.room = self._room_before = 0
+        self._single_runs = None

@@ -10,7 +10,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
-from qmq.format.build import NO_HEADER, MessageHeader, RunContent, build_batch
+from qmq.format.build import NO_HEADER, MessageHeader, build_flat
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
@@ -40,8 +40,8 @@ class Waiter(Protocol):
 class OutgoingRun:
     """The messages of one subject in a batch.
 
-    ``tickets`` are those of the messages that nobody awaits, in order; None while there are fewer than two, because
-    with many subjects a list more for each message is a third of the time.
+    ``tickets`` are those of the messages that nobody awaits, in order; None while there are fewer than two: one object
+    less for the collector to walk over.
     """
 
     __slots__ = ("bodies", "count", "first_ticket", "headers", "subject", "tickets")
@@ -104,6 +104,7 @@ class Outgoing:
         "opened_at",
         "producer_sequence",
         "runs",
+        "singles",
         "size",
         "store_id",
         "waiters",
@@ -113,7 +114,10 @@ class Outgoing:
     def __init__(self, flush: bool, opened_at: float) -> None:
         self.flush = flush
         self.opened_at = opened_at
-        self.runs: dict[str, OutgoingRun] = {}
+        #: By subject. Of one plain message that nobody awaits there is only its body, and None once that is built: with
+        #: many subjects an object a message is most of the time, half of it the collector's.
+        self.runs: dict[str, OutgoingRun | bytes | None] = {}
+        self.singles: dict[str, int] = {}  # the tickets of those, by subject
         self.size = BATCH_OVERHEAD  # what is counted against limits: never less than what is built
         self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), who
         self.buffers: list[bytes] | None = None
@@ -125,20 +129,57 @@ class Outgoing:
         self.answer_lost = False  # it was written and that attempt was never answered
         self.last_error: QmqError | None = None
 
+    def run_of(self, subject: str) -> OutgoingRun | None:
+        """The run of *subject*, to add messages to; None when there is none."""
+        found = self.runs.get(subject)
+        if type(found) is not bytes:
+            return found  # type: ignore[return-value]  # None and OutgoingRun are all that is left
+        run = self.runs[subject] = OutgoingRun(subject)
+        run.bodies.append(found)
+        run.first_ticket = self.singles.pop(subject)
+        return run
+
     def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
         """Make its bytes; from here on only what is said of it is kept, not the bodies."""
-        runs = list(self.runs.values())
-        self.buffers = build_batch(
-            [RunContent(run.subject, run.bodies, run.headers) for run in runs],
+        bodies, counts, headers = self._flat()
+        self.buffers = build_flat(
+            list(self.runs),
+            counts,
+            bodies,
+            headers,
             created_at_us=created_at_us,
             producer_id=producer_id,
             producer_sequence=producer_sequence,
         )
-        for run in runs:
+        runs = {subject: run for subject, run in self.runs.items() if type(run) is OutgoingRun}
+        for run in runs.values():
             run.count = len(run.bodies)
             run.bodies = []
-        self.count = sum(run.count for run in runs)
+        self.runs = dict.fromkeys(self.runs)
+        self.runs.update(runs)
+        self.count = len(bodies)
         self.producer_sequence = producer_sequence
+
+    def _flat(self) -> tuple[list[bytes], list[int], list[MessageHeader] | None]:
+        """Bodies of all runs, how many each run has, and headers, if any message has one."""
+        bodies: list[bytes] = []
+        counts: list[int] = []
+        headers: list[MessageHeader] | None = None
+        for run in self.runs.values():
+            if type(run) is bytes:
+                bodies.append(run)
+                counts.append(1)
+                continue
+            assert type(run) is OutgoingRun
+            if run.headers is not None:
+                headers = [NO_HEADER] * len(bodies) if headers is None else headers
+                headers += [NO_HEADER] * (len(bodies) - len(headers))
+                headers += run.headers
+            bodies += run.bodies
+            counts.append(len(run.bodies))
+        if headers is not None:
+            headers += [NO_HEADER] * (len(bodies) - len(headers))
+        return bodies, counts, headers
 
     def renumber(self, producer_sequence: int) -> None:
         """Give it another producer sequence: only for a batch that no broker has stored, nor may have."""
@@ -158,8 +199,11 @@ class Outgoing:
             return
         spans: dict[OutgoingRun, StoredSpan] = {}
         for run, sequence in zip(self.runs.values(), first_sequences, strict=True):
-            spans[run] = StoredSpan(run.subject, run.count, store_id, partition, position, sequence, stored_at_us)
-            position += run.count
+            if type(run) is OutgoingRun:
+                spans[run] = StoredSpan(run.subject, run.count, store_id, partition, position, sequence, stored_at_us)
+                position += run.count
+            else:
+                position += 1
         for run, index, count, waiter in self.waiters:
             if waiter.done():
                 continue
@@ -186,9 +230,11 @@ class Outgoing:
                 ]
                 waiter.set_exception(failure_of(failures))
         failures = []
-        for run in self.runs.values():
-            tickets = run.all_tickets()
-            if tickets:
+        for subject, known in self.runs.items():
+            if type(known) is not OutgoingRun:
+                failures.append(SendFailure(self.singles[subject], subject, None, error, outcome))
+            elif tickets := known.all_tickets():
+                run = known
                 taken = set(chain.from_iterable(awaited.get(run, ())))
                 left = (index for index in range(len(tickets) + len(taken)) if index not in taken)
                 failures += [

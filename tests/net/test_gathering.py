@@ -29,12 +29,18 @@ def nowait(into: Gathering, subject: str, body: bytes, flush: bool = True, now: 
         into.ticket += 1
         place[1].append(into.ticket)
         return into.ticket
+    if place is None and flush and (ticket := into.add_single(subject, body)):
+        return ticket
     into.check_nowait(subject, len(body), 0)
     return into.add_nowait(subject, body, NO_HEADER, flush, now)
 
 
 def contents(batch: Outgoing) -> dict[str, list[bytes]]:
-    return {run.subject: list(run.bodies) for run in batch.runs.values()}
+    found = {}
+    for subject, run in batch.runs.items():
+        assert run is not None
+        found[subject] = [run] if isinstance(run, bytes) else list(run.bodies)
+    return found
 
 
 def all_batches(of: Gathering) -> list[Outgoing]:
@@ -168,6 +174,30 @@ def test_bad_subjects_are_refused(subject: str) -> None:
         with pytest.raises(InvalidName, match="subject"):
             bad()
     assert not g.has_any()
+
+
+def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes() -> None:
+    g = gathering()
+    g.check("b", 0, 0)
+    g.check("c", 0, 0)
+    assert [nowait(g, subject, body) for subject, body in (("a", b"1"), ("b", b"2"), ("c", b"3"), ("b", b"4"))] == [
+        1, 2, 3, 4,
+    ]  # fmt: skip
+    (batch,) = g.unfinished
+    assert batch.runs["c"] == b"3"
+    assert contents(batch) == {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]}
+    assert not g.add_single("c", b"5")  # there is one
+    assert not g.add_single("d", b"5")  # nobody has looked at the name
+    before = g.queued_bytes
+    assert nowait(g, "b", b"6", flush=False) == 5  # another durability: what the subject has comes first
+    assert g.has_sealed()
+    assert g.queued_bytes > before
+    assert nowait(g, "c", b"7") == 6
+    assert [contents(batch) for batch in all_batches(g)] == [
+        {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]},
+        {"b": [b"6"]},
+        {"c": [b"7"]},
+    ]
 
 
 def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:

@@ -9,6 +9,7 @@ import pytest
 from qmq.errors import QmqError, SendFailed, SendUnknown, StorageFull
 from qmq.format.batch import BatchLimits, check_batch, parse_header
 from qmq.format.build import NO_HEADER, make_header
+from qmq.format.ids import MessageId
 from qmq.net.outgoing import (
     BATCH_OVERHEAD,
     MESSAGE_OVERHEAD,
@@ -203,3 +204,53 @@ def test_the_error_is_unknown_only_when_all_are(outcomes: list[str], kind: type[
     assert f"{len(outcomes) + 3} messages, the first to 'a.b'" in str(error)
     assert "because" in str(error)
     assert run.count == 0
+
+
+def with_singles() -> Outgoing:
+    """Runs of one message that nobody awaits, around one with a header."""
+    batch = batch_with("a")
+    run = batch.run_of("a")
+    assert run is not None
+    run.append(b"1", make_header("k"))
+    run.add_ticket(7)
+    batch.runs["b"], batch.singles["b"] = b"2", 8
+    batch.runs["c"], batch.singles["c"] = b"3", 9
+    batch.runs["d"] = OutgoingRun("d")
+    return batch
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_single_messages_fail_by_their_tickets(built: bool) -> None:
+    batch = with_singles()
+    del batch.runs["d"]
+    if built:
+        batch.build(1, PRODUCER, 5)
+    failures = batch.failed(StorageFull("full"), unknown=False)
+    assert [(one.ticket, one.subject, one.key) for one in failures] == [(7, "a", "k"), (8, "b", None), (9, "c", None)]
+
+
+def test_receipts_count_the_single_messages_before_them() -> None:
+    batch, waiting = with_singles(), Waiting()
+    last = batch.run_of("d")
+    assert last is not None
+    last.append(b"4", NO_HEADER)
+    batch.waiters.append((last, 0, 0, waiting))
+    batch.build(1, PRODUCER, 5)
+    assert batch.buffers is not None
+    checked = check_batch(memoryview(bytearray(b"".join(batch.buffers))), BatchLimits())
+    assert checked.names == ("a", "b", "c", "d")
+    assert checked.header.messages == batch.count == 4
+    batch.stored(1_000, 5, 0, b"s" * 6, [10, 20, 30, 40])
+    assert isinstance(waiting.result, Receipt)
+    assert waiting.result.sequence == 40
+    assert waiting.result.id == str(MessageId(b"s" * 6, 0, 1_003))
+
+
+def test_a_second_message_makes_a_run_of_a_single_one() -> None:
+    batch = with_singles()
+    run = batch.run_of("b")
+    assert run is not None
+    assert run is batch.run_of("b")
+    assert (run.bodies, run.all_tickets(), batch.singles) == ([b"2"], [8], {"c": 9})
+    assert list(batch.runs) == ["a", "b", "c", "d"]
+    assert batch.run_of("e") is None
