@@ -11,7 +11,7 @@ from typing import ClassVar
 class QmqError(Exception):
     """The root of all errors of QMQ."""
 
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
     code: ClassVar[str] = "error"
 
 
@@ -76,6 +76,25 @@ class Overloaded(QmqError):
 
     retryable = True
     code = "overloaded"
+
+
+class InternalError(QmqError):
+    """The broker failed in a way that nobody foresaw; its log has the details."""
+
+    code = "internal_error"
+
+
+class RemoteError(QmqError):
+    """The broker answered with an error that this client has no class for, and said whether trying again can help."""
+
+    code = "remote_error"
+
+    def __init__(self, message: str, retryable: bool = False) -> None:
+        super().__init__(message, retryable)
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------

@@ -38,6 +38,13 @@ def test_messages_survive_and_travel_between_processes(kind: type[QmqError]) -> 
     assert str(error) == "the disk is full; make room"
 
 
+def test_an_error_of_a_newer_broker_keeps_its_word_on_trying_again() -> None:
+    for retryable in (True, False):
+        error = pickle.loads(pickle.dumps(errors.RemoteError("from_the_future: too new", retryable)))
+        assert error.retryable is retryable
+        assert str(error) == "from_the_future: too new"
+
+
 def test_wrong_arguments_are_value_errors_too() -> None:
     for kind in (errors.InvalidName, errors.InvalidOption, errors.MessageTooLarge):
         assert issubclass(kind, ValueError)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from qmq import errors
-from qmq.errors import ProtocolError, QmqError
+from qmq.errors import ProtocolError, QmqError, RemoteError
 
 PROTOCOL_VERSION: Final = 1
 
@@ -110,19 +110,13 @@ _ERRORS: Final[dict[str, type[QmqError]]] = {
 }
 
 
-class RemoteError(QmqError):
-    """The broker answered with an error that this client has no class for."""
-
-    code = "remote_error"
-
-
 def decode_error(frame: Frame) -> QmqError:
     """The error of an ERROR frame, as the class of that code."""
     fields = unpack_meta(frame.meta)
     code, message = str(fields.get("code", "")), str(fields.get("message", ""))
     kind = _ERRORS.get(code)
     if kind is None:
-        return RemoteError(f"{code}: {message}")
+        return RemoteError(f"{code}: {message}", bool(fields.get("retryable")))
     return kind(message)
 
 

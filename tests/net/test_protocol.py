@@ -47,13 +47,13 @@ def test_every_kind_stands_on_the_page() -> None:
 
 def codes() -> dict[str, type[QmqError]]:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, QmqError)]
-    return {kind.code: kind for kind in [*kinds, server.InternalError]}
+    return {kind.code: kind for kind in kinds}
 
 
 #: Codes that a broker of this version answers nobody with.
 ELSEWHERE = {
     "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
-    "group_mismatch", "fenced",
+    "group_mismatch", "fenced", "remote_error",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq import errors
-from qmq.errors import Overloaded, ProtocolError, QmqError, StorageFull
+from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
 from qmq.net import wire
 from qmq.net.wire import FRAME_SIZE, Frame, Kind, decode_error, encode_error, encode_frame, split_frames, unpack_meta
 
@@ -153,7 +153,8 @@ def test_codes_of_errors_are_told_apart() -> None:
 def test_an_error_nobody_here_knows_keeps_its_words() -> None:
     meta = wire.pack_meta({"code": "from_the_future", "message": "too new", "retryable": True})
     error = decode_error(next(split_frames(memoryview(encode_frame(Kind.ERROR, 3, meta)), LIMIT)))
-    assert type(error) is wire.RemoteError
+    assert type(error) is RemoteError
+    assert error.retryable
     assert str(error) == "from_the_future: too new"
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.broker import commands
 from qmq.broker.commands import Command, Effect, Now
-from qmq.errors import BrokerStopping, Overloaded, QmqError
+from qmq.errors import BrokerStopping, InternalError, Overloaded, QmqError
 from qmq.net import wire
 from qmq.net.server import answers
 from qmq.net.server.arena import Arena
@@ -32,12 +32,6 @@ MAX_REQUESTS: Final = 8_192
 MAX_LISTINGS: Final = 16
 #: Connections that the system holds until they are taken.
 _BACKLOG: Final = 1_024
-
-
-class InternalError(QmqError):
-    """The broker failed in a way nobody foresaw; its log has the details."""
-
-    code = "internal_error"
 
 
 class Rules(Protocol):
