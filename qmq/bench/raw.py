@@ -29,19 +29,19 @@ _MAX_FRAME_BYTES: Final = 1 << 26
 
 
 def body_of(number: int, size: int) -> bytes:
-    """The body of message *number* of a batch: its number, then letters; *size* bytes."""
+    """A body: *number*, then letters; *size* bytes."""
     return (number.to_bytes(8, "big") + bytes(range(65, 91)) * (size // 26 + 1))[:size]
 
 
-def bodies_of(count: int, size: int) -> list[bytes]:
-    """The bodies of a batch."""
-    return [body_of(number, size) for number in range(count)]
+def bodies_of(count: int, size: int, first: int = 0) -> list[bytes]:
+    """The bodies of a batch, numbered from *first* on."""
+    return [body_of(number, size) for number in range(first, first + count)]
 
 
 class Frames:
     """SEND frames of equal batches but for their producer sequence: a head of each, and the data that all share."""
 
-    def __init__(self, runs: Sequence[RunContent], batches: int, flush: bool, first_batch: int = 0) -> None:
+    def __init__(self, runs: Sequence[RunContent], batches: int, flush: bool) -> None:
         self.messages = sum(len(run.bodies) for run in runs)
         producer_id = os.urandom(PRODUCER_ID_SIZE)
         head, *data = build_batch(
@@ -51,7 +51,7 @@ class Frames:
         self.size = FRAME_SIZE + len(head) + len(self.data)
         self._heads = [
             wire.encode_frame(Kind.SEND, number + 1, b"", len(head) + len(self.data), wire.FLUSH if flush else 0)
-            + _numbered(head, (first_batch + number) * self.messages)
+            + _numbered(head, number * self.messages)
             for number in range(batches)
         ]
 
@@ -78,12 +78,14 @@ class RawClient:
         self._socket = socket.create_connection((address.host, address.port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
+        #: How many batches of `send` were.
+        self.acknowledged = 0
         meta = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq-bench"})
         self._socket.sendall(wire.encode_frame(Kind.HELLO, 1, meta))
         self._answers()
 
-    def send(self, frames: Frames) -> int:
-        """Send batches, at most WINDOW unanswered; returns how many were acknowledged."""
+    def send(self, frames: Frames) -> None:
+        """Send batches, at most WINDOW unanswered, until all are acknowledged."""
         unanswered = 0
         for head, data in frames:
             done = self._socket.sendmsg([head, data])
@@ -91,10 +93,14 @@ class RawClient:
                 self._socket.sendall((head + data)[done:])
             unanswered += 1
             while unanswered >= WINDOW:
-                unanswered -= self._answers()
+                unanswered -= self._acknowledgements()
         while unanswered:
-            unanswered -= self._answers()
-        return len(frames)
+            unanswered -= self._acknowledgements()
+
+    def _acknowledgements(self) -> int:
+        count = self._answers()
+        self.acknowledged += count
+        return count
 
     def _answers(self) -> int:
         """Read answers; returns how many there were, at least one."""
@@ -102,7 +108,7 @@ class RawClient:
         while not count:
             read = self._socket.recv(_READ_BYTES)
             if not read:
-                raise BenchFailed("the broker closed the connection")
+                raise ConnectionError("the broker closed the connection")
             self._unread += read
             used = 0
             for frame in wire.split_frames(memoryview(self._unread), _MAX_FRAME_BYTES):
@@ -130,30 +136,51 @@ def ingest(gate: Gate, *, url: str, subject: str, size: int, count: int, batches
     with RawClient(url) as client:
         gate()
         started = time.perf_counter()
-        sent = client.send(frames)
+        client.send(frames)
         seconds = time.perf_counter() - started
-    return {"messages": sent * count, "bytes": sent * frames.size, "seconds": seconds}
+    return {"messages": len(frames) * count, "seconds": seconds}
+
+
+def ingest_until_killed(gate: Gate, *, url: str, subject: str, size: int, count: int, batches: int) -> dict[str, Any]:
+    """As `ingest`, to a broker that is killed meanwhile: how many messages were acknowledged, and at most sent."""
+    frames = Frames([RunContent(subject, bodies_of(count, size), None)], batches, flush=False)
+    with RawClient(url) as client:
+        gate()
+        try:
+            client.send(frames)
+        except ConnectionError:
+            pass
+        acknowledged = client.acknowledged
+    return {"acknowledged": acknowledged * count, "most": min(acknowledged + WINDOW, batches) * count}
 
 
 def ingest_many(
     gate: Gate, *, url: str, prefix: str, subjects: int, size: int, count: int, batches: int
 ) -> dict[str, Any]:
-    """Send *batches* ready batches with one message to each of *count* subjects, going round *subjects* of them."""
-    body = body_of(0, size)
+    """Send *batches* ready batches with one message to each of *count* subjects, as many to each of *subjects* in all.
+
+    Every subject has a body of its own.
+    """
     groups = max(subjects // count, 1)
     each = -(-batches // groups)
     frames = [
         Frames(
-            [RunContent(f"{prefix}{group * count + number:06}", [body], None) for number in range(count)], each, False
+            [
+                RunContent(f"{prefix}{number:06}", bodies_of(1, size, number), None)
+                for number in range(group * count, (group + 1) * count)
+            ],
+            each,
+            False,
         )
         for group in range(groups)
     ]
     with RawClient(url) as client:
         gate()
         started = time.perf_counter()
-        sent = sum(map(client.send, frames))
+        for group in frames:
+            client.send(group)
         seconds = time.perf_counter() - started
-    return {"messages": sent * count, "bytes": sent * frames[0].size, "seconds": seconds}
+    return {"messages": groups * each * count, "seconds": seconds}
 
 
 def send_plain(gate: Gate, *, port: int, size: int, count: int, batches: int) -> dict[str, Any]:
@@ -170,7 +197,10 @@ def send_plain(gate: Gate, *, port: int, size: int, count: int, batches: int) ->
         if not connection.recv(1):
             raise BenchFailed("the plain loop ended early")
         seconds = time.perf_counter() - started
-    return {"messages": len(frames) * count, "bytes": len(frames) * frames.size, "seconds": seconds}
+    crc = 0
+    for head, data in frames:
+        crc = crc32c(data, crc32c(head, crc))
+    return {"messages": len(frames) * count, "bytes": len(frames) * frames.size, "crc": crc, "seconds": seconds}
 
 
 def sink(gate: Gate, *, write_to: str | None) -> dict[str, Any]:
@@ -209,12 +239,17 @@ async def ask_echo(gate: Gate, *, port: int, size: int, messages: int) -> dict[s
     """Send *size* bytes to an `echo` and wait for them, *messages* times: how long each takes."""
     transport, asking = await asyncio.get_running_loop().create_connection(_Asking, "127.0.0.1", port)
     gate()
+    content = body_of(0, size)
     took = []
-    for _ in range(messages):
-        started = time.perf_counter()
-        await asking.ask(transport, bytes(size))
-        took.append(time.perf_counter() - started)
-    transport.close()
+    try:
+        for _ in range(messages):
+            started = time.perf_counter()
+            came = await asking.ask(transport, content)
+            took.append(time.perf_counter() - started)
+            if came != content:
+                raise BenchFailed(f"the echo of {content!r:.90} was {came!r:.90}")
+    finally:
+        transport.close()
     return latencies(took)
 
 
@@ -239,11 +274,12 @@ class _Echo(asyncio.BufferedProtocol):
 class _Asking(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._buffer = bytearray(_READ_BYTES)
-        self._left = 0
-        self._answer: asyncio.Future[None] | None = None
+        self._came = b""
+        self._size = 0
+        self._answer: asyncio.Future[bytes] | None = None
 
-    def ask(self, transport: asyncio.Transport, content: bytes) -> asyncio.Future[None]:
-        self._left = len(content)
+    def ask(self, transport: asyncio.Transport, content: bytes) -> asyncio.Future[bytes]:
+        self._came, self._size = b"", len(content)
         self._answer = asyncio.get_running_loop().create_future()
         transport.write(content)
         return self._answer
@@ -252,6 +288,6 @@ class _Asking(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._left -= nbytes
-        if not self._left and self._answer is not None:
-            self._answer.set_result(None)
+        self._came += self._buffer[:nbytes]
+        if len(self._came) >= self._size and self._answer is not None and not self._answer.done():
+            self._answer.set_result(self._came)

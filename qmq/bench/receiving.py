@@ -5,61 +5,40 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from itertools import pairwise
 from typing import Any
 
 from qmq import connect
+from qmq.bench.checking import SILENCE_S, Cycle, check_end, compare, missing
 from qmq.bench.errors import BenchFailed
-from qmq.bench.raw import bodies_of
+from qmq.bench.raw import bodies_of, body_of
 from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
+from qmq.net.consumer import Consumer
 
-#: No message for so long means that some are missing.
-SILENCE_S = 10.0
-
-
-def check_bodies(found: list[bytes], expected: list[bytes], at: int) -> None:
-    """Raise BenchFailed unless *found* goes on in the cycle of *expected* at message number *at*."""
-    offset = at % len(expected)
-    wanted = (expected * (len(found) // len(expected) + 2))[offset : offset + len(found)]
-    if found != wanted:
-        place = next(index for index, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
-        raise BenchFailed(f"message {at + place} came with another body than was sent: {found[place][:40]!r}...")
-
-
-def missing(came: int, messages: int) -> BenchFailed:
-    """The error for a count that is not what was sent."""
-    return BenchFailed(f"{came} messages came, {messages} were sent")
+#: A message that comes so much later than it was due counts as missing.
+LATE_S = 60.0
 
 
 async def pull(
     gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int, max_count: int
 ) -> dict[str, Any]:
-    """`pull`, every body touched."""
-    expected = bodies_of(count, size)
+    """`pull`, every body touched and compared."""
+    cycle = Cycle(bodies_of(count, size), max_count)
     async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
         gate()
-        came = read = 0
         started = time.perf_counter()
-        while came < messages:
+        while cycle.came < messages:
             pulled = await consumer.pull(max_count, timeout=SILENCE_S)
             if not pulled:
-                raise missing(came, messages)
-            for message in pulled:
-                read += len(message.body)
-            check_bodies([pulled[0].body], expected, came)
-            came += len(pulled)
+                raise missing(cycle.came, messages)
+            cycle.check([message.body for message in pulled])
         seconds = time.perf_counter() - started
-    if came != messages or read != messages * size:
-        raise missing(came, messages)
-    return {"messages": came, "seconds": seconds}
+        await _check_count(consumer, cycle.came, messages)
+    return {"messages": cycle.came, "seconds": seconds}
 
 
-async def pull_batch(
-    gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int, max_count: int, check: bool
-) -> dict[str, Any]:
-    """`pull_batch`; with *check* every body is compared, else the first of each pull."""
-    expected = bodies_of(count, size)
+async def pull_batch(gate: Gate, *, url: str, prefix: str, messages: int, max_count: int) -> dict[str, Any]:
+    """`pull_batch`, counted: making every body would be most of the work, so what came is compared in another pass."""
     async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
         gate()
         came = 0
@@ -68,71 +47,69 @@ async def pull_batch(
             batch = await consumer.pull_batch(max_count, timeout=SILENCE_S)
             if not len(batch):
                 raise missing(came, messages)
-            check_bodies(batch.bodies if check else [batch[0].body], expected, came)
             came += len(batch)
         seconds = time.perf_counter() - started
-    if came != messages:
-        raise missing(came, messages)
-    return {"messages": came, "bytes": came * size, "seconds": seconds}
+        await _check_count(consumer, came, messages)
+    return {"messages": came, "seconds": seconds}
 
 
 async def async_for(gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int) -> dict[str, Any]:
-    """`async for`, every body touched."""
-    expected = bodies_of(count, size)
+    """`async for`, every body touched and compared, 1,000 at a time."""
+    cycle = Cycle(bodies_of(count, size), 1_000)
+    bodies: list[bytes] = []
     async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
         gate()
-        came = read = 0
+        clock = asyncio.get_running_loop().time
+        wanted = min(1_000, messages)
         started = time.perf_counter()
-        async for message in consumer:
-            came += 1
-            read += len(message.body)
-            if came == messages:
-                break
+        try:
+            async with asyncio.timeout(SILENCE_S) as silence:
+                async for message in consumer:
+                    bodies.append(message.body)
+                    if len(bodies) == wanted:
+                        cycle.check(bodies)
+                        bodies.clear()
+                        wanted = min(1_000, messages - cycle.came)
+                        if not wanted:
+                            break
+                        silence.reschedule(clock() + SILENCE_S)
+        except TimeoutError:
+            raise missing(cycle.came + len(bodies), messages) from None
         seconds = time.perf_counter() - started
-        check_bodies([message.body], expected, came - 1)
-    if read != messages * size:
-        raise BenchFailed(f"{read} bytes came, {messages * size} were sent")
-    return {"messages": came, "seconds": seconds}
+        await check_end(consumer)
+    return {"messages": cycle.came, "seconds": seconds}
 
 
-async def count_all(
-    gate: Gate, *, url: str, prefix: str, messages: int, size: int, max_count: int, check: bool
+async def arrivals(
+    gate: Gate, *, url: str, prefix: str, size: int, rate: int, messages: int, skip: int
 ) -> dict[str, Any]:
-    """`pull_batch` of everything under a prefix of many subjects; with *check* the bytes of all bodies are counted."""
-    async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
-        gate()
-        came = read = 0
-        started = time.perf_counter()
-        while came < messages:
-            batch = await consumer.pull_batch(max_count, timeout=SILENCE_S)
-            if not len(batch):
-                raise missing(came, messages)
-            came += len(batch)
-            if check:
-                read += sum(map(len, batch.bodies))
-        seconds = time.perf_counter() - started
-    if came != messages or (check and read != messages * size):
-        raise missing(came, messages)
-    return {"messages": came, "seconds": seconds}
-
-
-async def arrivals(gate: Gate, *, url: str, prefix: str, messages: int, skip: int) -> dict[str, Any]:
     """`async for` over messages of `sending.open_loop`: how late each comes; the first *skip* are not counted."""
+    every = 1_000_000_000 // rate
     took = array("q")
+    bodies: list[bytes] = []
     async with connect(url) as client, client.subscribe(prefix, start="last") as consumer:
         await consumer.pull(timeout=0)
         gate()
-        scheduled = array("q")
-        async with asyncio.timeout(600):
-            async for message in consumer:
-                at = int.from_bytes(message.body[:8], "big")
-                took.append(time.monotonic_ns() - at)
-                scheduled.append(at)
-                if len(took) == messages:
-                    break
-    if any(one >= other for one, other in pairwise(scheduled)):
-        raise BenchFailed("messages came twice, or not in their order")
-    return {"messages": len(took), **latencies([at / 1e9 for at in took[skip:]])}
+        try:
+            async with asyncio.timeout(messages / rate + LATE_S):
+                async for message in consumer:
+                    body = message.body
+                    took.append(time.monotonic_ns() - int.from_bytes(body[:8], "big"))
+                    bodies.append(body)
+                    if len(bodies) == messages:
+                        break
+        except TimeoutError:
+            raise missing(len(bodies), messages) from None
+        await check_end(consumer)
+    first = int.from_bytes(bodies[0][:8], "big")
+    compare(bodies, [body_of(first + number * every, size) for number in range(messages)], 0)
+    return {"messages": messages, "first_due_ns": first, **latencies([at / 1e9 for at in took[skip:]])}
+
+
+async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
+    if came != messages:
+        raise missing(came, messages)
+    await check_end(consumer)
 
 
 async def park(gate: Gate, *, url: str, clients: int, consumers: int) -> dict[str, Any]:

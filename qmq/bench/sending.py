@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
-from qmq import connect
+from qmq import Client, connect
 from qmq.bench.raw import bodies_of, body_of
 from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]
+
+#: Different bodies of `spray`, over and over.
+SPRAYED_BODIES: Final = 1_000
 
 
 async def many(
@@ -40,14 +43,15 @@ async def nowait(
 ) -> dict[str, Any]:
     """`send_nowait` with a `drain` now and then, then `flush`; *rich* messages have a key and properties."""
     bodies = bodies_of(1_000, size)
-    keys = [f"order-{number}" for number in range(1_000)]
+    keys = list(map(_key_of, range(1_000)))
+    prices = list(map(_price_of, range(1_000)))
     async with connect(url, durability=durability) as client:
         gate()
         started = time.perf_counter()
         for _ in range(messages // 1_000):
             if rich:
-                for body, key in zip(bodies, keys, strict=True):
-                    client.send_nowait(subject, body, key=key, properties={"price": "125", "currency": "EUR"})
+                for body, key, price in zip(bodies, keys, prices, strict=True):
+                    client.send_nowait(subject, body, key=key, properties={"price": price, "currency": "EUR"})
             else:
                 for body in bodies:
                     client.send_nowait(subject, body)
@@ -55,6 +59,22 @@ async def nowait(
         await client.flush()
         seconds = time.perf_counter() - started
     return {"messages": messages // 1_000 * 1_000, "seconds": seconds}
+
+
+def fields_of(size: int) -> list[tuple[bytes, str, dict[str, str]]]:
+    """Body, key and properties of the rich messages of `nowait`, which come over and over."""
+    return [
+        (body, _key_of(number), {"price": _price_of(number), "currency": "EUR"})
+        for number, body in enumerate(bodies_of(1_000, size))
+    ]
+
+
+def _key_of(number: int) -> str:
+    return f"order-{number}"
+
+
+def _price_of(number: int) -> str:
+    return str(100 + number % 900)
 
 
 async def awaited(
@@ -119,8 +139,11 @@ async def paced(
 async def producers(
     gate: Gate, *, url: str, prefix: str, durability: Durability, size: int, clients: int, count: int, seconds: float
 ) -> dict[str, Any]:
-    """*clients* clients, each sending *count* messages and waiting until they are stored, for so many seconds."""
-    bodies = bodies_of(count, size)
+    """*clients* clients, each sending *count* messages and waiting until they are stored, for so many seconds.
+
+    Each has a subject and bodies of its own.
+    """
+    bodies = [bodies_of(count, size, number * count) for number in range(clients)]
     opened = [connect(url, durability=durability) for _ in range(clients)]
     for client in opened:
         await client.__aenter__()
@@ -130,12 +153,12 @@ async def producers(
     deadline = started + seconds
 
     async def produce(number: int) -> None:
-        client, subject = opened[number], f"{prefix}{number}"
-        send: Callable[[], Awaitable[object]] = lambda: client.send_many(subject, bodies)  # noqa: E731
-        if count == 1:
-            send = lambda: client.send(subject, bodies[0])  # noqa: E731
+        client, subject = opened[number], f"{prefix}{number:06}"
         while time.perf_counter() < deadline:
-            await send()
+            if count == 1:
+                await client.send(subject, bodies[number][0])
+            else:
+                await client.send_many(subject, bodies[number])
             sent[number] += count
 
     await asyncio.gather(*map(produce, range(clients)))
@@ -149,23 +172,28 @@ async def spray(
     gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int, seed: int
 ) -> dict[str, Any]:
     """`send_nowait` of each message to a random one of *subjects*, after one message to each of them."""
-    names = [f"{prefix}{number:06}" for number in range(subjects)]
-    body = body_of(0, size)
-    chosen: Sequence[str] = random.Random(seed).choices(names, k=messages)
+    bodies = bodies_of(SPRAYED_BODIES, size)
+    names, chosen = sprayed_subjects(prefix, subjects, messages, seed)
     async with connect(url, durability="append") as client:
         started = time.perf_counter()
-        await _send_each(client, names, body)
+        await _send_each(client, names, bodies)
         made_s = time.perf_counter() - started
         gate()
         started = time.perf_counter()
-        await _send_each(client, chosen, body)
+        await _send_each(client, chosen, bodies)
         seconds = time.perf_counter() - started
     return {"messages": messages + subjects, "timed": messages, "seconds": seconds, "made_s": made_s}
 
 
-async def _send_each(client: Any, subjects: Sequence[str], body: bytes) -> None:
-    for start in range(0, len(subjects), 1_000):
-        for subject in subjects[start : start + 1_000]:
+def sprayed_subjects(prefix: str, subjects: int, messages: int, seed: int) -> tuple[list[str], list[str]]:
+    """Where the first message to each goes, and where the others go; the bodies of either go round from the first."""
+    names = [f"{prefix}{number:06}" for number in range(subjects)]
+    return names, random.Random(seed).choices(names, k=messages)
+
+
+async def _send_each(client: Client, subjects: Sequence[str], bodies: Sequence[bytes]) -> None:
+    for start in range(0, len(subjects), len(bodies)):
+        for subject, body in zip(subjects[start : start + len(bodies)], bodies, strict=False):
             client.send_nowait(subject, body)
         await client.drain()
     await client.flush()
@@ -176,7 +204,7 @@ async def open_loop(
 ) -> dict[str, Any]:
     """Send on a schedule that waits for nobody, spinning; each body begins with when it was due (monotonic ns)."""
     total, every = int(rate * seconds), 1_000_000_000 // rate
-    rest = bytes(size - 8)
+    rest = body_of(0, size)[8:]
     late = 0
     async with connect(url, durability=durability) as client:
         gate()
@@ -192,4 +220,4 @@ async def open_loop(
                 sent += 1
             await asyncio.sleep(0)
         await client.flush()
-    return {"messages": sent, "latest_ms": late / 1e6}
+    return {"messages": sent, "first_due_ns": start, "latest_ms": late / 1e6}

@@ -31,9 +31,11 @@ def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
             count=1_000,
             batches=batches,
         )
-        received = sink.result()["bytes"]
-    if received != result["bytes"]:
-        raise BenchFailed(f"the plain loop received {received} of {result['bytes']} bytes")
+        received = sink.result()
+    if received["bytes"] != result["bytes"]:
+        raise BenchFailed(f"the plain loop received {received['bytes']} of {result['bytes']} bytes")
+    if write and received["crc"] != result["crc"]:
+        raise BenchFailed("the plain loop received other bytes than were sent")
     return rate(result)
 
 
@@ -54,7 +56,7 @@ def ingest(bench: Bench) -> Iterator[Value]:
                     batches=batches,
                     flush=durability == "flush",
                 )
-                bench.check_content(target.url, prefix, size, batches * 1_000)
+                bench.check_content(target.url, prefix + "raw", size, batches * 1_000)
             yield Value(f"{size_name} {durability}", rate(result), RATE)
             if durability == "append":
                 plain = plain_loop(bench, size, batches, write=True)
@@ -80,7 +82,7 @@ def send_many(bench: Bench) -> Iterator[Value]:
                     calls=calls,
                     in_flight=16,
                 )
-                bench.check_content(target.url, prefix, size, calls * 1_000)
+                bench.check_content(target.url, prefix + "many", size, calls * 1_000)
             yield Value(f"{size_name} {durability}", rate(result), RATE)
 
 
@@ -102,7 +104,11 @@ def send_nowait(bench: Bench) -> Iterator[Value]:
                         messages=messages,
                         rich=rich,
                     )
-                    bench.check_content(target.url, prefix, size, result["messages"])
+                    subject, messages = prefix + "nowait", result["messages"]
+                    if rich:
+                        bench.run("checking.fields", url=target.url, subject=subject, size=size, messages=messages)
+                    else:
+                        bench.check_content(target.url, subject, size, messages)
                 yield Value(f"{size_name} {durability}{', key and properties' if rich else ''}", rate(result), RATE)
 
 
@@ -123,7 +129,7 @@ def send_awaited(bench: Bench) -> Iterator[Value]:
                     messages=messages,
                     in_flight=1_000,
                 )
-                bench.check_content(target.url, prefix, size, messages)
+                bench.check_content(target.url, prefix + "awaited", size, messages)
             yield Value(f"{size_name} {durability}", rate(result), RATE)
 
 
@@ -144,12 +150,9 @@ def producers(bench: Bench) -> Iterator[Value]:
                     count=count,
                     seconds=bench.size.seconds,
                 )
-                for number, sent in enumerate(result["sent"]):
-                    if number % 16 == 0:
-                        bench.check_content(target.url, f"{prefix}{number}", 100, sent, count)
-                kept = bench.run("receiving.last_stored", url=target.url, prefix=prefix)["messages"]
-            if kept != result["messages"]:
-                raise BenchFailed(f"{kept} messages are kept, {result['messages']} were acknowledged")
+                bench.run(
+                    "checking.producers", url=target.url, prefix=prefix, size=100, count=count, sent=result["sent"]
+                )
             rates[durability] = rate(result)
             yield Value(f"64, {how}, {durability}", rates[durability], RATE)
         yield Value(f"64, {how}, flush of append", rates["flush"] / rates["append"], RATIO)
@@ -173,7 +176,13 @@ def pull_batch(bench: Bench) -> Iterator[Value]:
     """`pull_batch` of up to 50,000; and a copy of as many bytes over loopback in the same round."""
     for size, size_name in SIZES.items():
         messages = bench.size.bulk(size) * 2
-        found = _received(bench, "receiving.pull_batch", size, messages, max_count=50_000, check=False)
+        with bench.target() as target:
+            prefix = bench.prefix()
+            bench.fill(target.url, prefix + "ready", size, messages)
+            found = rate(
+                bench.run("receiving.pull_batch", url=target.url, prefix=prefix, messages=messages, max_count=50_000)
+            )
+            bench.check_content(target.url, prefix + "ready", size, messages)
         yield Value(size_name, found, RATE)
         if size == KIB:
             copy = plain_loop(bench, size, messages // 1_000, write=False)
@@ -198,17 +207,11 @@ def subjects(bench: Bench) -> Iterator[Value]:
             sent = bench.run(
                 "sending.spray", url=target.url, prefix=prefix, subjects=count, size=100, messages=messages, seed=1
             )
-            came, _ = (
-                bench.run(
-                    "receiving.count_all",
-                    url=target.url,
-                    prefix=prefix,
-                    size=100,
-                    messages=messages + count,
-                    max_count=50_000,
-                    check=check,
-                )
-                for check in (False, True)
+            came = bench.run(
+                "receiving.pull_batch", url=target.url, prefix=prefix, messages=messages + count, max_count=50_000
+            )
+            bench.run(
+                "checking.sprayed", url=target.url, prefix=prefix, subjects=count, size=100, messages=messages, seed=1
             )
             files = target.process.open_files() if target.process is not None else None
         rates["in"][count] = sent["timed"] / sent["seconds"]
@@ -246,13 +249,11 @@ def both_ways(bench: Bench) -> Iterator[Value]:
                 {
                     "url": target.url,
                     "prefix": prefix,
-                    "size": 100,
-                    "count": 1_000,
                     "messages": messages,
                     "max_count": 50_000,
-                    "check": False,
                 },
             ),
         )
+        bench.check_content(target.url, prefix + "both", 100, messages)
     yield Value("100 B append in", rate(sent), RATE)
     yield Value("100 B append out", rate(came), RATE)

@@ -1,4 +1,4 @@
-"""One broker for the workers' tests."""
+"""One broker for the workers' tests, and a gate for workers in this process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from qmq.bench.children import BrokerProcess, broker_in
 from qmq.bench.context import Bench, Size
 
 TINY = Size(messages=4_000, singles=20, seconds=0.05, subjects=2_000, restart_bytes=1 << 20, memory_bytes=1 << 20)
+
+
+def no_gate(**_: object) -> None:
+    """Nobody waits."""
 
 
 @pytest.fixture(scope="package")

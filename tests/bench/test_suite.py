@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qmq.bench import suite
+from qmq.bench import children, context, footing, suite, throughput, waiting
 from qmq.bench.context import Bench, rate
 from qmq.bench.errors import BenchFailed
 from qmq.bench.values import GOALS, summarize
@@ -56,6 +58,40 @@ def test_measurements_that_need_a_broker_of_their_own(tmp_path: Path) -> None:
     found = measured(bench, "memory", "restart")
     assert found["restart", "log"] > 0
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("name", [name for name in suite.MEASUREMENTS if name != "parked"])
+def test_every_measurement_checks_what_it_moves(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def run_twisted(parent: Path, *jobs: tuple[str, dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+        """Every body goes in one byte longer than it should."""
+        sends = ("sending.", "raw.ingest", "raw.send_plain")
+        jobs = tuple(
+            (job, {**options, "size": options["size"] + 1} if job.startswith(sends) else options)
+            for job, options in jobs
+        )
+        return children.run_together(parent, *jobs, **more)
+
+    for module in (context, throughput, waiting):
+        monkeypatch.setattr(module, "run_together", run_twisted)
+    if suite.MEASUREMENTS[name].own_broker:
+        bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
+    with pytest.raises(BenchFailed, match="is not what was sent"):
+        measured(bench, name)
+
+
+@pytest.mark.parametrize(("found", "fits"), [(99, False), (100, True), (150, True), (151, False)])
+def test_a_kill_must_cost_nothing_that_was_acknowledged(found: int, fits: bool) -> None:
+    with contextlib.nullcontext() if fits else pytest.raises(BenchFailed, match=f"{found} messages are left"):
+        footing.check_left(found, 100, 150)
+
+
+def test_a_plain_loop_that_writes_something_else_is_no_yardstick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "run", lambda *_, **options: {**Bench.run(bench, *_, **options), "crc": 1})
+    assert throughput.plain_loop(bench, 100, 2, write=False) > 0
+    with pytest.raises(BenchFailed, match="the plain loop received other bytes"):
+        throughput.plain_loop(bench, 100, 2, write=True)
 
 
 def test_a_worker_that_took_no_time_measured_nothing() -> None:
