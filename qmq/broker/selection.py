@@ -6,6 +6,7 @@ bytes are never touched.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from qmq.broker.groups import Cursors, Following, Group
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.pieces import StoredBatch
-from qmq.storage.store import Store
+from qmq.storage.store import KnownBad, Store
 
 Rows = npt.NDArray[np.void]
 
@@ -312,7 +313,9 @@ class Selection:
     # --- the buffers -------------------------------------------------------------------------------------------------
 
     def buffers(self, damaged: list[QmqError]) -> list[Buffer]:
-        """What carries the chosen messages. Batches that can't be read any more are left out and named in *damaged*."""
+        """What carries the chosen messages. Batches that can't be read any more are left out and named in *damaged*,
+        but for those that were known to be bad.
+        """
         buffers: list[Buffer] = []
         for part in self._parts:
             try:
@@ -321,7 +324,7 @@ class Selection:
                 else:
                     self._add_many(part, buffers, damaged)
             except QmqError as error:
-                damaged.append(error)
+                _note(damaged, error)
         return buffers
 
     def _add_some(self, part: _Some, buffers: list[Buffer]) -> None:
@@ -344,16 +347,29 @@ class Selection:
         joined = (starts[1:] == starts[:-1] + sizes[:-1]) & whole[1:] & whole[:-1]
         heads = np.concatenate(([0], np.flatnonzero(~joined) + 1)).tolist()
         for head, tail in zip(heads, [*heads[1:], len(firsts)], strict=True):
+            first = int(firsts[head])
             try:
                 if whole[head]:
                     start = int(starts[head])
                     size = int(starts[tail - 1] + sizes[tail - 1]) - start
                     buffers.append(self._store.view(part.partition, start, size))
                 else:
-                    first = int(firsts[head])
                     self._add_pieces(part.partition, rows[first : first + int(chosen[head])], buffers)
             except QmqError as error:
-                damaged.append(error)
+                if tail - head == 1:
+                    _note(damaged, error)
+                    continue
+                self._add_each(part.partition, zip(starts[head:tail], sizes[head:tail], strict=True), buffers, damaged)
+
+    def _add_each(
+        self, partition: int, batches: Iterable[tuple[int, int]], buffers: list[Buffer], damaged: list[QmqError]
+    ) -> None:
+        """Whole batches one by one, of which some cannot be read."""
+        for position, size in batches:
+            try:
+                buffers.append(self._store.view(partition, int(position), int(size)))
+            except QmqError as error:
+                _note(damaged, error)
 
     def _add_pieces(self, partition: int, rows: Rows, buffers: list[Buffer]) -> None:
         batch = self._batch(partition, rows[0].item())
@@ -362,6 +378,12 @@ class Selection:
 
     def _batch(self, partition: int, entry: EntryRow) -> StoredBatch:
         return StoredBatch(self._store.view(partition, entry[1], entry[10]))
+
+
+def _note(damaged: list[QmqError], error: QmqError) -> None:
+    """Name what could not be read, unless it was told of before."""
+    if not isinstance(error, KnownBad):
+        damaged.append(error)
 
 
 def _at(index: npt.NDArray[np.intp] | None, place: int) -> int:

@@ -20,6 +20,7 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Buffer, Disk, failure
 from qmq.storage.segment import Owner, Segment, segment_path
+from qmq.storage.unreadable import KnownBad, UnreadableRanges
 
 #: Sealed segments that stay mapped, the most lately read ones.
 MAPS_KEPT: Final = 64
@@ -39,7 +40,7 @@ class MessageLog:
     __slots__ = (
         "_ahead", "_created", "_created_synced", "_disk", "_maps", "_retired", "_segment_bytes", "_soiled", "_start",
         "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit", "owner", "reserve",
-        "sealed", "staged", "staged_end", "synced",
+        "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,8 @@ class MessageLog:
         self.limit = 0
         #: Why nothing is taken any more, once a sync has failed.
         self.broken: str | None = None
+        #: What ``view`` refuses.
+        self.unreadable = UnreadableRanges()
         self._set_limit()
 
     # --- writing ---------------------------------------------------------------------------------------------------
@@ -226,7 +229,12 @@ class MessageLog:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def view(self, position: int, size: int) -> memoryview:
-        """*size* mapped bytes at *position*; the view keeps its map alive. Raises BadBytes when they are not there."""
+        """*size* mapped bytes at *position*; the view keeps its map alive.
+
+        Raises BadBytes when they are not there, KnownBad when some of them are known to be unreadable.
+        """
+        if self.unreadable:
+            self._check_readable(position, size)
         current = self.current
         offset = position - current.base
         if offset < SEGMENT_HEADER_SIZE:
@@ -234,6 +242,17 @@ class MessageLog:
         if position + size > self.end:
             raise self._outside(position, size)
         return current.view[offset : offset + size]
+
+    def _check_readable(self, position: int, size: int) -> None:
+        bad = self.unreadable.first_in(position, size)
+        if bad is not None:
+            path = segment_path(self.directory, self._base_at(position))
+            raise KnownBad(f"{path} is known to be bad from position {bad[0]} to {bad[1]}; run qmq verify")
+
+    def _base_at(self, position: int) -> int:
+        """The base of the segment that *position* belongs to."""
+        bases = [*(span.base for span in self.sealed), self.current.base]
+        return bases[max(0, bisect_right(bases, position) - 1)]
 
     def spans(self) -> list[SegmentSpan]:
         """All segments, the current one up to ``end``."""

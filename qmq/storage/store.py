@@ -31,8 +31,9 @@ from qmq.storage.order import Rows
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.sequences import merge_by_sequence
 from qmq.storage.subjects import SubjectTable
+from qmq.storage.unreadable import KnownBad
 
-__all__ = ["Checkpoint", "Disk", "RecoveryReport", "Store", "StoreOptions"]
+__all__ = ["Checkpoint", "Disk", "KnownBad", "RecoveryReport", "Store", "StoreOptions"]
 
 _CHUNK_ROWS: Final = 4_096
 
@@ -311,8 +312,16 @@ class Store:
         return min((sequence for sequence in found if sequence is not None), default=None)
 
     def view(self, partition: int, position: int, size: int) -> memoryview:
-        """*size* mapped bytes of the message log; the view pins its map. Raises BadBytes when they are not there."""
+        """*size* mapped bytes of the message log; the view pins its map. Raises BadBytes when they are not there, and
+        KnownBad when some were marked as unreadable.
+        """
         return self._partitions[partition].log.view(position, size)
+
+    def mark_unreadable(self, partition: int, position: int, size: int) -> bool:
+        """Let ``view`` refuse these bytes while the store is open: somebody found them bad, and tells of it. False
+        when they all were marked before. A bounded number is remembered, the ones marked last.
+        """
+        return self._partitions[partition].log.unreadable.add(position, size)
 
     def headers_since(self, positions: list[int]) -> Iterator[tuple[int, Header]]:
         """The headers of the batches from *positions* on, one a partition (left out: all), as (partition, header), in

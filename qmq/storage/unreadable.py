@@ -1,0 +1,53 @@
+"""The bytes of a message log that are known to be bad while it is open: they are served no more."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Final
+
+from qmq.errors import BadBytes
+
+#: Ranges that one partition remembers; beyond that the one known longest is forgotten: it is found out about again.
+RANGES_KEPT: Final = 4_096
+
+
+class KnownBad(BadBytes):
+    """These bytes were found to be bad before, and told of then."""
+
+
+class UnreadableRanges:
+    """Ranges of positions; they may overlap."""
+
+    __slots__ = ("_longest", "_ranges", "_size")
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []  # (start, end), ascending
+        self._longest: deque[tuple[int, int]] = deque()  # the same, known longest first
+        self._size = 0  # of the largest
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def add(self, position: int, size: int) -> bool:
+        """Remember *size* bytes from *position* on; False when all of them were known."""
+        found = (position, position + size)
+        if size <= 0 or any(start <= position and found[1] <= end for start, end in self._near(*found)):
+            return False
+        self._ranges.insert(bisect_left(self._ranges, found), found)
+        self._longest.append(found)
+        self._size = max(self._size, size)
+        if len(self._ranges) > RANGES_KEPT:
+            oldest = self._longest.popleft()
+            del self._ranges[bisect_left(self._ranges, oldest)]
+        return True
+
+    def first_in(self, position: int, size: int) -> tuple[int, int] | None:
+        """The first range, as (start, end), that *size* bytes from *position* on share a byte with."""
+        near = self._near(position, position + size)
+        return next(((start, end) for start, end in near if position < end), None)
+
+    def _near(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges that may share a byte with [start, end)."""
+        low = bisect_left(self._ranges, (start - self._size, 0))
+        return self._ranges[low : bisect_right(self._ranges, (end, 0))]
