@@ -15,6 +15,7 @@ from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
 from qmq.format.ids import MessageId
 from qmq.format.layout import OPTIONAL_COLUMNS, PIECE_HEADER
+from qmq.format.table import cause_of
 
 _HEADER_SIZE: Final = struct.Struct("<H")
 
@@ -228,7 +229,7 @@ def read_header(packed: bytes) -> dict[str, Any]:
     try:
         fields = msgpack.unpackb(packed)
     except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
-        raise BadBatch(f"its header is not valid msgpack: {error!r}") from None
+        raise BadBatch(f"its header is not valid msgpack: {cause_of(error)}") from None
     if type(fields) is not dict:
         raise BadBatch("its header is not a map")
     for name, value in fields.items():

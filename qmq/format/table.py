@@ -57,7 +57,7 @@ def names_of(table: bytes) -> tuple[str, ...]:
         names = _read(table)
         "".join(names)  # raises TypeError where one is not a string
     except Exception as error:  # whatever msgpack or a wrong shape raises
-        raise BadBatch(f"the table is not a flat msgpack map with a list of subjects: {error!r}") from None
+        raise BadBatch(f"the table is not a flat msgpack map with a list of subjects: {cause_of(error)}") from None
     if not names:
         raise BadBatch("the table does not name a subject")
     if len(set(names)) != len(names):
@@ -67,6 +67,11 @@ def names_of(table: bytes) -> tuple[str, ...]:
             _names.clear()
         _names[table] = names
     return names
+
+
+def cause_of(error: Exception) -> str:
+    """Why msgpack refused bytes, in few words. Its repr would show what was unpacked, which may nest past any limit."""
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _read(table: bytes) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import msgpack
 
 from qmq import errors
 from qmq.errors import ProtocolError, QmqError, RemoteError
+from qmq.format.table import cause_of
 
 PROTOCOL_VERSION: Final = 1
 
@@ -91,7 +92,7 @@ def unpack_meta(meta: memoryview) -> dict[str, Any]:
             meta, raw=False, max_map_len=64, max_array_len=4_096, max_str_len=size, max_bin_len=size, max_ext_len=0
         )
     except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
-        raise ProtocolError(f"the meta part of a frame is not valid msgpack: {error!r}") from None
+        raise ProtocolError(f"the meta part of a frame is not valid msgpack: {cause_of(error)}") from None
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ProtocolError("the meta part of a frame is not a map with names")
     return fields
