@@ -221,16 +221,18 @@ class _Opening:
         subjects = self._open_subjects(identity, claims)
         replays = self._load(identity, claims, subjects)
         tails = [replay.read_tail(rewrite=decide(facts).rewrite) for replay in replays]
+        blocked = [r.blocked_until(p.reserve) for r, p in zip(replays, identity.partitions, strict=True)]
+        tails = [tail | (Tail.SEVERED if until else Tail.WHOLE) for tail, until in zip(tails, blocked, strict=True)]
         plans = [decide(facts._replace(tail=tail)) for tail in tails]
         report.power_loss = not (report.created or facts.clean or facts.same_boot)
         raised = sum(replay.blind_bytes for replay in replays)
         partitions = []
-        for partition, replay, plan in zip(identity.partitions, replays, plans, strict=True):
+        for partition, replay, plan, until in zip(identity.partitions, replays, plans, blocked, strict=True):
             if plan.record_holes:
                 replay.holes += replay.report.holes
             if plan.jump and replay.report.partition < len(before.partitions):
-                raised += max(partition.reserve - replay.end, 0)
-                floor = max(partition.reserve, replay.end)
+                floor = max(partition.reserve, replay.end, until)
+                raised += floor - replay.end
                 partition = PartitionIdentity(floor, floor + self._options.reserve_bytes, partition.directory)
                 replay.report.jumped = True
             partitions.append(partition)

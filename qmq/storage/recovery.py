@@ -27,6 +27,8 @@ class Tail(enum.Flag):
     JUNK = enum.auto()
     #: The log ends before the checkpoint's position: what was on disk is gone.
     SHORT = enum.auto()
+    #: The last segment has been cut, as if another had followed, or a foreign file stands where the log would go on.
+    SEVERED = enum.auto()
 
 
 class Facts(NamedTuple):
@@ -90,7 +92,7 @@ def decide(facts: Facts) -> Plan:
         source = Source.CHECKPOINT_BEFORE
     else:
         source = Source.WHOLE_LOG
-    lost = (not facts.clean and not facts.same_boot) or Tail.SHORT in facts.tail
+    lost = (not facts.clean and not facts.same_boot) or bool(facts.tail & (Tail.SHORT | Tail.SEVERED))
     return Plan(
         action,
         source,
@@ -120,7 +122,7 @@ class PartitionReport:
     partition: int
     #: Bad or lost bytes behind the checkpoint, found now.
     holes: list[Hole] = field(default_factory=list)
-    #: Bad batches before it, found while the consumer log was made again.
+    #: Bad or lost bytes before it, found while the consumer log was made again.
     damaged: list[Hole] = field(default_factory=list)
     cut_bytes: int = 0
     replayed_batches: int = 0

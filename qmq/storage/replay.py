@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.errors import BadBytes, StorageError
+from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.batch import EntryRow, Header
 from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
@@ -23,7 +23,7 @@ from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
 from qmq.storage.row_maker import Damaged, RowMaker
 from qmq.storage.scan import Found, Scanner
-from qmq.storage.segment import Owner, Segment, list_bases, pack_header, segment_path
+from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases, pack_header, segment_path
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
@@ -62,6 +62,7 @@ class PartitionReplay:
         self._secret = secret
         self._scanner = Scanner(disk, secret, owner.store_id, self._feed)
         self._files: list[_File] = []
+        self._strangers: list[_File] = []
         self._spans: list[SegmentSpan] = []
         self._base = -1  # of the segment that the consumer log adds to
         self._changed = False
@@ -93,6 +94,8 @@ class PartitionReplay:
             return
         self.claimed = claim.position
         if claim.segments and not any(span.base in bases for span in claim.segments):
+            if self._strangers:
+                raise ForeignFile("; ".join(self.notes))
             raise StorageError(
                 f"{self._directory} has none of the {len(claim.segments)} segments that the checkpoint knows; is its "
                 "disk mounted? If they are lost, move the checkpoints and the directory away to start over"
@@ -117,10 +120,15 @@ class PartitionReplay:
             segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
             try:
                 files.append(_File(base, segment.size(), segment.previous_end(self._owner)))
+            except ForeignSegment as error:
+                self._strangers.append(_File(base, segment.size(), None))
+                self.notes.append(f"{error}; until then it is left alone and not read")
             finally:
                 segment.close()
         claim = self._claim
         if claim is None:
+            if self._strangers and not files:
+                raise ForeignFile("; ".join(self.notes))
             return files
         claimed = {span.base for span in claim.segments}
         strays = [file.base for file in files if file.base < claim.position and file.base not in claimed]
@@ -152,7 +160,8 @@ class PartitionReplay:
                 continue
             self._enter(span.base)
             self.report.rebuilt_bytes += span.end - max(position, span.base)
-            found = self._scan(span.base, max(position, span.base), span.end)
+            found = self._scan(span.base, max(position, span.base), span.end, vouched=True)
+            self.report.damaged += found.rotten
             for hole in found.holes:
                 self._lose(hole)
             if found.end < span.end:
@@ -164,6 +173,8 @@ class PartitionReplay:
         few: list[EntryRow] = []
 
         def feed(header: Header, batch: memoryview) -> None:
+            if self._is_hole(header):
+                return
             rows = self._maker.rows(header, batch)
             if isinstance(rows, tuple):
                 few.append(rows)
@@ -177,7 +188,7 @@ class PartitionReplay:
 
         segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
         try:
-            Scanner(self._disk, self._secret, self._owner.store_id, feed).scan(segment, base, end)
+            Scanner(self._disk, self._secret, self._owner.store_id, feed).scan(segment, base, end, vouched=True)
         finally:
             segment.close()
         if few:
@@ -214,6 +225,8 @@ class PartitionReplay:
             if following is None and found.junk_bytes:
                 tail |= Tail.JUNK
                 self.report.cut_bytes = found.junk_bytes
+            if rewrite and following is None and found.severed:
+                tail |= Tail.SEVERED
         if foreign and not self.report.replayed_batches and not self._claim:
             raise BadBytes(
                 f"the batches in {self._directory} do not bear this store's mark: store-a and store-b are of another "
@@ -226,6 +239,11 @@ class PartitionReplay:
         if rewrite:
             self._sync_directory()
         return tail
+
+    def blocked_until(self, reserve: int) -> int:
+        """Where the last foreign file ends that stands where the log would go on, below its reserve; 0 without one."""
+        blocking = (file for file in self._strangers if self.claimed <= file.base < reserve)
+        return max((file.base + file.size for file in blocking), default=0)
 
     def _current_base(self) -> int:
         """The base of the segment that the checkpoint says was being written; -1 when it is not there."""
@@ -284,10 +302,12 @@ class PartitionReplay:
             self._consumer.roll(base)
             self._base = base
 
-    def _scan(self, base: int, start: int, stop: int, rewrite_from: int | None = None) -> Found:
+    def _scan(
+        self, base: int, start: int, stop: int, rewrite_from: int | None = None, *, vouched: bool = False
+    ) -> Found:
         segment = Segment.open(self._disk, self._directory, base, 0, writable=rewrite_from is not None)
         try:
-            found = self._scanner.scan(segment, start, stop, rewrite_from)
+            found = self._scanner.scan(segment, start, stop, rewrite_from, vouched=vouched)
             if rewrite_from is not None:
                 if rewrite_from == base:
                     header = read_fully(self._disk, segment.fd, SEGMENT_HEADER_SIZE, 0)
@@ -299,7 +319,13 @@ class PartitionReplay:
             segment.close()
         return found
 
+    def _is_hole(self, header: Header) -> bool:
+        """Whether a batch has been given up: its sequences are gaps, so it must not come back."""
+        return any(hole.start <= header.position < hole.end for hole in self.holes)
+
     def _feed(self, header: Header, batch: memoryview) -> None:
+        if header.position < self.claimed and self._is_hole(header):
+            return
         self._consumer.append(self._maker.rows(header, batch))
         if header.position >= self.claimed:
             self.report.replayed_messages += header.messages
@@ -368,7 +394,7 @@ class PartitionReplay:
 
     def _end_file(self, span: SegmentSpan) -> None:
         def cut(segment: Segment) -> None:
-            segment.cut(span.end - span.base)
+            segment.cut(min(span.end - span.base, segment.size()))  # zeros would hide that the rest of it is lost
 
         self._with_file(span.base, "cut", cut)
 

@@ -42,8 +42,12 @@ class Found:
     blind_bytes: int = 0
     #: Header, runs and table of bad batches in the holes whose headers are good.
     damaged: list[bytes] = field(default_factory=list)
+    #: Batches that were fed by their headers although their data is bad.
+    rotten: list[Hole] = field(default_factory=list)
     #: Bytes after ``end`` up to the last one that is not zero.
     junk_bytes: int = 0
+    #: The file ends where the next batch has no room, or has begun: it is longer as long as it is written.
+    severed: bool = False
     rewritten_bytes: int = 0
     #: Headers that are good but for the mark, so of a store with another secret.
     foreign: int = 0
@@ -61,17 +65,21 @@ class Scanner:
         self._buffer = bytearray(WINDOW_BYTES)
         self._foreign = 0
 
-    def scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None = None) -> Found:
+    def scan(
+        self, segment: Segment, start: int, stop: int, rewrite_from: int | None = None, *, vouched: bool = False
+    ) -> Found:
         """Read positions [start, stop) of *segment*, where *start* is a batch's place or the segment's first.
 
-        Valid batches at or after *rewrite_from* are written again in place; the caller syncs. Raises StorageFailed.
+        Valid batches at or after *rewrite_from* are written again in place; the caller syncs. With *vouched*, because
+        a checkpoint knew these positions to be good, batches are fed by their headers even if their data has rotten
+        since: which of their runs are still good is for the reader to tell. Raises StorageFailed.
         """
         try:
-            return self._scan(segment, start, stop, rewrite_from)
+            return self._scan(segment, start, stop, rewrite_from, vouched)
         except OSError as error:
             raise failure(error, "read or write again", segment.path, start) from error
 
-    def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None) -> Found:
+    def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None, vouched: bool) -> Found:
         start = max(start, segment.base + SEGMENT_HEADER_SIZE)
         stop = min(stop, segment.base + self._disk.data_end(segment.fd))
         window = _Window(self._disk, segment, self._buffer, stop)
@@ -86,14 +94,18 @@ class Scanner:
                 if window.need(position, _wanted(batch, position)):
                     continue
                 right = self._right_header(batch, position)
-                if right is not None:
+                if right is not None and vouched:
+                    header = right
+                    found.rotten.append(Hole(position, position + header.size))
+                elif right is not None:
                     known.append(bytes(batch[: right.data_start]))
                     position = known_end = position + right.size
+                    continue
                 else:
                     place = self._next_place(window, position + 1)
                     blind += place - position
                     position = place
-                continue
+                    continue
             if position > found.end:
                 found.holes.append(Hole(found.end, position))
                 found.blind_bytes += blind
@@ -113,6 +125,8 @@ class Scanner:
             found.damaged += known
             found.end = known_end
         found.junk_bytes = last - found.end
+        room = segment.base + segment.size() - found.end
+        found.severed = room < BATCH_HEADER_SIZE or (last > found.end and window.wanted(found.end) > room)
         found.foreign = self._foreign
         self._buffer = window.buffer
         return found
@@ -197,6 +211,11 @@ class _Window:
             self.buffer = bytearray(size)
         self._load(position)
         return True
+
+    def wanted(self, position: int) -> int:
+        """How many bytes the batch that seems to begin at *position* has."""
+        self.need(position, BATCH_HEADER_SIZE)
+        return _wanted(self.at(position), position)
 
     def keep(self, start: int, end: int) -> None:
         """Have bytes that are in memory written again before they leave it."""

@@ -30,6 +30,12 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 _PREVIOUS_END: Final = struct.Struct("<Q")
 
 
+class ForeignSegment(ForeignFile):
+    """A whole segment of another store, or one that belongs in another place."""
+
+    code = "foreign_segment"
+
+
 class Owner(NamedTuple):
     """Whose segments these are."""
 
@@ -71,23 +77,24 @@ def pack_header(owner: Owner, base: int, previous_end: int, created_at_us: int) 
 def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None:
     """Judge the first 64 bytes of the file at *path*: previous_end, or None when they are not what was written.
 
-    Raises ForeignFile when they are whole, but of a newer version, another store or another place.
+    Raises ForeignSegment when they are whole, but of another store or another place; else ForeignFile when they are of
+    a newer version.
     """
     if len(data) < SEGMENT_HEADER_SIZE:
         return None
     magic, version, partition, store_id, _, found_base, _, rest, crc = SEGMENT_HEADER.unpack_from(data)
     if magic != SEGMENT_MAGIC or crc32c(data[:_CHECKED]) != crc:
         return None
-    if version > SEGMENT_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
     if store_id != owner.store_id:
-        raise ForeignFile(
+        raise ForeignSegment(
             f"{path} belongs to store {store_id.hex()}, this is store {owner.store_id.hex()}; move it where it belongs"
         )
     if partition != owner.partition or found_base != base:
-        raise ForeignFile(
+        raise ForeignSegment(
             f"{path} was written as partition {partition}, position {found_base:#x}; give it its name and place again"
         )
+    if version > SEGMENT_VERSION:
+        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
     (previous_end,) = _PREVIOUS_END.unpack_from(rest)
     return int(previous_end)
 

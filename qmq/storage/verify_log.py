@@ -122,7 +122,7 @@ class PartitionCheck:
         self._spans = {span.base: span for span in claim.segments} if claim is not None else {}
         self._number_of = number_of
         self._progress = progress
-        self._row: int | None = 0
+        self._row: int | None = None
         #: Recorded holes, and bad bytes found: between them batches may be missing.
         self.holes: list[Hole] = list(claim.holes) if claim is not None else []
         self.bases: list[int] = []
@@ -143,7 +143,7 @@ class PartitionCheck:
                 self._report.fault(path, None, f"is missing; it held positions {base} to {span.end}", "put it back")
                 self.holes.append(Hole(base, span.end))
         self.bases = known
-        self._row = None if known and self._spans and known[0] != min(self._spans) else 0
+        self._row = None  # segments before the first may have been there
         end = None
         for number, base in enumerate(known):
             following = known[number + 1] if number + 1 < len(known) else None
