@@ -61,6 +61,9 @@ OPTIONAL_COLUMNS: Final = (
 )
 #: length u32, header_size u16, crc32c u32
 FIXED_COLUMN_BYTES: Final = 10
+#: Bytes a message in the columns before that of the checksums, and in that.
+BEFORE_CRC_COLUMN_BYTES: Final = 6
+CRC_COLUMN_BYTES: Final = 4
 
 #: subject u16 (index into the table) | lane u16 | flags u16 | reserved u16 | count u32 | offset u32 (of the run, from
 #: the end of the table) | size u32 (columns and payload) | crc32c u32 (of those bytes) | first_sequence u64 (stamped)

@@ -44,11 +44,22 @@ Buffer = bytes | memoryview
 
 
 class Damage(NamedTuple):
-    """Bytes of an answer that could not be verified: what, and where in the message log as far as known."""
+    """Messages of an answer that could not be verified and are left out: so many of the batch at ``position``, from
+    ordinal ``first`` on (0: all of them). They belong before run number ``place`` of those that were read.
+
+    Where not even a header could be read, ``size`` is how many bytes of the answer, from ``offset`` on, are left out;
+    partition, position, first and messages are what the bad header says, and may be wrong; ``is_piece`` as well.
+    """
 
     reason: str
-    partition: int | None
-    position: int | None
+    partition: int
+    position: int
+    first: int
+    messages: int
+    place: int
+    offset: int = 0
+    size: int = 0
+    is_piece: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,9 +144,29 @@ def read_answer(answer: memoryview) -> tuple[list[Run], list[Damage]]:
             offset += _read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
             resumed = _resume(answer, offset)
-            damaged.append(Damage(f"{error}; {resumed - offset} bytes of the answer are left out", None, None))
+            damaged.append(_lost(answer, offset, resumed, str(error), len(runs)))
             offset = resumed
     return runs, damaged
+
+
+def _lost(answer: memoryview, offset: int, resumed: int, reason: str, place: int) -> Damage:
+    """Bytes [offset, resumed) of an answer, which begin with a bad header, and what that says of them."""
+    rest = bytes(answer[offset : offset + BATCH_HEADER_SIZE]).ljust(BATCH_HEADER_SIZE, b"\0")
+    is_piece = rest[:4] == _MAGICS[1]
+    piece = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
+    size = resumed - offset
+    reason = f"{reason}; {size} bytes of the answer are left out"
+    if is_piece:
+        return Damage(
+            reason, piece.partition, piece.position, piece.ordinal, piece.messages, place, offset, size, is_piece
+        )
+    header = parse_header(rest)
+    return Damage(reason, header.partition, header.position, 0, 0, place, offset, size, is_piece)
+
+
+def can_end_at(answer: memoryview, offset: int) -> bool:
+    """Whether a batch or piece of *answer* may end there: it does, or another one begins."""
+    return offset == len(answer) or (offset < len(answer) and bytes(answer[offset : offset + 4]) in _MAGICS)
 
 
 def _read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
@@ -177,30 +208,31 @@ def _read_batch(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
         raise BadBatch("the header of a batch does not fit its checksum")
     if header.version != BATCH_VERSION or header.flags >= len(COLUMN_BYTES):
         raise BadBatch(f"a batch of version {header.version} with flags {header.flags:#x} is not known here")
-    names = stored_names(rest, header)
-    data = rest[start:size]
-    sound = crc32c(data) == header.data_crc
-    if header.runs == 1:
-        subject, lane, run_flags, _, count, offset, size, crc, first_sequence = RUN.unpack_from(rest, BATCH_HEADER_SIZE)
-        if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
-            raise BadBatch(_OUTSIDE)
-        run = Run(header, names[0], count, lane, run_flags, first_sequence, 0, data, 0, size)
-        if sound:
-            runs.append(run)
-        else:
-            damaged.append(_damage(run, "a run", 0))
-        return header.size
-    records = runs_of(rest, header)
-    found = _runs_of_batch(header, names, records, data)
-    if sound:
+    found = stored_runs(rest, header)
+    if crc32c(rest[start:size]) == header.data_crc:
         runs += found
-        return header.size
-    for run, crc in zip(found, records["crc"].tolist(), strict=True):
-        if crc32c(run.data) == crc:
+        return size
+    for run, crc in zip(found, runs_of(rest, header)["crc"].tolist(), strict=True):
+        if header.runs > 1 and crc32c(run.data) == crc:
             runs.append(run)
         else:
-            damaged.append(_damage(run, "a run", 0))
-    return header.size
+            _read_by_message(run, runs, damaged)
+    return size
+
+
+def stored_runs(batch: memoryview, header: Header) -> list[Run]:
+    """The runs of the stored batch that begins *batch*, whose header is right; unverified.
+
+    Raises BadBatch when the header says what cannot be.
+    """
+    names = stored_names(batch, header)
+    data = batch[header.data_start : header.size]
+    if header.runs > 1:
+        return _runs_of_batch(header, names, runs_of(batch, header), data)
+    subject, lane, run_flags, _, count, offset, size, _, first_sequence = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
+    if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
+        raise BadBatch(_OUTSIDE)
+    return [Run(header, names[0], count, lane, run_flags, first_sequence, 0, data, 0, size)]
 
 
 _OUTSIDE: Final = "a run of a batch points outside of it"
@@ -253,38 +285,52 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
         header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
         rest, start, size,
     )  # fmt: skip
-    if not header.whole:
-        _read_cut(run, runs, damaged)
-    elif crc32c(run.data) == header.data_crc:
+    if header.whole and crc32c(run.data) == header.data_crc:
         runs.append(run)
     else:
-        damaged.append(_damage(run, "a run", 0))
+        _read_by_message(run, runs, damaged, is_cut=not header.whole)
     return size
 
 
-def _damage(run: Run, what: str, index: int) -> Damage:
-    reason = f"{what} of {run.subject!r} does not fit its checksum"
-    return Damage(reason, run.partition, run.position + run.ordinal + index)
+def _read_by_message(run: Run, runs: list[Run], damaged: list[Damage], is_cut: bool = False) -> None:
+    """Check message by message a run that is cut, or does not fit its checksum; keep what is sound of it."""
+    bad = bad_messages(run)
+    if is_cut and bad == []:
+        runs.append(run)
+        return
+    if not bad:  # its lengths lie, or what is wrong lies where no message's checksum looks
+        reason = f"a run of {run.subject!r} does not fit its checksum"
+        damaged.append(Damage(reason, run.partition, run.position, run.ordinal, run.count, len(runs)))
+        return
+    reason = f"a message of {run.subject!r} does not fit its checksum"
+    last = 0
+    for first, end in _stretches(bad):
+        if first > last:
+            runs.append(run.slice(last, first))
+        damaged.append(Damage(reason, run.partition, run.position, run.ordinal + first, end - first, len(runs)))
+        last = end
+    if last < run.count:
+        runs.append(run.slice(last, run.count))
 
 
-def _read_cut(run: Run, runs: list[Run], damaged: list[Damage]) -> None:
-    """Check a cut run message by message; keep the stretches that are sound."""
+def _stretches(indexes: list[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as [first, end)."""
+    starts = [index for before, index in pairwise([-2, *indexes]) if index != before + 1]
+    ends = [index + 1 for index, after in pairwise([*indexes, -2]) if after != index + 1]
+    return list(zip(starts, ends, strict=True))
+
+
+def bad_messages(run: Run) -> list[int] | None:
+    """Which messages of a run do not fit their own checksums, ascending; None when it cannot be told them apart."""
     payload = run.payload
     lengths = run.lengths()
     if int(lengths.sum(dtype=np.uint64)) != len(payload) or (run.header_sizes() > lengths).any():
-        damaged.append(_damage(run, "the lengths in a part", 0))
-        return
+        return None
     ends = np.cumsum(lengths, dtype=np.int64)
     bounds = zip((ends - lengths).tolist(), ends.tolist(), _seeds(run).tolist(), strict=True)
     crcs = np.fromiter((crc32c(payload[a:b], seed) for a, b, seed in bounds), np.uint32, run.count)
-    bad = np.flatnonzero(crcs != run.crcs()).tolist()
-    if not bad:
-        runs.append(run)
-        return
-    for before, after in pairwise([-1, *bad, run.count]):
-        if after - before > 1:
-            runs.append(run.slice(before + 1, after))
-    damaged += [_damage(run, "a message", index) for index in bad]
+    bad: list[int] = np.flatnonzero(crcs != run.crcs()).tolist()
+    return bad
 
 
 def _seeds(run: Run) -> npt.NDArray[np.uint32]:

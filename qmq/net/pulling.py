@@ -265,9 +265,15 @@ class Puller:
         now = time.monotonic()
         if now >= self._warned_at + _WARN_EVERY:
             self._warned_at = now
-            reason, partition, position = damaged[0]
-            where = f" at position {position} of partition {partition}" if position is not None else ""
-            log.warning("left out%s: %s; %d pieces so far for consumer %s", where, reason, self.damaged, self.id)
+            bad = damaged[0]
+            log.warning(
+                "left out, of the batch at position %d of partition %d: %s; %d pieces so far for consumer %s",
+                bad.position,
+                bad.partition,
+                bad.reason,
+                self.damaged,
+                self.id,
+            )
 
     def _check_inside(self) -> None:
         if not self._inside:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, PIECE_CRC_OFFSET, PIECE_HEADER, PIECE_HEADER_SIZE
-from qmq.format.pieces import StoredBatch, piece_of_run, read_answer
+from qmq.format.pieces import Damage, StoredBatch, can_end_at, piece_of_run, read_answer
 from qmq.format.run import PieceHeader
 from tests.format.contents import (
     POSITION,
@@ -126,17 +126,26 @@ def test_a_flipped_bit_costs_only_what_it_hits() -> None:
         assert bool(damaged) == bool(lost), bit
 
 
-def test_a_flipped_bit_in_the_data_costs_one_run() -> None:
+def test_a_flipped_bit_in_the_data_costs_one_message() -> None:
+    """But for one in a length: where its neighbours begin cannot be known then."""
     view = stored(THREE)
     start = parse_header(view).data_start
     everything = expected(THREE)
-    left_out = [everything[2:], everything[:2] + everything[5:], everything[:5]]
+    runs_of_ordinals = [range(2), range(2, 5), range(5, 6)]
+    costs = dict.fromkeys(("one message", "a run"), 0)
     for bit, flipped in flips(view):
         if bit < 8 * start:
             continue
-        found, damaged = read(flipped)
-        assert len(damaged) == 1
-        assert found in left_out
+        runs, (damage,) = read_answer(memoryview(flipped))
+        lost = range(damage.first, damage.first + damage.messages)
+        assert (damage.partition, damage.position) == (3, POSITION)
+        assert received(runs) == everything[: lost.start] + everything[lost.stop :]
+        assert sum(run.count for run in runs[: damage.place]) == lost.start
+        if len(lost) > 1:
+            assert lost in runs_of_ordinals
+        costs["one message" if len(lost) == 1 else "a run"] += 1
+    print(costs)
+    assert costs["one message"] > costs["a run"] > 0
 
 
 @pytest.mark.parametrize("runs", [[plain("a", 5)], [rich("a", 5)]])
@@ -157,10 +166,13 @@ def test_a_flipped_bit_in_a_cut_piece_yields_nothing_wrong(runs: Contents) -> No
 
 @pytest.mark.parametrize("runs", [[plain("a", 5)], [rich("a", 5)]])
 def test_a_flipped_bit_in_a_whole_piece_is_found(runs: Contents) -> None:
-    for _, flipped in flips(memoryview(piece(stored(runs), 0, 0, None))):
+    everything = expected(runs)
+    for bit, flipped in flips(memoryview(piece(stored(runs), 0, 0, None))):
         found, damaged = read(flipped)
-        assert found == []
         assert len(damaged) == 1
+        assert [message for message in everything if message in found] == found != everything
+        if bit < 8 * (PIECE_HEADER_SIZE + 1):
+            assert found == []
 
 
 @pytest.mark.parametrize("runs", [[plain("a", 3)], [rich("a", 3)], THREE])
@@ -203,13 +215,35 @@ def test_damage_says_where() -> None:
     view = stored(THREE)
     view[-1] ^= 1
     _, (damage,) = read_answer(view)
-    assert damage == ("a run of 'c' does not fit its checksum", 3, POSITION + 5)
+    assert damage == Damage("a message of 'c' does not fit its checksum", 3, POSITION, 5, 1, 2)
     cut = bytearray(piece(stored(THREE), 1, 1, 3))
     cut[-1] ^= 1
     _, (damage,) = read_answer(memoryview(cut))
-    assert damage == ("a message of 'b' does not fit its checksum", 3, POSITION + 4)
+    assert damage == Damage("a message of 'b' does not fit its checksum", 3, POSITION, 4, 1, 1)
     _, (damage,) = read_answer(memoryview(b"nonsense" * 20))
-    assert damage == ("neither a batch nor a piece begins here; 160 bytes of the answer are left out", None, None)
+    assert damage.reason == "neither a batch nor a piece begins here; 160 bytes of the answer are left out"
+    assert (damage.place, damage.offset, damage.size) == (0, 0, 160)
+
+
+def test_what_a_bad_header_says_is_told() -> None:
+    whole = stored(THREE)
+    for answer, said in [
+        (bytes(whole), (3, POSITION, 0, 0)),
+        (piece(whole, 1, 1, 3), (3, POSITION, 3, 2)),
+    ]:
+        bad = bytearray(bytes(whole) + answer)
+        bad[len(whole) + 41] ^= 1  # created_at_us
+        runs, (damage,) = read_answer(memoryview(bad))
+        assert len(runs) == damage.place == 3
+        assert (damage.partition, damage.position, damage.first, damage.messages) == said
+        assert (damage.offset, damage.size) == (len(whole), len(answer))
+        assert damage.is_piece == (answer[:4] == b"QMQp")
+
+
+def test_where_a_batch_may_end() -> None:
+    answer = memoryview(bytes(stored(THREE)) + b"QMQp....")
+    ends = [offset for offset in range(len(answer) + 2) if can_end_at(answer, offset)]
+    assert ends == [0, len(answer) - 8, len(answer)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -293,7 +327,7 @@ def test_a_lying_table() -> None:
         ({"size": 10}, "sizes of a piece"),
         ({"size": 0xFFFFFFFF}, "sizes of a piece"),
         ({"subject_size": 0xFFFF}, "sizes of a piece"),
-        ({"messages": 2}, "lengths in a part"),
+        ({"messages": 2}, "a run of"),
     ],
 )
 def test_lying_pieces(fields: dict[str, int], reason: str) -> None:
