@@ -19,7 +19,7 @@ from qmq.errors import BadBytes, StorageFailed, SyncFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Buffer, Disk, failure
-from qmq.storage.segment import Owner, Segment, segment_path
+from qmq.storage.segment import Owner, Place, Segment, segment_path
 from qmq.storage.unreadable import KnownBad, UnreadableRanges
 
 #: Sealed segments that stay mapped, the most lately read ones.
@@ -235,6 +235,10 @@ class MessageLog:
         """
         if self.unreadable:
             self._check_readable(position, size)
+        return self.view_marked(position, size)
+
+    def view_marked(self, position: int, size: int) -> memoryview:
+        """As ``view``, also where bytes are known to be unreadable: for who knows which, and does not touch them."""
         current = self.current
         offset = position - current.base
         if offset < SEGMENT_HEADER_SIZE:
@@ -253,6 +257,11 @@ class MessageLog:
         """The base of the segment that *position* belongs to."""
         bases = [*(span.base for span in self.sealed), self.current.base]
         return bases[max(0, bisect_right(bases, position) - 1)]
+
+    def place_of(self, position: int) -> Place:
+        """In which file a position lies, and where."""
+        base = self._base_at(position)
+        return Place(segment_path(self.directory, base), position - base, self.owner.partition, position)
 
     def spans(self) -> list[SegmentSpan]:
         """All segments, the current one up to ``end``."""

@@ -43,6 +43,18 @@ class Owner(NamedTuple):
     partition: int
 
 
+class Place(NamedTuple):
+    """Where a position lies: in which file of which partition, at what offset."""
+
+    path: Path
+    offset: int
+    partition: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.path} at offset {self.offset} (position {self.position} of partition {self.partition})"
+
+
 def segment_path(directory: Path, base: int) -> Path:
     """Where the segment that begins at *base* lies."""
     return directory / f"{base:016x}{SUFFIX}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from qmq.errors import InvalidOption, StorageError, TooManySubjects
 from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Claims, Hole, PartitionClaim
+from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Buffer, Disk
@@ -29,11 +29,13 @@ from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import CONSUMER_LOG_NAME, open_directory
 from qmq.storage.order import Rows
 from qmq.storage.recovery import RecoveryReport
+from qmq.storage.scrub import Damage, SegmentReader
+from qmq.storage.segment import Place
 from qmq.storage.sequences import merge_by_sequence
 from qmq.storage.subjects import SubjectTable
 from qmq.storage.unreadable import KnownBad
 
-__all__ = ["Checkpoint", "Disk", "KnownBad", "RecoveryReport", "Store", "StoreOptions"]
+__all__ = ["Checkpoint", "Damage", "Disk", "KnownBad", "RecoveryReport", "Store", "StoreOptions"]
 
 _CHUNK_ROWS: Final = 4_096
 
@@ -322,6 +324,31 @@ class Store:
         when they all were marked before. A bounded number is remembered, the ones marked last.
         """
         return self._partitions[partition].log.unreadable.add(position, size)
+
+    def unreadable(self, partition: int, start: int, end: int) -> list[tuple[int, int]]:
+        """What of positions [start, end) is marked as unreadable, as (start, end), ascending; they may overlap."""
+        return self._partitions[partition].log.unreadable.within(start, end)
+
+    def view_marked(self, partition: int, position: int, size: int) -> memoryview:
+        """As ``view``, also where bytes are marked: for who has asked which, and does not touch them."""
+        return self._partitions[partition].log.view_marked(position, size)
+
+    def place_of(self, partition: int, position: int) -> Place:
+        """In which file a position lies, and where."""
+        return self._partitions[partition].log.place_of(position)
+
+    # --- reading again -----------------------------------------------------------------------------------------------
+
+    def sealed(self, partition: int) -> list[SegmentSpan]:
+        """The segments that are not written any more, ascending."""
+        return list(self._partitions[partition].log.sealed)
+
+    def reader(self, partition: int, position: int) -> SegmentReader:
+        """Who reads the segment around *position* from the disk again, in a thread, as far as it is written by now."""
+        part = self._partitions[partition]
+        span = next(span for span in reversed(part.log.spans()) if span.base <= position)
+        holes = [hole for hole in part.holes if span.base <= hole.start < span.end]
+        return SegmentReader(self._disk, part.log.directory, span, part.log.owner, self.secret, holes)
 
     def headers_since(self, positions: list[int]) -> Iterator[tuple[int, Header]]:
         """The headers of the batches from *positions* on, one a partition (left out: all), as (partition, header), in

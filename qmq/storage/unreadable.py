@@ -47,6 +47,10 @@ class UnreadableRanges:
         near = self._near(position, position + size)
         return next(((start, end) for start, end in near if position < end), None)
 
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges, as (start, end), with bytes in [start, end), ascending."""
+        return [found for found in self._near(start, end) if start < found[1] and found[0] < end]
+
     def _near(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges that may share a byte with [start, end)."""
         low = bisect_left(self._ranges, (start - self._size, 0))

@@ -88,6 +88,9 @@ class FaultyDisk(Disk):
         self._count("preadv", self._paths.get(fd, ""))
         return super().preadv(fd, buffers, offset)
 
+    def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return self.preadv(fd, [buffer], offset)
+
     def map(self, fd: int, length: int) -> mmap.mmap:
         self._count("map", self._paths.get(fd, ""))
         return super().map(fd, length)

@@ -169,3 +169,45 @@ def test_one_process_has_the_lock_of_a_file(tmp_path: Path) -> None:
 
 def test_the_boot_is_known_and_stays() -> None:
     assert Disk().boot_id() == Disk().boot_id() != ""
+
+
+def test_reading_aside_gives_the_bytes_and_keeps_what_was_in_memory(tmp_path: Path) -> None:
+    disk, path = Disk(), tmp_path / "f"
+    content = os.urandom(1 << 20)
+    path.write_bytes(content)
+    fd = disk.open_aside(path)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(fd, 65_536, 131_072)  # somebody else reads this
+        buffer, offset = memoryview(bytearray(65_536)), 0
+        while read := disk.preadv_aside(fd, buffer, offset):
+            assert bytes(buffer[:read]) == content[offset : offset + read]
+            offset += read
+        assert offset == len(content)
+        assert os.preadv(fd, [bytearray(65_536)], 131_072, os.RWF_NOWAIT) == 65_536
+        with pytest.raises(OSError, match="Bad file"):
+            disk.preadv_aside(-1, buffer, 0)
+    finally:
+        disk.close(fd)
+
+
+def test_reading_aside_lets_go_of_what_it_brought(tmp_path: Path) -> None:
+    disk, path = Disk(), tmp_path / "f"
+    path.write_bytes(os.urandom(1 << 20))
+    fd = disk.open_aside(path)
+
+    def is_in_memory(offset: int) -> bool:
+        try:
+            return os.preadv(fd, [bytearray(4_096)], offset, os.RWF_NOWAIT) == 4_096
+        except BlockingIOError:
+            return False
+
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        before = [is_in_memory(offset) for offset in range(0, 1 << 20, 4_096)]
+        assert disk.preadv_aside(fd, memoryview(bytearray(65_536)), 0) == 65_536
+        assert [is_in_memory(offset) for offset in range(0, 1 << 20, 4_096)] == before
+    finally:
+        disk.close(fd)
