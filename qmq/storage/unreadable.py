@@ -15,6 +15,8 @@ RANGES_KEPT: Final = 4_096
 class KnownBad(BadBytes):
     """These bytes were found to be bad before, and told of then."""
 
+    code = "known_bad"
+
 
 class UnreadableRanges:
     """Ranges of positions; they may overlap."""
