@@ -41,8 +41,8 @@ Start = Literal["first", "last"] | datetime | int | None
 @click.option(
     "--start",
     metavar="first|last|TIME|SEQ",
-    help="Where a new group begins, or a follower: the first or the last message kept, a time such as "
-    "2026-01-31T12:00:00Z, or a sequence.  [default: first for a group, last for --solo]",
+    help="Where a new group begins, or a follower: at the first message kept, behind the last, at a time such as "
+    "2026-01-31T12:00:00Z, or at a sequence.  [default: first for a group, last for --solo]",
 )
 @click.option(
     "--format",
