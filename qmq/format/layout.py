@@ -28,6 +28,28 @@ BATCH_VERSION: Final = 1
 #: producer_sequence u64 | data_crc u32 | header_crc u32 | mark 8s
 BATCH_HEADER: Final = struct.Struct("<IBBHIIIIQQQH6s16sQII8s")
 BATCH_HEADER_SIZE: Final = 96
+BATCH_HEADER_DTYPE: Final = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "u1"),
+        ("reserved", "u1"),
+        ("flags", "<u2"),
+        ("size", "<u4"),
+        ("table_size", "<u4"),
+        ("messages", "<u4"),
+        ("runs", "<u4"),
+        ("position", "<u8"),
+        ("stored_at_us", "<u8"),
+        ("created_at_us", "<u8"),
+        ("partition", "<u2"),
+        ("store_id", "V6"),
+        ("producer_id", "V16"),
+        ("producer_sequence", "<u8"),
+        ("data_crc", "<u4"),
+        ("header_crc", "<u4"),
+        ("mark", "<u8"),
+    ]
+)
 
 #: What the broker stamps, as one packed write: position, stored_at_us (offset 24, 16 bytes) and partition, store id
 #: (offset 48, 8 bytes); then header_crc and mark (offset 84, 12 bytes).
@@ -167,7 +189,7 @@ MAX_POSITION_BASE: Final = 1 << 61
 
 assert struct.pack("<I", BATCH_MAGIC) == b"QMQb"
 assert struct.pack("<I", PIECE_MAGIC) == b"QMQp"
-assert BATCH_HEADER.size == BATCH_HEADER_SIZE
+assert BATCH_HEADER.size == BATCH_HEADER_SIZE == BATCH_HEADER_DTYPE.itemsize
 assert PIECE_HEADER.size == PIECE_HEADER_SIZE
 assert RUN.size == RUN_SIZE == RUN_DTYPE.itemsize
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE

@@ -54,7 +54,7 @@ class Found:
 
 
 class Scanner:
-    """Reads the batches of one store's segments. Holds one buffer of WINDOW_BYTES."""
+    """Reads the batches of one store's segments. Holds one buffer, of WINDOW_BYTES if need be."""
 
     def __init__(self, disk: Disk, secret: bytes, store_id: bytes, feed: Feed) -> None:
         """*feed* gets the header of each valid batch and a view that begins with the batch, good for the call only."""
@@ -62,7 +62,7 @@ class Scanner:
         self._secret = secret
         self._store_id = store_id
         self._feed = feed
-        self._buffer = bytearray(WINDOW_BYTES)
+        self._buffer = bytearray()
         self._foreign = 0
 
     def scan(
@@ -82,6 +82,8 @@ class Scanner:
     def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None, vouched: bool) -> Found:
         start = max(start, segment.base + SEGMENT_HEADER_SIZE)
         stop = min(stop, segment.base + self._disk.data_end(segment.fd))
+        if len(self._buffer) < (size := min(WINDOW_BYTES, stop - start)):
+            self._buffer = bytearray(size)
         window = _Window(self._disk, segment, self._buffer, stop)
         found = Found(start)
         position, blind, known, known_end = start, 0, list[bytes](), start

@@ -6,7 +6,6 @@ behind is a note: an unfinished tail behind the checkpoint, derived files that l
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import Owner
 from qmq.storage.subjects import Records, check_header, parse_records
 from qmq.storage.verify_log import PartitionCheck
-from qmq.storage.verify_sequences import SequenceCheck
+from qmq.storage.verify_sequences import SequenceCheck, in_stored_order
 
 __all__ = ["Count", "Finding", "Report", "verify"]
 
@@ -214,8 +213,8 @@ class _Verification:
         sequences = SequenceCheck(
             self._report, self._names, gaps, lambda: is_whole and not any(check.holes for check in checks)
         )
-        for batch in heapq.merge(*(check.batches() for check in checks), key=lambda batch: batch.header.stored_at_us):
-            sequences.add(batch)
+        for stored in in_stored_order([check.batches() for check in checks]):
+            sequences.add(stored)
         if claims is not None:
             self._check_claims(claims, sequences)
 

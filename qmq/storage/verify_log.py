@@ -12,20 +12,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.errors import BadBatch, ForeignFile, MessageTooLarge
+from qmq.errors import BadBatch, MessageTooLarge
 from qmq.format.batch import (
     BatchLimits,
-    EntryRow,
     Header,
     check_batch,
     entries_of,
-    entry_of,
     mark_of,
     parse_header,
     runs_of,
     validate_stored_header,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY_DTYPE, MARK_SIZE, SEGMENT_HEADER_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, MARK_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.derived import DerivedHeader, entries_path, order_path
 from qmq.storage.disk import Disk
@@ -33,12 +31,12 @@ from qmq.storage.findings import Report
 from qmq.storage.index import derive_index, index_path
 from qmq.storage.order import Rows
 from qmq.storage.scan import candidates
-from qmq.storage.segment import Owner, check_header, list_bases, segment_path
+from qmq.storage.segment import ForeignSegment, Owner, check_header, list_bases, segment_path
+from qmq.storage.verify_batches import BatchColumns
 from qmq.storage.verify_rows import DerivedCheck, check_order
 
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
-_GATHERED: Final = 4_096
 #: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
 _NO_LIMITS: Final = BatchLimits(max_message_bytes=1 << 32)
 _KEEP: Final = "keep a copy of the file; the next start records the bytes as a hole and serves what follows"
@@ -47,43 +45,43 @@ _NEXT_START: Final = "nothing: the next start takes care of it"
 
 
 class Stored(NamedTuple):
-    """A batch that holds, and its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs]."""
+    """Batches that hold and lie one after another in one segment: their consumer-log rows, ENTRY_DTYPE[n]."""
 
-    partition: int
-    header: Header
-    rows: EntryRow | Rows
+    rows: Rows
     file: Path
-    offset: int
-    #: Whether it lies before the checkpoint's position.
+    #: The position of the file's first byte.
+    base: int
+    #: Whether they lie before the checkpoint's position.
     claimed: bool
 
 
 class _File:
     """Bytes of one segment by position, read in large pieces."""
 
-    def __init__(self, disk: Disk, path: Path, base: int) -> None:
+    def __init__(self, disk: Disk, path: Path, base: int, buffer: bytearray) -> None:
         self._disk = disk
         self._fd = disk.open(path, os.O_RDONLY)
-        self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(b"")
         self._start = base
         self.base = base
         self.size = disk.size(self._fd)
         #: Only zeros follow, as far as the file system tells.
         self.data_end = base + disk.data_end(self._fd)
+        self.buffer = buffer
 
     def at(self, position: int, size: int) -> memoryview:
         """The bytes from *position* on: at least *size*, fewer only where the file ends. Good until the next call."""
         offset = position - self._start
         if offset < 0 or offset + size > len(self._view):
-            if size > len(self._buffer):
-                self._buffer = bytearray(size)
+            wanted = max(size, min(_READ_BYTES, self.base + self.size - position))
+            if wanted > len(self.buffer):
+                self.buffer = bytearray(wanted)
             self._load(position)
             offset = 0
         return self._view[offset:]
 
     def _load(self, position: int) -> None:
-        whole, done = memoryview(self._buffer), 0
+        whole, done = memoryview(self.buffer), 0
         while done < len(whole):
             read = self._disk.preadv(self._fd, [whole[done:]], position - self.base + done)
             if read <= 0:
@@ -123,6 +121,8 @@ class PartitionCheck:
         self._number_of = number_of
         self._progress = progress
         self._row: int | None = None
+        self._columns = BatchColumns(owner, secret, number_of)
+        self._buffer = bytearray()
         #: Recorded holes, and bad bytes found: between them batches may be missing.
         self.holes: list[Hole] = list(claim.holes) if claim is not None else []
         self.bases: list[int] = []
@@ -130,7 +130,7 @@ class PartitionCheck:
     # --- segments ----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Stored]:
-        """Every batch that holds, by position. Raises OSError or StorageFailed when the system refuses to read."""
+        """All batches that hold, by position. Raises OSError or StorageFailed when the system refuses to read."""
         there = list_bases(self._disk, self._directory)
         known = [base for base in there if base in self._spans or base >= self._position]
         for base in there:
@@ -151,31 +151,38 @@ class PartitionCheck:
 
     def _segment(self, base: int, following: int | None, previous: int | None) -> Generator[Stored, None, int]:
         path = segment_path(self._directory, base)
-        file = _File(self._disk, path, base)
+        file = _File(self._disk, path, base, self._buffer)
         try:
             self._report.count("messages", file.size)
-            self._check_header(file, path, previous)
+            if not self._check_header(file, path, previous):
+                self._progress(file.size)
+                return base
             stop = min(base + file.size, following if following is not None else base + file.size)
             span = self._spans.get(base)
             claimed_end = span.end if span is not None else min(self._position, stop)
             end = yield from self._walk(file, path, min(stop, file.data_end), claimed_end, following is not None)
             return end
         finally:
+            self._buffer = file.buffer
             file.close()
 
-    def _check_header(self, file: _File, path: Path, previous: int | None) -> None:
+    def _check_header(self, file: _File, path: Path, previous: int | None) -> bool:
+        """Whether the segment is one to read. Raises ForeignFile when a newer QMQ has written it."""
         claimed = file.base in self._spans
         try:
             previous_end = check_header(bytes(file.at(file.base, SEGMENT_HEADER_SIZE)), path, self._owner, file.base)
-        except ForeignFile as error:
+        except ForeignSegment as error:
             self._report.tell(claimed, path, 0, str(error), "put the right file in its place")
-            return
+            if claimed:
+                self.holes.append(Hole(*self._spans[file.base]))
+            return False
         if previous_end is None:
             self._report.tell(claimed, path, 0, "the segment's header does not fit its checksum", _NEXT_START)
         elif previous is not None and previous_end > previous and not self._is_recorded(previous, previous_end):
             what = f"the segment before should end at position {previous_end}, its last batch ends at {previous}"
             self._report.tell(previous_end <= self._position, path, 0, what, _KEEP)
             self.holes.append(Hole(previous, previous_end))
+        return True
 
     def _is_recorded(self, start: int, end: int) -> bool:
         """Whether all of [start, end) is in holes that are known."""
@@ -194,20 +201,23 @@ class PartitionCheck:
         told = file.base
         batches = rows_seen = 0
         while position < stop:
-            try:
-                header, rows = self._batch(file, position, stop)
-            except (BadBatch, MessageTooLarge) as error:
-                position = self._skip(file, path, position, stop, claimed_end, str(error))
-                continue
-            end = position + header.size
-            if derived is not None and end <= claimed_end:
-                derived.expect(rows, self.holes)
-            batches, rows_seen = batches + 1, rows_seen + (1 if isinstance(rows, tuple) else len(rows))
-            yield Stored(self._owner.partition, header, rows, path, position - file.base, end <= claimed_end)
-            position = end
-            if position - told >= _READ_BYTES:
-                self._progress(position - told)
-                told = position
+            rows, size = self._columns.good_prefix(file.at(position, BATCH_HEADER_SIZE)[: stop - position], position)
+            if not size:
+                try:
+                    rows, size = self._batch(file, position, stop)
+                except (BadBatch, MessageTooLarge) as error:
+                    position = self._skip(file, path, position, stop, claimed_end, str(error))
+                    continue
+            position = end = position + size
+            claimed = len(rows) if end <= claimed_end else int(rows["position"].searchsorted(np.uint64(claimed_end)))
+            if derived is not None and claimed:
+                derived.expect(rows[:claimed], self.holes)
+            batches, rows_seen = batches + int((rows["run"] == 0).sum()), rows_seen + len(rows)
+            for part, is_claimed in ((rows[:claimed], True), (rows[claimed:], False)):
+                if len(part):
+                    yield Stored(part, path, file.base, is_claimed)
+            self._progress(position - told)
+            told = position
         self._progress(max(0, file.base + file.size - told))
         if end < claimed_end and not self._is_recorded(end, claimed_end):
             what = f"its last batch ends at position {end}, the checkpoint knows it up to {claimed_end}"
@@ -219,8 +229,8 @@ class PartitionCheck:
         self._count_rows(derived, rows_seen)
         return end
 
-    def _batch(self, file: _File, position: int, stop: int) -> tuple[Header, EntryRow | Rows]:
-        """The batch at *position* and its rows. Raises BadBatch or MessageTooLarge."""
+    def _batch(self, file: _File, position: int, stop: int) -> tuple[Rows, int]:
+        """The rows of the batch at *position* and its size. Raises BadBatch or MessageTooLarge."""
         header = self._header(file, position, stop)
         view = file.at(position, header.size)[: header.size]
         if header.store_id != self._owner.store_id:
@@ -235,10 +245,8 @@ class PartitionCheck:
             mark[:] = header.mark
         numbers = [self._number_of(name) for name in batch.names]
         place = (position, header.stored_at_us)
-        if batch.run is not None:
-            return header, entry_of(batch, *place, numbers[batch.run[0]], batch.run[8])
         runs = runs_of(view, header)
-        return header, entries_of(runs, header.size, *place, np.array(numbers, np.uint32)[runs["subject"]])
+        return entries_of(runs, header.size, *place, np.array(numbers, np.uint32)[runs["subject"]]), header.size
 
     def _header(self, file: _File, position: int, stop: int) -> Header:
         """The header at *position*, which bears this store's mark, so its sizes can be believed. Raises BadBatch."""
@@ -342,31 +350,15 @@ class _Derived:
         self.entries = entries
         self._index = index
         self._check_order = check_order
-        self._single: list[EntryRow] = []
 
-    def expect(self, rows: EntryRow | Rows, holes: list[Hole]) -> None:
-        """The rows of the next batch."""
-        if isinstance(rows, tuple):
-            self._single.append(rows)
-            if len(self._single) == _GATHERED:
-                self._flush(holes)
-            return
-        self._flush(holes)
-        self._tell(rows, holes)
-
-    def _flush(self, holes: list[Hole]) -> None:
-        if self._single:
-            self._tell(np.array(self._single, ENTRY_DTYPE), holes)
-            self._single = []
-
-    def _tell(self, rows: Rows, holes: list[Hole]) -> None:
+    def expect(self, rows: Rows, holes: list[Hole]) -> None:
+        """The rows of the next batches."""
         self.entries.expect(rows, holes)
         if self._index is not None:
             self._index.expect(derive_index(rows), holes)
 
     def finish(self, holes: list[Hole], covered: int) -> None:
         """That were all; the last one ends at position *covered*."""
-        self._flush(holes)
         self.entries.finish(holes, covered)
         if self._index is not None:
             self._index.finish(holes, covered)

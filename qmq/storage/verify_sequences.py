@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ _ZERO: Final = np.uint64(0)
 _NONE: Final = np.uint64(2**64 - 1)
 
 Sequences = npt.NDArray[np.uint64]
+Indexes = npt.NDArray[np.intp]
 
 
 class SequenceCheck:
@@ -32,6 +33,7 @@ class SequenceCheck:
         self._names = names
         self._gaps = gaps
         self._last_us = 0
+        self._sources: list[Stored] = []
         self._is_whole = is_whole
         self.last_claimed_us = 0
         #: By subject: the next sequence, that in claimed batches alone, and the first one met (none: all bits set).
@@ -39,55 +41,74 @@ class SequenceCheck:
         self.claimed_ends: Sequences = np.zeros(1_024, np.uint64)
         self.firsts: Sequences = np.full(1_024, _NONE)
 
-    def add(self, batch: Stored) -> None:
-        """The next batch."""
-        self._check_stamp(batch)
+    def add(self, stored: list[Stored]) -> None:
+        """The next batches: pieces of partitions that were stored before all that follows."""
+        rows = stored[0].rows if len(stored) == 1 else np.concatenate([piece.rows for piece in stored])
+        lengths = [len(piece.rows) for piece in stored]
+        self._sources = stored
+        source = np.repeat(np.arange(len(stored)), lengths)
+        claimed = np.repeat([piece.claimed for piece in stored], lengths)
+        if len(stored) > 1:
+            keys = np.concatenate([np.maximum.accumulate(piece.rows["stored_at_us"]) for piece in stored])
+            order = np.argsort(keys, kind="stable")
+            rows, source, claimed = rows[order], source[order], claimed[order]
         while len(self._names) > len(self.ends):
             self.ends = np.concatenate((self.ends, np.zeros_like(self.ends)))
             self.claimed_ends = np.concatenate((self.claimed_ends, np.zeros_like(self.claimed_ends)))
             self.firsts = np.concatenate((self.firsts, np.full_like(self.firsts, _NONE)))
-        if isinstance(batch.rows, tuple):
-            first, _, _, subject, count, *_ = batch.rows
-            if self.firsts[subject] == _NONE:
-                self.firsts[subject] = first
-            elif first != self.ends[subject]:
-                self._check_jump(batch, subject, int(self.ends[subject]), first)
-            self.ends[subject] = first + count
-            if batch.claimed:
-                self.claimed_ends[subject] = first + count
-        else:
-            self._add_rows(batch, batch.rows)
+        self._check_stamps(rows, source)
+        self._check_sequences(rows, source)
+        self._take_claimed(rows[claimed])
 
-    def _check_stamp(self, batch: Stored) -> None:
-        stamp = batch.header.stored_at_us
-        if stamp <= self._last_us:
-            what = f"the batch's stamp {stamp} is not above {self._last_us}, that of the batch stored before it"
-            self._report.tell(batch.claimed, batch.file, batch.offset, what, _KEEP)
-        self._last_us = max(self._last_us, stamp)
-        if batch.claimed:
-            self.last_claimed_us = self._last_us
+    def _check_stamps(self, rows: Rows, source: Indexes) -> None:
+        heads = np.flatnonzero(rows["run"] == 0)
+        stamps = rows["stored_at_us"][heads]
+        highest = np.maximum.accumulate(np.concatenate((np.array([self._last_us], np.uint64), stamps)))
+        for place in np.flatnonzero(stamps <= highest[:-1]).tolist():
+            what = (
+                f"the batch's stamp {stamps[place]} is not above {highest[place]}, that of the batch stored before it"
+            )
+            self._tell_of(rows, source, int(heads[place]), what)
+        self._last_us = int(highest[-1])
 
-    def _add_rows(self, batch: Stored, rows: Rows) -> None:
-        subjects, firsts = rows["subject"], rows["first_sequence"]
-        ends = firsts + rows["count"]
-        new = self.firsts[subjects] == _NONE
-        self.firsts[subjects[new]] = firsts[new]
-        jumps = ~new & (self.ends[subjects] != firsts)
-        for index in np.flatnonzero(jumps).tolist():
-            subject = int(subjects[index])
-            self._check_jump(batch, subject, int(self.ends[subject]), int(firsts[index]))
-        self.ends[subjects] = ends
-        if batch.claimed:
-            self.claimed_ends[subjects] = ends
+    def _check_sequences(self, rows: Rows, source: Indexes) -> None:
+        order = np.argsort(rows["subject"], kind="stable")
+        subjects, starts = rows["subject"][order], rows["first_sequence"][order]
+        ends = starts + rows["count"][order]
+        head = np.ones(len(rows), np.bool_)
+        head[1:] = subjects[1:] != subjects[:-1]
+        heads = np.flatnonzero(head)
+        before = np.empty(len(rows), np.uint64)
+        before[1:] = ends[:-1]
+        before[heads] = self.ends[subjects[heads]]
+        new = heads[self.firsts[subjects[heads]] == _NONE]
+        before[new] = self.firsts[subjects[new]] = starts[new]
+        for place in np.flatnonzero(before != starts).tolist():
+            jump = int(subjects[place]), int(before[place]), int(starts[place])
+            self._check_jump(rows, source, int(order[place]), *jump)
+        tails = np.append(heads[1:], len(rows)) - 1
+        self.ends[subjects[tails]] = ends[tails]
 
-    def _check_jump(self, batch: Stored, subject: int, expected: int, first: int) -> None:
+    def _take_claimed(self, rows: Rows) -> None:
+        if len(rows):
+            order = np.argsort(rows["subject"], kind="stable")
+            subjects = rows["subject"][order]
+            tails = np.append(np.flatnonzero(subjects[1:] != subjects[:-1]), len(rows) - 1)
+            last = rows[order[tails]]
+            self.claimed_ends[subjects[tails]] = last["first_sequence"] + last["count"]
+            self.last_claimed_us = max(self.last_claimed_us, int(rows["stored_at_us"].max()))
+
+    def _check_jump(self, rows: Rows, source: Indexes, row: int, subject: int, expected: int, first: int) -> None:
         name = self._names[subject]
         if first < expected:
-            what = f"gives sequence {first} of {name} again, which stood at {expected}"
-            self._report.tell(batch.claimed, batch.file, batch.offset, what, _KEEP)
+            self._tell_of(rows, source, row, f"gives sequence {first} of {name} again, which stood at {expected}")
         elif self._gaps.missing(subject, expected, first) != first - expected and self._is_whole():
             what = f"sequences {expected} to {first} of {name} are missing, and no gap is known"
-            self._report.tell(batch.claimed, batch.file, batch.offset, what, _KEEP)
+            self._tell_of(rows, source, row, what)
+
+    def _tell_of(self, rows: Rows, source: Indexes, row: int, what: str) -> None:
+        piece = self._sources[int(source[row])]
+        self._report.tell(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, _KEEP)
 
     def check_claims(self, file: Path, ends: Sequences, firsts: Sequences) -> None:
         """Hold what the checkpoint says of every subject against what was met in batches that it claims."""
@@ -108,6 +129,24 @@ class SequenceCheck:
     def _tell(self, file: Path, subjects: Iterable[int], what: str, values: Sequences) -> None:
         for subject in subjects:
             self._report.fault(file, None, f"{what}: {int(values[subject])} of {self._names[int(subject)]}", _KEEP)
+
+
+def in_stored_order(partitions: list[Iterator[Stored]]) -> Iterator[list[Stored]]:
+    """The batches of several partitions, in the order of their stamps but for those of one list."""
+    heads = [next(partition, None) for partition in partitions]
+    while any(head is not None for head in heads):
+        limit = min(int(head.rows["stored_at_us"].max()) for head in heads if head is not None)
+        found = []
+        for number, head in enumerate(heads):
+            if head is None:
+                continue
+            highest = np.maximum.accumulate(head.rows["stored_at_us"])
+            count = int(highest.searchsorted(np.uint64(limit), "right"))
+            if count:
+                found.append(head._replace(rows=head.rows[:count]))
+            rest = head._replace(rows=head.rows[count:])
+            heads[number] = rest if len(rest.rows) else next(partitions[number], None)
+        yield found
 
 
 def _padded(values: Sequences, count: int, value: np.uint64) -> Sequences:

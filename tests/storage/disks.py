@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from qmq.storage.disk import Buffer, Disk
 
@@ -30,4 +31,7 @@ class HastyDisk(Disk):
         pass
 
     def fsync(self, fd: int) -> None:
+        pass
+
+    def fsync_directory(self, path: Path) -> None:
         pass
