@@ -108,7 +108,7 @@ class Checkpoints:
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
         self._done_changes = changes()
-        self._last_error = ""
+        self._last_error: StorageError | None = None
         #: One is being written.
         self.running = False
         self._task = asyncio.create_task(self._run())
@@ -134,7 +134,7 @@ class Checkpoints:
 
     async def _run(self) -> None:
         while True:
-            await self._pause(self._closing if self._last_error else self._urgent)
+            await self._pause(self._closing if self._last_error is not None else self._urgent)
             if self._closing.is_set():
                 return
             self._urgent.clear()
@@ -143,13 +143,13 @@ class Checkpoints:
             try:
                 await self._take()
             except StorageError as error:
-                if str(error) != self._last_error:
+                if type(error) is not type(self._last_error):  # its text names another file each time
                     log.error("no checkpoint could be taken, it is tried again: %s", error)
-                self._last_error = str(error)
+                self._last_error = error
             else:
-                if self._last_error:
+                if self._last_error is not None:
                     log.info("checkpoints can be taken again")
-                self._last_error = ""
+                self._last_error = None
 
     async def _pause(self, event: asyncio.Event) -> None:
         """Until *event*, at most until the next checkpoint is due by time."""
@@ -201,7 +201,10 @@ class RunningBroker:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(self.broker, _server_options(self.settings, self.store), self._sync, self._turned)
-        self._checkpoints = Checkpoints(self.settings, self.store, self.broker, lambda: self.server.changes, self._pace)
+        self._broken: set[int] = set()  # partitions
+        self._checkpoints = Checkpoints(
+            self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed
+        )
         try:
             await self.server.listen(self._sockets)
         except OSError as error:
@@ -252,10 +255,23 @@ class RunningBroker:
             if error is None:
                 self.server.submit(Synced(partition, position))
             else:
-                log.error("partition %d takes nothing more until a restart: %s", partition, error)
-                self.server.submit(SyncBroken(partition, error))
+                self._break(partition, error)
 
         self._syncs[partition].call(lambda: self.store.sync(partition), done)
+
+    def _break(self, partition: int, error: QmqError) -> None:
+        if partition not in self._broken:
+            self._broken.add(partition)
+            log.error("partition %d takes nothing more until a restart: %s", partition, error)
+        self.server.submit(SyncBroken(partition, error))
+
+    def _checkpointed(self) -> None:
+        """A checkpoint was taken or has failed; it syncs all partitions, so it may be the first to see one fail."""
+        for partition in range(self.store.partitions):
+            error = self.store.broken(partition)
+            if error is not None and partition not in self._broken:
+                self._break(partition, error)
+        self._pace()
 
     def _turned(self) -> None:
         self._pace()

@@ -25,6 +25,7 @@ from qmq.wiring import RunningBroker, Worker
 from tests.broker_process import running
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.storage.disks import FullDisk
+from tests.storage.faults import FaultyDisk
 
 FLUSH, APPEND = wire.FLUSH, 0
 
@@ -39,6 +40,7 @@ class WatchedDisk(Disk):
         self.error = 0
         self.renamed: list[str] = []
         self.rename_error = 0
+        self.failed_renames = 0
 
     def fdatasync(self, fd: int) -> None:
         self.may_sync.wait()
@@ -49,6 +51,7 @@ class WatchedDisk(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         if self.rename_error:
+            self.failed_renames += 1
             raise OSError(self.rename_error, os.strerror(self.rename_error))
         super().rename(source, target)
         self.renamed.append(target.name)
@@ -201,6 +204,24 @@ async def test_after_a_failed_sync_nothing_more_is_acknowledged(
 
 
 @on_uvloop
+async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with running(tmp_path, disk, partitions=2, checkpoint_ms=10) as broker:
+        client = await RawClient.connect(broker.address)
+        disk.fail("fdatasync")
+        client.send(send(1, APPEND, b"first"))
+        partition = sent_fields(await client.read())[2]
+        await until(lambda: partition in broker._broken)
+        client.send(send(2, FLUSH, b"second"))
+        assert sent_fields(await client.read())[2] == 1 - partition
+        subscription = await subscribe(client)
+        client.send(pull(8, subscription, timeout_ms=10_000))
+        answer = bytes((await client.read()).payload)
+        assert answer.index(b"first") < answer.index(b"second")
+        await client.close()
+
+
+@on_uvloop
 async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path) -> None:
     disk = WatchedDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
@@ -301,6 +322,8 @@ async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
         for request in range(2, 12):  # far over max_unsynced_bytes, but waiting would be for nothing
             client.send(send(request, APPEND, bytes(300_000)))
             await client.read()
+        tries = disk.failed_renames
+        await until(lambda: disk.failed_renames > tries + 2)
         assert caplog.text.count("no checkpoint could be taken") == 1
         disk.rename_error = 0
         await until(lambda: "checkpoints can be taken again" in caplog.text)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qmq.broker.commands import Effect, LastSequenceIs, Now, Refused, Send, Sent, SyncWanted
 from qmq.broker.limits import BrokerLimits
-from qmq.broker.producers import Known, Producers
+from qmq.broker.producers import Known, Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
     BatchLimits,
@@ -86,6 +86,7 @@ class Intake:
         self._store = store
         self._limits = BatchLimits(limits.max_message_bytes)
         self._producers = producers
+        self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects
         self._stamp_us = store.last_stored_at_us
         self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
@@ -97,6 +98,13 @@ class Intake:
     def send(self, command: Send, now: Now) -> None:
         """Check and stage one batch; raises QmqError when it is refused. It is answered by ``turn`` or later."""
         batch = check_batch(command.batch, self._limits)
+        try:
+            self._take(command, batch, now)
+        except QmqError as error:
+            self._refuse(batch.header.producer_id, batch.header.producer_sequence, error)
+            raise
+
+    def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
         header = batch.header
         known = self._producers.lookup(header.producer_id, header.producer_sequence, header.messages, header.data_crc)
         if known is not None:
@@ -106,12 +114,18 @@ class Intake:
         partition = self._choose(numbers)
         if len(self._partitions) > 1:
             self._write_before(partition, numbers)
+        self._refusals.check(header.producer_id, header.producer_sequence)
         try:
             position = self._store.place(partition.number, header.size)
             self._stage(command, batch, partition, position, numbers, now)
         except StorageError as error:
             self._give_up(partition, error)
             raise
+
+    def _refuse(self, producer_id: bytes, first: int, error: QmqError) -> None:
+        """Note that a batch was refused; one that is not sent again keeps nothing back."""
+        if error.retryable:
+            self._refusals.add(producer_id, first, error)
 
     def last_sequence(self, connection: int, request: int, producer_id: bytes) -> None:
         """Answer with the last producer sequence that is stored for good: after the sync that its batch waits for."""
@@ -134,13 +148,19 @@ class Intake:
         self._want_sync(partition)
 
     def sync_broken(self, number: int, error: QmqError) -> None:
-        """The fdatasync failed: what waits for it is not acknowledged, now or later."""
+        """The fdatasync failed: what waits for it is not acknowledged, now or later.
+
+        It is handed out even so, as `append` batches are: others wait behind it, here and in other partitions.
+        """
         partition = self._partitions[number]
         partition.sync_running = False
+        if not isinstance(error, SyncFailed):  # it says that nobody knows what became of the batches
+            error = SyncFailed(f"{error}; nothing more is stored in partition {number} until a restart")
         partition.broken = error
         while partition.waiting:
             effect = partition.waiting.popleft()[1]
             self._effects.append(Refused(effect.connection, effect.request, error))
+        self._publish()
 
     # --- the turn ----------------------------------------------------------------------------------------------------
 
@@ -156,8 +176,11 @@ class Intake:
 
     def _write(self, partition: _Partition) -> None:
         try:
+            if partition.broken is not None:
+                self._store.unstage(partition.number)
+                raise partition.broken
             self._store.write(partition.number)
-        except StorageError as error:
+        except QmqError as error:
             self._give_up(partition, error)
             return
         staged, partition.staged = partition.staged, []
@@ -198,7 +221,7 @@ class Intake:
         return True
 
     def _passable(self, partition: _Partition, barrier: _Barrier) -> bool:
-        if barrier.flush and barrier.end > partition.synced:
+        if barrier.flush and barrier.end > partition.synced and partition.broken is None:
             return False
         return all(self._partitions[number].visible >= position for number, position in barrier.after)
 
@@ -315,6 +338,7 @@ class Intake:
                 else:
                     self._last_places[number] = place
             self._producers.forget(batch.producer_id, batch.producer_sequence)
+            self._refuse(batch.producer_id, batch.producer_sequence, error)
             self._effects.append(Refused(batch.command.connection, batch.command.request, error))
         refused = {(partition.number, batch.answer.position) for batch in staged}
         repeats, self._repeats = self._repeats, []
@@ -347,10 +371,10 @@ class Intake:
         partition = self._partitions[known.partition]
         pending = any(barrier.flush and barrier.start == known.position for barrier in partition.barriers)
         unsynced = known.position >= max(partition.synced, self._store.synced(known.partition))
-        if not (pending or (flush and unsynced)):
-            self._effects.append(effect)
-        elif partition.broken is not None:
+        if partition.broken is not None and unsynced:
             self._effects.append(Refused(effect.connection, effect.request, partition.broken))
+        elif not (pending or (flush and unsynced)):
+            self._effects.append(effect)
         else:
             end = self._store.end(known.partition)  # covers the batch; waiting stays in order of position
             partition.waiting.append((end, effect))

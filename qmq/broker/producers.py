@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
+from qmq.errors import BadBatch, QmqError, SequenceForgotten, TooManyProducers
 
 _BATCH: Final = struct.Struct("<QQIIH6x")
 _BATCH_SIZE: Final = 32
@@ -155,3 +155,41 @@ class Producers:
             while len(producer.ring) > self._window * _BATCH_SIZE:
                 producer.drop_oldest()
             self._producers[producer_id] = producer
+
+
+class Refusals:
+    """Batches that were refused and will be sent again: what their producers sent behind them must not overtake them.
+
+    A client sends what was refused again once it knows of it, and nothing behind it before that. So batches behind one
+    that was refused were on their way then, and are refused as well; one that comes again ends it, also where those
+    before it were given up.
+    """
+
+    def __init__(self, window: int, most: int) -> None:
+        """At most *window* batches of each of at most *most* producers are remembered."""
+        self._window = window
+        self._most = most
+        self._refused: OrderedDict[bytes, dict[int, QmqError]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def add(self, producer_id: bytes, first: int, error: QmqError) -> None:
+        """The batch from producer sequence *first* on was refused with *error*."""
+        refused = self._refused.setdefault(producer_id, {})
+        refused[first] = error
+        if len(refused) > self._window:  # no client of ours has so many in flight: it shall not be kept back for ever
+            del self._refused[producer_id]
+        elif len(self._refused) > self._most:
+            self._refused.popitem(last=False)
+
+    def check(self, producer_id: bytes, first: int) -> None:
+        """A new batch has come: raises the error of the first one that it would overtake."""
+        refused = self._refused.get(producer_id)
+        if refused is None:
+            return
+        lowest = min(refused)
+        if first in refused:
+            del self._refused[producer_id]
+        elif first > lowest:
+            raise refused[lowest]

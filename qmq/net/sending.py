@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import (
+    BadBytes,
     ConnectionLost,
+    InternalError,
     ProtocolError,
     QmqError,
+    RemoteError,
     SendFailed,
     SendFailure,
     SequenceForgotten,
+    StorageError,
     SyncFailed,
 )
 from qmq.net.backoff import Backoff
@@ -28,6 +32,10 @@ log = logging.getLogger("qmq.client")
 
 #: Failures of messages that nobody awaits, kept for the next flush; more are only counted.
 MAX_FAILURES: Final = 100_000
+
+
+#: Refusals that do not say whether the batch is stored: docs/PROTOCOL.md has them all.
+_SAY_NOTHING: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
 
 class _Flusher(NamedTuple):
@@ -176,8 +184,8 @@ class Sending:
             return
         batch.last_error = error
         if not error.retryable:
-            # A batch whose sync failed lies in the log and may come back at the broker's restart.
-            self._fail(batch, error, batch.answer_lost or isinstance(error, SyncFailed | SequenceForgotten))
+            nobody_knows = isinstance(error, _SAY_NOTHING) or type(error) is StorageError
+            self._fail(batch, error, batch.answer_lost or nobody_knows)
             return
         self._retries.append(batch)
         self._retries.sort(key=_by_sequence)

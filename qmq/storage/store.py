@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import InvalidOption, StorageError, TooManySubjects
+from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SegmentSpan
@@ -234,6 +234,10 @@ class Store:
                 self.last_stored_at_us = stored_at_us
         part.rows.clear()
 
+    def unstage(self, partition: int) -> None:
+        """Forget all that is staged."""
+        self._unstage(self._partitions[partition])
+
     def _write_rows(self, part: _Partition) -> None:
         """Keep memory from growing while the disk takes no rows: then it shall take no batches either."""
         if part.consumer.waiting_blocks:
@@ -254,6 +258,11 @@ class Store:
         Raises SyncFailed; the partition takes nothing more then until the directory is opened again.
         """
         self._partitions[partition].log.sync()
+
+    def broken(self, partition: int) -> SyncFailed | None:
+        """Why a partition takes nothing more until the directory is opened again; None while it does."""
+        reason = self._partitions[partition].log.broken
+        return None if reason is None else SyncFailed(reason)
 
     def synced(self, partition: int) -> int:
         """The position up to which all is known to be on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Driven:
         self.auto_sync = auto_sync
         self.now = Now(1_000_000, START_US)
         self.requests = 0
+        self.producer = PRODUCER
         self.produced = 0
         self.wanted: list[SyncWanted] = []
         self.open()
@@ -129,9 +131,13 @@ class Driven:
 
     def send_command(self, contents: dict[str, Sequence[bytes]], flush: bool = True, connection: int = 1) -> Send:
         """The next batch of the test's producer."""
-        batch = batch_of(contents, self.produced)
+        batch = batch_of(contents, self.produced, self.producer)
         self.produced += sum(map(len, contents.values()))
         return Send(connection, self.request(), batch, flush)
+
+    def change_producer(self) -> None:
+        """Batches that follow are those of another producer."""
+        self.producer, self.produced = os.urandom(16), 0
 
     def send(self, subject: str, *bodies: bytes, flush: bool = True) -> Sent:
         """Send one batch that is acknowledged at once."""

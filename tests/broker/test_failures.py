@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Refused, Send, Sent
-from qmq.errors import BadBatch, InvalidName, TooManySubjects
+from qmq.broker.commands import LastSequence, Refused, Send, Sent, SyncBroken
+from qmq.errors import BadBatch, InvalidName, StorageError, StorageFull, SyncFailed, TooManySubjects
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.storage.faults import FaultyDisk
 
@@ -99,4 +99,105 @@ def test_a_send_that_fails_anywhere_can_be_repeated(tmp_path: Path, operation: s
     assert sorted(got_b) == sorted(body for number, body in enumerate(bodies) if number % 3 != 2)
     both = bodies_of(driven.pull(driven.subscribe("", group="both")))
     assert sorted(both) == sorted(got_a + got_b)
+    driven.close()
+
+
+# --- order over refusals ---------------------------------------------------------------------------------------------
+
+
+def test_a_batch_on_its_way_does_not_overtake_one_that_was_refused(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = Driven(tmp_path, disk=disk)
+    first, second, third = (driven.send_command({"a": [b"%d" % number]}) for number in range(3))
+    disk.fail("pwritev", 1, errno.ENOSPC)
+    (refused,) = driven.do(_again(first))
+    assert isinstance(refused, Refused)
+    for command in (second, third):  # they were written before the answer to the first was read
+        (answer,) = driven.do(_again(command))
+        assert isinstance(answer, Refused)
+        assert isinstance(answer.error, StorageFull)
+    for command in (first, second, third):
+        (answer,) = driven.do(_again(command))
+        assert isinstance(answer, Sent)
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"0", b"1", b"2"]
+    driven.close()
+
+
+def test_a_batch_that_is_given_up_keeps_later_ones_back_once(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = Driven(tmp_path, disk=disk)
+    given_up, second = driven.send_command({"a": [b"0"]}), driven.send_command({"a": [b"1"]})
+    disk.fail("pwritev", 1, errno.ENOSPC)
+    driven.do(_again(given_up))
+    assert [type(driven.do(_again(second))[0]) for _ in range(2)] == [Refused, Sent]
+    driven.send("a", b"2")
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"1", b"2"]
+    driven.close()
+
+
+def test_a_batch_that_is_wrong_keeps_none_back(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (refused,) = driven.do(Send(1, 1, batch_of({"b..ad": [b"2"]}, 0, driven.producer), True))
+    assert isinstance(refused, Refused)
+    driven.produced = 1
+    driven.send("a", b"1")
+    driven.close()
+
+
+def _again(command: Send) -> Send:
+    """The same batch: the broker writes into the one that it is given."""
+    return command._replace(batch=memoryview(bytearray(command.batch)))
+
+
+# --- syncs that fail -------------------------------------------------------------------------------------------------
+
+
+def test_a_sync_that_fails_answers_what_came_in_the_same_turn(tmp_path: Path) -> None:
+    """Also where the store knows of nothing, because the failure was none of the disk's."""
+    driven = Driven(tmp_path, auto_sync=False)
+    waits, staged = driven.send_command({"a": [b"0"]}), driven.send_command({"a": [b"1"]})
+    assert driven.do(waits) == []
+    driven.broker.handle(staged, driven.now)
+    said = driven.do(SyncBroken(0, StorageError("a call to the disk failed: MemoryError()")))
+    assert {effect.request for effect in said if isinstance(effect, Refused)} == {waits.request, staged.request}
+    assert all(isinstance(effect.error, SyncFailed) for effect in said if isinstance(effect, Refused))
+    driven.store.close(clean=False)
+
+
+def test_nothing_of_a_broken_partition_is_acknowledged_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    flush, append = driven.send_command({"a": [b"0"]}), driven.send_command({"a": [b"1"]}, flush=False)
+    copies = _again(flush), _again(append)
+    assert [effect.request for effect in driven.do(flush, append) if isinstance(effect, Sent)] == [append.request]
+    driven.do(SyncBroken(0, SyncFailed("fdatasync of log-0 failed: EIO; restart the broker")))
+    for command in (*copies, LastSequence(1, driven.request(), driven.producer)):
+        (answer,) = driven.do(command)
+        assert isinstance(answer, Refused), command
+        assert isinstance(answer.error, SyncFailed)
+    driven.store.close(clean=False)
+
+
+def test_other_partitions_go_on_with_the_subjects_of_a_broken_one(tmp_path: Path) -> None:
+    """Batches that they take are acknowledged, so they are handed out, in order, and so is what lies before them."""
+    disk = FaultyDisk()
+    driven = Driven(tmp_path, auto_sync=False, disk=disk, partitions=2)
+    driven.do(driven.send_command({"a": [b"a0"]}))
+    driven.sync()
+    driven.do(driven.send_command({"a": [b"a1"]}))
+    driven.wanted.clear()
+    driven.do(driven.send_command({"a": [b"a2"]}, flush=False))  # acknowledged, and behind what is not synced
+    disk.fail("fdatasync")
+    with pytest.raises(SyncFailed) as caught:
+        driven.store.sync(0)
+    driven.do(SyncBroken(0, caught.value))
+    driven.auto_sync = True
+    assert driven.send("a", b"a3").partition == 1
+    assert driven.send("a", b"a4", flush=False).partition == 1
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"a0", b"a1", b"a2", b"a3", b"a4"]
+    driven.checkpoint()
+    driven.store.close(clean=True)
+    driven.open()
+    assert not driven.store.recovery.clean
+    assert bodies_of(driven.pull(driven.subscribe("a", group="new"))) == [b"a0", b"a1", b"a2", b"a3", b"a4"]
+    assert driven.pull(driven.subscribe("a")) == []
     driven.close()

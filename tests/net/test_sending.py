@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from qmq.broker.producers import Producers
 from qmq.errors import (
     BadBatch,
+    BadBytes,
     ConnectionLost,
+    InternalError,
     Overloaded,
     ProtocolError,
     QmqError,
+    RemoteError,
     SendFailed,
     SendUnknown,
     SequenceForgotten,
+    StorageError,
     StorageFull,
     SyncFailed,
     TooManySubjects,
@@ -252,7 +256,17 @@ def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
     assert driven.gathering.queued_bytes == 0
 
 
-@pytest.mark.parametrize("error", [SyncFailed("fsync failed"), SequenceForgotten("too old")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SyncFailed("fsync failed"),
+        SequenceForgotten("too old"),
+        StorageError("a call to the disk failed"),
+        BadBytes("it was stored and cannot be read"),
+        InternalError("nobody foresaw it"),
+        RemoteError("from_the_future: who knows"),
+    ],
+)
 def test_a_refusal_that_leaves_it_open_is_unknown(error: QmqError) -> None:
     driven = Driven()
     waiting = driven.send(b"1")
