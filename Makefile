@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz
+.PHONY: help env demo serve test lint bench sim fuzz kills
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -34,3 +34,6 @@ sim: env  ## random histories of broker and store against models, ROUNDS=10 seed
 
 fuzz: env  ## random and hostile frames, batches, names and answers, ROUNDS=10 seeds
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/format tests/net tests/test_names.py
+
+kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
+	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))

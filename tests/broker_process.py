@@ -10,13 +10,35 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from qmq.settings import Settings
 from qmq.storage.disk import Disk
 from qmq.wiring import RunningBroker
 
 _PATIENCE_S = 30
+
+
+class Process(Protocol):
+    """What is needed of a process; a Popen is one."""
+
+    pid: int
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int: ...
+
+
+class Starter(Protocol):
+    """Starts `qmq` with arguments in a process of its own."""
+
+    def __call__(self, arguments: list[str], stderr: IO[str], /) -> Process: ...
+
+
+def _executed(arguments: list[str], stderr: IO[str]) -> Process:
+    command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 @asynccontextmanager
@@ -40,11 +62,12 @@ async def running_broker(path: Path, **settings: Any) -> AsyncIterator[str]:
 class BrokerProcess:
     """`qmq serve` on *path* in a process of its own. It keeps its port over ``start``, ``kill`` and ``start`` again."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path, starter: Starter = _executed, **settings: Any) -> None:
         self.path = path
         self._settings = settings
+        self._starter = starter
         self._port = 0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Process | None = None
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by ``close``
         self.ready_line = ""
 
@@ -57,22 +80,30 @@ class BrokerProcess:
         assert self._process is not None
         return self._process.pid
 
+    def spawn(self) -> None:
+        """Start it, and do not wait for it."""
+        arguments = ["serve", "--data-dir", str(self.path), "--listen", f"127.0.0.1:{self._port}"]
+        for key, value in self._settings.items():
+            arguments += ["--set", f"{key}={value}"]
+        self._process = self._starter(arguments, self._log)
+
     def start(self) -> str:
         """Start it, wait until it serves, return its url."""
-        command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", "serve"]
-        command += ["--data-dir", str(self.path), "--listen", f"127.0.0.1:{self._port}"]
-        for key, value in self._settings.items():
-            command += ["--set", f"{key}={value}"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self.spawn()
+        assert self._process is not None
         assert self._process.stdout is not None
         self.ready_line = self._process.stdout.readline()
         assert self.ready_line.startswith("ready on "), f"the broker did not start: {self.log()}"
         self._port = int(self.ready_line.split(",")[0].rpartition(":")[2])
         return self.url
 
-    def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
-        self._end(signal.SIGKILL)
+    def kill(self) -> int:
+        """kill -9, and wait until it is gone; returns its exit code: -9, unless it had ended before."""
+        return self._end(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, and do not wait for what comes of it."""
+        os.kill(self.pid, number)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stop it cleanly; returns its exit code."""

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -39,6 +39,27 @@ class Entry:
         """Its bytes, which no other message has."""
         start = self.number * 8_191 % (len(_NOISE) - self.size)
         return b"%0*d" % (_NUMBER_DIGITS, self.number) + _NOISE[start : start + self.size - _NUMBER_DIGITS]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the messages of a test: how many are as they should be, and each that is not."""
+
+    ok: int = 0
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.lost or self.duplicated or self.unexpected)
+
+    def __str__(self) -> str:
+        words = [f"{self.ok} ok"]
+        for kind in ("lost", "duplicated", "unexpected"):
+            found = getattr(self, kind)
+            words.append(f"{len(found)} {kind}" + (f", the first: {found[:3]}" if found else ""))
+        return "; ".join(words)
 
 
 class Ledger:
@@ -82,33 +103,52 @@ class Ledger:
                 self._progress.clear()
                 await self._progress.wait()
 
-    def check(self, messages: Iterable[Message], *, contiguous: bool = True) -> None:
-        """Hold what a group got from the first to the last message against what was acknowledged."""
+    def tally(self, messages: Iterable[Message], *, contiguous: bool = True) -> Tally:
+        """Hold what a group got from the first to the last message against what was acknowledged.
+
+        *contiguous*: sequences have no gaps either.
+        """
+        tally = Tally()
         times: Counter[int] = Counter()
         sequences: dict[str, list[int]] = defaultdict(list)
-        ids = set()
+        ids: set[str] = set()
         for message in messages:
-            entry = self.entry_of(message)
+            try:
+                entry = self.entry_of(message)
+            except (AssertionError, ValueError) as error:
+                tally.unexpected.append(str(error))
+                continue
             times[entry.number] += 1
             sequences[message.subject].append(message.sequence)
+            if message.id in ids:
+                tally.unexpected.append(f"two messages have the id of {message}")
             ids.add(message.id)
             if entry.receipt is not None:
                 receipt = entry.receipt
-                told = receipt.id, receipt.sequence, receipt.stored_at_us
-                assert (message.id, message.sequence, message.stored_at_us) == told, f"{message} was told as {receipt}"
-        lost = [e for e in self.entries if e.state == "acknowledged" and not times[e.number]]
-        doubled = [self.entries[number] for number, count in times.items() if count > 1]
-        refused = [e for e in self.entries if e.state == "refused" and times[e.number]]
-        assert not lost, f"{len(lost)} acknowledged messages are lost, the first: {lost[:3]}"
-        assert not doubled, f"{len(doubled)} messages are there more than once, the first: {doubled[:3]}"
-        assert not refused, f"{len(refused)} messages are there that were refused, the first: {refused[:3]}"
-        assert len(ids) == times.total()
-        for subject, found in sequences.items():
-            steps = list(pairwise([-1, *found]))
-            assert all(a < b for a, b in steps), f"sequences of {subject} do not ascend"
-            if contiguous:
-                gaps = [(a, b) for a, b in steps if b != a + 1]
-                assert not gaps, f"sequences of {subject} have {len(gaps)} gaps, the first: {gaps[:3]}"
+                if (message.id, message.sequence, message.stored_at_us) != (
+                    receipt.id, receipt.sequence, receipt.stored_at_us,
+                ):  # fmt: skip
+                    tally.unexpected.append(f"{message} was told as {receipt}")
+        for entry in self.entries:
+            found = times[entry.number]
+            if entry.state == "acknowledged" and not found:
+                tally.lost.append(str(entry))
+            elif found > 1:
+                tally.duplicated.append(str(entry))
+            elif entry.state == "refused" and found:
+                tally.unexpected.append(f"{entry} is there")
+            else:
+                tally.ok += found
+        for subject, found_sequences in sequences.items():
+            for a, b in pairwise([-1, *found_sequences]):
+                if a >= b or (contiguous and b != a + 1):
+                    tally.unexpected.append(f"sequence {b} of {subject} comes after {a}")
+        return tally
+
+    def check(self, messages: Iterable[Message], *, contiguous: bool = True) -> None:
+        """As ``tally``; fails when anything is not as it should be."""
+        tally = self.tally(messages, contiguous=contiguous)
+        assert tally.is_good, str(tally)
 
     def entry_of(self, message: Message) -> Entry:
         """The entry of a message that was received; everything in it is as it was sent."""
