@@ -3,12 +3,12 @@
 [thread] Everything here reads by ``preadv`` through a descriptor of its own, where a bad sector is an error and a page
 fault stalls nobody, a little at a time, and leaves in the page cache what it found there and no more.
 
-What is found is given as bytes to serve no more. A bad message is named by the 4 bytes of its checksum in the run's
-columns, so that the other messages of its run can be served; see ``marks_of``.
+What is found is given as bytes to serve no more: see qmq/format/salvage.py.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,16 +16,14 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from qmq.errors import BadBatch, ForeignFile
-from qmq.format.batch import Header, header_crc_of, mark_of, parse_header, runs_of, validate_stored
+from qmq.format.batch import Header, header_crc_of, mark_of, parse_header, validate_stored
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
-    BEFORE_CRC_COLUMN_BYTES,
-    CRC_COLUMN_BYTES,
     SEGMENT_HEADER_SIZE,
 )
-from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.salvage import marks_of
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk import Disk, failure
 from qmq.storage.scan import candidates
@@ -38,6 +36,8 @@ READ_BYTES: Final = 64 << 10
 _SEARCH_OVERLAP: Final = 31
 #: A sector that cannot be read is passed over.
 _SECTOR: Final = 4_096
+#: What a disk says of bytes that it cannot give. Other errors of the system say nothing about the bytes.
+_BAD_SECTOR: Final = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO))
 
 
 class Damage(NamedTuple):
@@ -91,7 +91,10 @@ class SegmentReader:
         self._walk = self._walked()
 
     def step(self) -> Step:
-        """Read on a little, from the segment's beginning to its end."""
+        """Read on a little, from the segment's beginning to its end.
+
+        Raises StorageFailed when the system refuses to read, for another reason than what is on the disk.
+        """
         found = list[Damage]()
         for item in self._walk:
             if isinstance(item, int):
@@ -100,7 +103,7 @@ class SegmentReader:
         return Step(0, tuple(found), True)
 
     def read_batch(self, position: int, size: int) -> tuple[memoryview, Damage | None]:
-        """The *size* bytes of the batch that begins at *position*, and what is bad in them."""
+        """The *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``."""
         try:
             view = self._read(position, size)
         except OSError as error:
@@ -124,6 +127,9 @@ class SegmentReader:
 
     def _walked(self) -> Generator[int | Damage]:
         """Numbers of bytes that were read, and what is bad in those before."""
+        if not self._disk.exists(self.path):
+            yield self._unmarked(f"{self.path} is not there any more; put it back, or restart the broker")
+            return
         yield from self._check_file()
         position = self._base + SEGMENT_HEADER_SIZE
         while position < self._end:
@@ -150,7 +156,7 @@ class SegmentReader:
             reason = str(failure(error, "read", self.path))
         except ForeignFile as error:
             reason = str(error)
-        yield Damage(self._owner.partition, self._base, self._base + SEGMENT_HEADER_SIZE, reason, ())
+        yield self._unmarked(reason)
 
     def _sound_size(self, view: memoryview, position: int) -> int:
         """How many bytes of *view* are whole batches that hold, from its beginning on."""
@@ -244,61 +250,34 @@ class SegmentReader:
     def _bad(self, start: int, end: int, reason: str) -> Damage:
         return Damage(self._owner.partition, start, end, reason, ((start, end - start),))
 
+    def _unmarked(self, reason: str) -> Damage:
+        """Something about the file that keeps nobody from reading what is in it."""
+        return Damage(self._owner.partition, self._base, self._base + SEGMENT_HEADER_SIZE, reason, ())
+
     def _examined(self, view: memoryview, position: int, reason: str) -> Damage:
         """Which messages are bad of a batch with a right header whose data does not fit its checksum."""
         header = parse_header(view)
         if len(view) < header.size:
             return self._bad(position, position + header.size, reason)
-        marks = marks_of(view, position)
-        if not marks:  # each part holds, and the whole does not: nobody can say what is bad
-            return self._bad(position, position + header.size, reason)
+        marks = tuple((position + low, high - low) for low, high in marks_of(view, header))
         return Damage(self._owner.partition, position, position + header.size, reason, marks)
 
     def _read(self, position: int, size: int) -> memoryview:
-        """*size* bytes from *position* on, fewer where the segment ends. Raises OSError."""
-        if self._fd < 0:
-            self._fd = self._disk.open_aside(self.path)
+        """*size* bytes from *position* on, fewer where the segment ends.
+
+        Raises OSError where the disk cannot give them, StorageFailed where the system refuses for another reason.
+        """
         buffer, done = memoryview(bytearray(max(0, min(size, self._end - position)))), 0
-        while done < len(buffer):
-            read = self._disk.preadv_aside(self._fd, buffer[done:], position - self._base + done)
-            if read <= 0:
-                break
-            done += read
+        try:
+            if self._fd < 0:
+                self._fd = self._disk.open_aside(self.path)
+            while done < len(buffer):
+                read = self._disk.preadv_aside(self._fd, buffer[done:], position - self._base + done)
+                if read <= 0:
+                    break
+                done += read
+        except OSError as error:
+            if error.errno in _BAD_SECTOR:
+                raise
+            raise failure(error, "read", self.path, position) from error
         return buffer[:done]
-
-
-def marks_of(batch: memoryview, position: int) -> tuple[tuple[int, int], ...]:
-    """What is bad in a batch at *position* whose header is right: (position, size) of each bad run, or of the checksums
-    in its columns that belong to bad messages. () when every run fits its checksum. Raises nothing.
-    """
-    header = parse_header(batch)
-    marks = list[tuple[int, int]]()
-    data = position + header.data_start
-    try:
-        found = stored_runs(batch, header)
-    except BadBatch:
-        return ((data, header.size - header.data_start),)
-    records = runs_of(batch, header)
-    for run, crc, offset, size in zip(
-        found, records["crc"].tolist(), records["offset"].tolist(), records["size"].tolist(), strict=True
-    ):
-        if crc32c(run.data) == crc:
-            continue
-        bad = bad_messages(run)
-        if not bad:
-            marks.append((data + offset, size))
-            continue
-        column = data + offset + BEFORE_CRC_COLUMN_BYTES * run.count
-        marks += [(column + CRC_COLUMN_BYTES * index, CRC_COLUMN_BYTES) for index in bad]
-    return tuple(_joined(marks))
-
-
-def _joined(marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes, neighbours as one."""
-    joined = list[tuple[int, int]]()
-    for start, size in marks:
-        if joined and sum(joined[-1]) == start:
-            joined[-1] = joined[-1][0], joined[-1][1] + size
-        else:
-            joined.append((start, size))
-    return joined

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import BadBatch
+from qmq.errors import BadBatch, StorageFailed
 from qmq.format.batch import parse_header, validate_stored_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from qmq.storage import scrub
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk import Disk
-from qmq.storage.scrub import Damage, Pace, SegmentReader, marks_of
+from qmq.storage.scrub import Damage, Pace, SegmentReader
 from qmq.storage.segment import Owner
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
@@ -196,9 +196,9 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
     assert (found.start, found.end, found.marks) == (span.base, span.base + SEGMENT_HEADER_SIZE, ())
     assert str(path) in found.reason
     path.unlink()
-    found, *_ = scrubbed(sender.store, span)
+    (found,) = scrubbed(sender.store, span)
     assert found.marks == ()
-    assert f"cannot read {path}: No such file" in found.reason
+    assert f"{path} is not there any more" in found.reason
 
 
 class BadSectors(FaultyDisk):
@@ -260,7 +260,11 @@ def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
     damage(tmp_path, sent, size - 1)
     view, found = read(Disk())
     assert found is not None
-    assert found.marks == marks_of(memoryview(view), sent.position) != ()
+    assert found.start < found.marks[0][0] < found.end
+    busy = FaultyDisk()
+    busy.fail_always("open", errno.EMFILE)
+    with pytest.raises(StorageFailed, match="raise the limit of open files"):
+        read(busy)
     damage(tmp_path, sent, 30)
     _, found = read(Disk())
     assert found is not None
