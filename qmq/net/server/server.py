@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.broker import commands
 from qmq.broker.commands import Command, Effect, Now
-from qmq.errors import BrokerStopping, InternalError, Overloaded, QmqError
+from qmq.errors import BrokerStopping, InternalError, Overloaded, ProtocolError, QmqError
 from qmq.net import wire
 from qmq.net.server import answers
 from qmq.net.server.arena import Arena
@@ -258,7 +258,14 @@ class Server:
             log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
             self._put(connection, wire.encode_frame(Kind.WELCOME, frame.request, self._welcome))
             return
-        command = decode_request(connection.number, frame)
+        try:
+            command = decode_request(connection.number, frame)
+        except ProtocolError:
+            raise
+        except QmqError as error:
+            connection.in_flight += 1  # the refusal is its answer
+            self._refused(commands.Refused(connection.number, frame.request, error))
+            return
         if frame.kind == Kind.SEND:
             self._senders.add(connection)
             if not connection.sends:

@@ -191,6 +191,20 @@ async def test_a_refusal_answers_the_request_and_the_connection_lives() -> None:
 
 
 @on_uvloop
+async def test_a_request_of_a_bad_value_is_refused_and_the_connection_lives() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        for _ in range(MAX_REQUESTS // 100):  # more than may be open at once, were they not counted off
+            client.send(frame(Kind.SUBSCRIBE, 4, meta={"prefixes": ["a."], "start": "now"}) * 200)
+            for _ in range(200):
+                assert await client.error() == (4, "invalid_option")
+        client.send(frame(Kind.SEND, 5, batch(b"x")))
+        assert (await client.read()).request == 5
+        assert not s.rules.of(commands.Subscribe)
+        await client.close()
+
+
+@on_uvloop
 async def test_a_failure_nobody_foresaw_ends_that_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as s:
 
