@@ -55,6 +55,8 @@ class Delivery:
         for prefix in command.prefixes:
             check_prefix(prefix)
         check_consumer(command.consumer)
+        if command.group is not None:
+            check_group(command.group)
         self._check_prefixes(command)
         group = self._group(command.group)
         default = "last" if group.name is None else "first"
@@ -116,7 +118,7 @@ class Delivery:
     def _group(self, name: str | None) -> Group:
         if name is None:
             return Group(None)
-        group = self.groups.get(check_group(name))
+        group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._limits.max_groups:
                 raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")

@@ -219,8 +219,8 @@ class Client:
         """Take part in *group*, or follow alone without one; used as ``async with``.
 
         A prefix ends with a dot (or is empty: everything), any other name is exactly that subject. *start* is "first",
-        "last", an aware datetime or a sequence; a new group begins at the first message kept, a follower at the last.
-        Raises InvalidName, InvalidOption.
+        "last" (behind the last message), an aware datetime or a sequence; without it a new group begins at the first
+        message kept, a follower at the last. Raises InvalidName, InvalidOption.
         """
         return Consumer(Puller(self._link, prefixes, group, consumer, start))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -360,10 +361,14 @@ def test_a_group_follows_so_many_prefixes_and_no_more(tmp_path: Path) -> None:
         ("g", ("~g",), "c", InvalidName),
         ("g", ("a",), "", InvalidName),
         ("g", ("a" * 201,), "c", InvalidName),
+        (["g"], ("a",), "c", InvalidName),
+        (7, ("a",), "c", InvalidName),
+        ("g", (["a"],), "c", InvalidName),
+        ("g", ("a",), {}, InvalidName),
     ],
 )
 def test_bad_subscriptions_are_refused(
-    tmp_path: Path, group: str, prefixes: tuple[str, ...], consumer: str, error: type[QmqError]
+    tmp_path: Path, group: Any, prefixes: tuple[Any, ...], consumer: Any, error: type[QmqError]
 ) -> None:
     driven = Driven(tmp_path)
     assert refusal(driven, Subscribe(1, 1, group, prefixes, consumer, None)) is error
