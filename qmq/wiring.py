@@ -1,7 +1,7 @@
 """The one module that knows all parts: builds store, broker and server of one broker and runs them.
 
-The loop's thread does everything but wait for disks: each partition has a thread for its syncs, so that a disk that
-stalls stalls only its own partition, and checkpoints have one.
+The loop's thread does everything but wait for disks: each partition has a thread for its syncs and one for reading what
+is not in memory, so that a disk that stalls stalls only its own partition, and checkpoints have one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Final
 
-from qmq.broker.commands import SyncBroken, Synced, SyncWanted
+from qmq.broker.commands import ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
@@ -43,17 +43,20 @@ _OTHER_FILES: Final = 2_000
 
 
 class Worker:
-    """A thread that makes calls in order; the outcome comes back in the loop."""
+    """A thread that makes calls in order; the outcome comes back in the loop.
+
+    A call that returns True is made again, after those that wait.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Callable[[QmqError | None], None]] | None]
+        self._calls: queue.SimpleQueue[tuple[Callable[[], bool | None], Callable[[QmqError | None], None]] | None]
         self._calls = queue.SimpleQueue()
         # A daemon: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None:
+    def call(self, work: Callable[[], bool | None], done: Callable[[QmqError | None], None]) -> None:
         """Have *work* called in the thread, then *done* in the loop, with the error or None."""
         self._calls.put((work, done))
 
@@ -75,7 +78,9 @@ class Worker:
             work, done = call
             outcome: QmqError | None = None
             try:
-                work()
+                if work():
+                    self._calls.put(call)
+                    continue
             except QmqError as error:
                 outcome = error
             except Exception as error:
@@ -200,7 +205,8 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
-        self.server = Server(self.broker, _server_options(self.settings, self.store), self._sync, self._turned)
+        self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
+        self.server = Server(self.broker, _server_options(self.settings, self.store), self._work, self._turned)
         self._broken: set[int] = set()  # partitions
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed
@@ -240,6 +246,8 @@ class RunningBroker:
         finally:
             for worker in self._syncs:
                 worker.stop(patience_s)
+            for worker in self._readers:
+                worker.stop(0)  # nobody waits for what they read
             self.store.close(clean)
 
     def _close_sockets(self) -> None:
@@ -247,6 +255,13 @@ class RunningBroker:
             sock.close()
 
     # --- called by the server ----------------------------------------------------------------------------------------
+
+    def _work(self, wanted: SyncWanted | ReadWanted) -> None:
+        if isinstance(wanted, SyncWanted):
+            self._sync(wanted)
+        else:
+            number, read = wanted
+            self._readers[read.partition].call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
 
     def _sync(self, wanted: SyncWanted) -> None:
         partition, position = wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -111,8 +111,25 @@ class SyncBroken(NamedTuple):
     error: QmqError
 
 
+class ReadDone(NamedTuple):
+    """The read that ReadWanted asked for is done; *error* says why nothing could be read."""
+
+    number: int
+    error: QmqError | None
+
+
 Command = (
-    Send | Subscribe | Pull | Withdraw | Unsubscribe | LastSequence | ListSubjects | Disconnected | Synced | SyncBroken
+    Send
+    | Subscribe
+    | Pull
+    | Withdraw
+    | Unsubscribe
+    | LastSequence
+    | ListSubjects
+    | Disconnected
+    | Synced
+    | SyncBroken
+    | ReadDone
 )
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -185,4 +202,20 @@ class SyncWanted(NamedTuple):
     position: int
 
 
-Effect = Sent | Subscribed | Messages | Unsubscribed | LastSequenceIs | SubjectList | Refused | SyncWanted
+class Read(Protocol):
+    """Bytes on disk that are to be brought into memory."""
+
+    partition: int
+
+    def step(self) -> bool:
+        """[thread] Read a piece; True while more is left. Raises StorageError when nothing can be read."""
+
+
+class ReadWanted(NamedTuple):
+    """Run ``read.step`` in a thread of its partition until nothing is left, then hand in ReadDone(number, error)."""
+
+    number: int
+    read: Read
+
+
+Effect = Sent | Subscribed | Messages | Unsubscribed | LastSequenceIs | SubjectList | Refused | SyncWanted | ReadWanted

@@ -16,6 +16,7 @@ from qmq.broker.commands import (
     ListSubjects,
     Now,
     Pull,
+    ReadDone,
     Refused,
     Send,
     SubjectList,
@@ -55,6 +56,7 @@ class Broker:
         self._producers_packed_us = 0
         self._producers_upto: list[int] = []
         self._restore(now)
+        store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class Broker:
         try:
             self._handle(command, now)
         except QmqError as error:
-            assert not isinstance(command, Synced | SyncBroken | Disconnected | Withdraw)
+            assert not isinstance(command, Synced | SyncBroken | ReadDone | Disconnected | Withdraw)
             self._effects.append(Refused(command.connection, command.request, error))
 
     def _handle(self, command: Command, now: Now) -> None:
@@ -84,6 +86,8 @@ class Broker:
                 self._intake.synced(partition, position)
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
+            case ReadDone():
+                self._delivery.read_done(command)
             case Withdraw():
                 self._delivery.withdraw(command)
             case Subscribe():

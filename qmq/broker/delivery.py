@@ -5,22 +5,34 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
-import numpy as np
-
-from qmq.broker.commands import Effect, Messages, Pull, Refused, Subscribe, Subscribed, Withdraw
-from qmq.broker.groups import Following, Group, Subscription, Waiting, resolve_start
+from qmq.broker.arrivals import Arrivals
+from qmq.broker.carrying import Carrier
+from qmq.broker.commands import (
+    Buffer,
+    Effect,
+    Messages,
+    Pull,
+    ReadDone,
+    ReadWanted,
+    Refused,
+    Subscribe,
+    Subscribed,
+    Withdraw,
+)
+from qmq.broker.groups import Following, Group, Subscription, Waiting, check_followed, resolve_start
 from qmq.broker.limits import BrokerLimits
-from qmq.broker.selection import FEW_ROWS, Selection
+from qmq.broker.selection import Selection
 from qmq.errors import InvalidOption, Overloaded, QmqError, TooManyGroups, UnknownSubscription
-from qmq.format.batch import EntryRow
 from qmq.names import check_consumer, check_group, check_prefix
-from qmq.storage.store import Store
+from qmq.storage.store import Read, Store
 
-#: An arrival of more rows than this in one turn is looked at by columns, a piece at a time.
-_ROWS_AT_ONCE = 65_536
+#: So many reads that brought a following nothing are enough: then it is served with waits.
+_READS_IN_VAIN: Final = 1_000
+#: What an answer that waits for the disk may have.
+_WAITED_BYTES: Final = 256 << 10
 
 
 class Delivery:
@@ -38,10 +50,9 @@ class Delivery:
         self._parked: dict[int, dict[int, Waiting]] = {}  # by connection, by pull request; none of them empty
         self._parked_count = 0
         self._deadlines: list[tuple[int, int, Waiting]] = []
-        self._followings: dict[str, list[Following]] = {}  # by prefix, of groups with subscriptions or parked pulls
-        self._watchers: dict[int, list[Following]] = {}  # by subject number: who is to look at an arrival
-        self._seen = [store.visible_row(partition) for partition in range(store.partitions)]
-        self._ready: dict[int, Following] = {}  # to be served at the end of the turn, by id
+        self._overdue: list[Waiting] = []  # parked pulls whose time is up, and which wait for a read
+        self._reads: dict[int, tuple[Following, Read]] = {}  # by number
+        self._arrivals = Arrivals(store)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -57,7 +68,8 @@ class Delivery:
         check_consumer(command.consumer)
         if command.group is not None:
             check_group(command.group)
-        self._check_prefixes(command)
+        known = self.groups.get(command.group) if command.group is not None else None
+        check_followed(command, known, self._limits.max_prefixes)
         group = self._group(command.group)
         default = "last" if group.name is None else "first"
         followings = []
@@ -71,10 +83,7 @@ class Delivery:
                     start, scan = wider.start, list(wider.scan)
                 following = group.follow(prefix, start, scan)
             followings.append(following)
-            watched = self._followings.setdefault(prefix, [])
-            if following not in watched:
-                watched.append(following)
-                self._watchers.clear()
+            self._arrivals.watch(following)
         number = next(self._numbers)
         mine.add(number)
         self._subscriptions[command.connection, number] = Subscription(
@@ -85,35 +94,6 @@ class Delivery:
         if group.name is None and begin.kind == "time":
             start_us = min([begin.value, *self._hidden_since()])
         self._effects.append(Subscribed(command.connection, command.request, number, start_us))
-
-    def _check_prefixes(self, command: Subscribe) -> None:
-        """A group keeps its prefixes for good, so there is a most of them."""
-        prefixes = set(command.prefixes)
-        group = self.groups.get(command.group) if command.group is not None else None
-        if group is not None:
-            self._check_wider(command, group)
-            prefixes |= group.followings.keys()
-        most = self._limits.max_prefixes
-        if len(prefixes) > most:
-            who = command.group or "this consumer"
-            raise InvalidOption(
-                f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
-                "follow a prefix that takes many of them"
-            )
-
-    def _check_wider(self, command: Subscribe, group: Group) -> None:
-        """A later start would pass what the group has not taken yet of the subjects that it follows within a prefix."""
-        if command.start in (None, "first"):
-            return
-        for prefix in set(command.prefixes) - group.followings.keys():
-            if prefix and not prefix.endswith("."):
-                continue
-            within = next((known for known in group.followings if known.startswith(prefix)), None)
-            if within is not None:
-                raise InvalidOption(
-                    f"group {group.name} follows {within!r} already, so the wider {prefix!r} can only start at "
-                    "'first': a later start would skip what the group has not taken yet; leave start out"
-                )
 
     def _group(self, name: str | None) -> Group:
         if name is None:
@@ -139,11 +119,7 @@ class Delivery:
         group = subscription.group
         if group.name is None:
             for following in subscription.followings:
-                watched = self._followings[following.prefix]
-                watched.remove(following)
-                if not watched:
-                    del self._followings[following.prefix]
-            self._watchers.clear()
+                self._arrivals.unwatch(following)
 
     def disconnected(self, connection: int) -> None:
         """A connection is gone: so are its pulls and subscriptions."""
@@ -188,7 +164,10 @@ class Delivery:
         self._parked_count += 1
         for following in waiting.subscription.followings:
             following.waiting[id(waiting)] = waiting
-        heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
+        if pull.timeout_ms:
+            heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
+        else:
+            self._overdue.append(waiting)
 
     def _unpark(self, waiting: Waiting) -> None:
         pull = waiting.pull
@@ -219,8 +198,7 @@ class Delivery:
     def refuse_parked(self, error: QmqError) -> None:
         """Answer every parked pull with an error: the broker stops."""
         for waiting in [waiting for parked in self._parked.values() for waiting in parked.values()]:
-            self._unpark(waiting)
-            self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
+            self._refuse(waiting, error)
 
     def parked(self) -> int:
         """Pulls that wait."""
@@ -231,37 +209,117 @@ class Delivery:
         return min(max(pull.min_count, 1), self._limits.max_pull_count)
 
     def _serve(self, waiting: Waiting, final: bool) -> int | None:
-        """Answer the pull when enough is ready (``final``: with whatever is ready). None when it was answered, else
-        how many messages were ready.
+        """Answer the pull when enough is ready (``final``: with whatever is ready, once nothing is to be read for it).
+        None when it was answered, else how many messages were ready.
         """
-        pull, subscription = waiting.pull, waiting.subscription
+        pull, followings = waiting.pull, waiting.subscription.followings
         need = 1 if final else self._need(pull)
-        max_count = min(pull.max_count, self._limits.max_pull_count)
-        selection = Selection(self._store, max_count, min(pull.max_bytes, self._limits.max_pull_bytes), need)
-        followings = subscription.followings
-        turn = (subscription.turn + 1) % len(followings)
-        for following in itertools.chain(followings[turn:], followings[:turn]):
-            selection.take(following)
-            if selection.full:
-                break
-        if selection.full and not selection.count:
-            self._ready.update((id(following), following) for following in followings)  # much to pass over: go on later
-        if not final and selection.count < need and not (selection.full and selection.count):
-            if selection.count:
-                selection.take_back()  # else all that was passed is for others, and need not be looked at again
-            return selection.count
-        buffers = selection.buffers(self.damaged)
+        max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
+        selection = self._select(waiting, need, max_bytes)
+        wanted = selection.wanted
+        in_vain = wanted is not None and not self._begin_read(wanted, selection.stopped_at)
+        if in_vain and selection.count < need:
+            selection.take_back()
+            return self._serve_with_waits(waiting)
+        if selection.count >= need:
+            return self._answer(waiting, selection, final)
+        if selection.failed is not None:
+            selection.take_back()
+            self._refuse(waiting, selection.failed)
+            return None
+        bound = selection.full and wanted is None
+        if bound and not selection.count:
+            self._arrivals.make_ready(followings)  # much to pass over: go on later
+        reading = any(following.reading for following in followings)
+        if not reading and (final or (bound and selection.count)):
+            return self._answer(waiting, selection, final)
+        if selection.count:
+            selection.take_back()  # else all that was passed is for others, and need not be looked at again
+        return selection.count
+
+    def _select(self, waiting: Waiting, need: int, max_bytes: int, undo: bool = False) -> Selection:
+        """Choose from what the subscription follows, but for what is being read."""
+        max_count = min(waiting.pull.max_count, self._limits.max_pull_count)
+        selection = Selection(self._store, max_count, max_bytes, need, undo or need > 1)
+        for following in waiting.subscription.in_turn():
+            if not following.reading:
+                selection.take(following)
+                if selection.full:
+                    break
+        return selection
+
+    def _serve_with_waits(self, waiting: Waiting) -> int | None:
+        """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
+        self._store.may_wait(True)
+        try:
+            selection = self._select(waiting, 1, _WAITED_BYTES, undo=True)
+            carrier = Carrier(self._store, self.damaged)
+            buffers = carrier.carry(selection.parts)
+            failed = carrier.failed or selection.failed
+            if failed is None or (buffers and carrier.failed is None):
+                return self._say(waiting, selection, buffers, False)
+            selection.take_back()
+            self._refuse(waiting, failed)
+            return None
+        finally:
+            self._store.may_wait(False)
+
+    def _answer(self, waiting: Waiting, selection: Selection, final: bool) -> int | None:
+        """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
+        return self._say(waiting, selection, Carrier(self._store, self.damaged).carry(selection.parts), final)
+
+    def _say(self, waiting: Waiting, selection: Selection, buffers: list[Buffer], final: bool) -> int | None:
+        pull, subscription = waiting.pull, waiting.subscription
         if selection.count and not buffers and not final:
-            # Nothing of it could be read; it was named, and what comes after it is waited for.
-            self._ready.update((id(following), following) for following in followings)
+            self._arrivals.make_ready(subscription.followings)
             return 0
         self._unpark(waiting)
-        if selection.count:  # so that each is the first of one of as many answers that bring something
-            subscription.turn = turn
+        if selection.count:
+            # The next pull begins with the next following, so that each is the first of one of as many answers.
+            subscription.turn = (subscription.turn + 1) % len(subscription.followings)
+            for following in subscription.followings:
+                following.reads.clear()
         size = sum(map(len, buffers))
         left_us = self._left_us(subscription)
         self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count, left_us))
         return None
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    def _begin_read(self, read: Read, following: Following) -> bool:
+        """Have it read what a pull needs next; False when that has just been done, and is not in memory again."""
+        if read.key in following.reads or len(following.reads) >= _READS_IN_VAIN:
+            following.reads.clear()
+            return False
+        following.reads.add(read.key)
+        following.reading = True
+        number = next(self._numbers)
+        self._reads[number] = following, read
+        self._effects.append(ReadWanted(number, read))
+        return True
+
+    def read_done(self, done: ReadDone) -> None:
+        """What a pull needs is in memory; whoever waits for it is served at the end of the turn."""
+        following, read = self._reads.pop(done.number)
+        following.reading = False
+        self.damaged += self._store.finish_read(read)
+        if done.error is None:
+            self._arrivals.make_ready([following])
+            return
+        following.reads.discard(read.key)
+        for waiting in list(following.waiting.values()):
+            self._refuse(waiting, done.error)
+
+    def _refuse(self, waiting: Waiting, error: QmqError) -> None:
+        self._unpark(waiting)
+        self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
+
+    def _serve_overdue(self) -> None:
+        """Answer those whose time is up, as far as no read keeps them."""
+        overdue, self._overdue = self._overdue, []
+        for waiting in overdue:
+            if not waiting.done and self._serve(waiting, final=True) is not None:
+                self._overdue.append(waiting)
 
     def _left_us(self, subscription: Subscription) -> int | None:
         """Nothing stored before that time is still to come; None where order of time is what it comes in anyway."""
@@ -287,64 +345,18 @@ class Delivery:
 
     def turn(self) -> None:
         """Look at what became visible since the last turn, and serve the parked pulls that it is for."""
-        for partition in range(self._store.partitions):
-            self._look(partition)
-        if self._ready:
-            ready, self._ready = self._ready, {}
+        self._arrivals.look(bool(self._parked))
+        if self._arrivals.ready:
+            ready, self._arrivals.ready = self._arrivals.ready, {}
             for following in ready.values():
                 self._serve_waiting(following)
                 following.arrived.clear()
+        if self._overdue:
+            self._serve_overdue()
 
     def unfinished(self) -> bool:
         """True when a pull stopped looking at a bound and goes on in the next turn."""
-        return any(following.waiting for following in self._ready.values())
-
-    def _look(self, partition: int) -> None:
-        store = self._store
-        row, visible = self._seen[partition], store.visible_row(partition)
-        self._seen[partition] = visible
-        if row == visible or not self._parked:
-            return
-        if visible - row <= FEW_ROWS:
-            for number in range(row, visible):
-                self._wake_by(partition, store.read_entry(partition, number))
-            return
-        while row < visible:
-            rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
-            self._wake(np.unique(rows["subject"]).tolist())
-            row += len(rows)
-
-    def _wake(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            for following in self._watching(number):
-                if following.waiting:
-                    self._ready[id(following)] = following
-
-    def _wake_by(self, partition: int, entry: EntryRow) -> None:
-        """One row arrived: who follows its subject exactly is handed it, so that it need not be looked up."""
-        for following in self._watching(entry[3]):
-            if following.waiting:
-                self._ready[id(following)] = following
-                if following.exact:
-                    following.arrived.append((partition, entry))
-
-    def _watching(self, number: int) -> list[Following]:
-        """Who follows that subject: exactly, by each of its prefixes, or everything."""
-        watchers = self._watchers.get(number)
-        if watchers is None:
-            if len(self._watchers) > 200_000:
-                self._watchers.clear()
-            watchers = self._watchers[number] = self._find_watchers(number)
-        return watchers
-
-    def _find_watchers(self, number: int) -> list[Following]:
-        name = self._store.subject_name(number)
-        found = [*self._followings.get("", ()), *self._followings.get(name, ())]
-        end = name.find(".")
-        while end >= 0:
-            found += self._followings.get(name[: end + 1], ())
-            end = name.find(".", end + 1)
-        return found
+        return any(following.waiting for following in self._arrivals.ready.values())
 
     def _serve_waiting(self, following: Following) -> None:
         """Serve who waits for it, longest first, as long as it has something."""
@@ -372,8 +384,8 @@ class Delivery:
         """Answer the parked pulls whose time is up."""
         while self._deadlines and (self._deadlines[0][0] <= now_us or self._deadlines[0][2].done):
             waiting = heapq.heappop(self._deadlines)[2]
-            if not waiting.done:
-                self._serve(waiting, final=True)
+            if not waiting.done and self._serve(waiting, final=True) is not None:
+                self._overdue.append(waiting)
 
     def next_deadline_us(self) -> int | None:
         """When tick has something to do, as far as known."""
@@ -391,7 +403,7 @@ class Delivery:
             group = self.groups[name] = Group(name)
             group.restore(self._store, fields)
             for following in group.followings.values():
-                self._followings.setdefault(following.prefix, []).append(following)
+                self._arrivals.watch(following)
 
 
 def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:

@@ -8,13 +8,16 @@ order and costs the same however many subjects match.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.commands import Pull
+from qmq.broker.commands import Pull, Subscribe
+from qmq.errors import InvalidOption
 from qmq.format.batch import EntryRow
 from qmq.storage.store import Store
 
@@ -83,6 +86,9 @@ class Following:
         #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
+        #: Bytes that it needs are being read; what was read since it last got some, so that nothing is read for ever.
+        self.reading = False
+        self.reads: set[object] = set()
         self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._matched = 0
 
@@ -205,7 +211,44 @@ class Subscription:
         self.consumer = consumer
         self.group = group
         self.followings = followings
-        self.turn = 0  # which following a pull begins with
+        self.turn = 0  # which following a pull began with
+
+    def in_turn(self) -> Iterator[Following]:
+        """The followings, the one that the next pull begins with first."""
+        turn = (self.turn + 1) % len(self.followings)
+        return itertools.chain(self.followings[turn:], self.followings[:turn])
+
+
+def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
+    """Whether the group may follow that as well. It keeps its prefixes for good, so there is a most of them.
+
+    Raises InvalidOption.
+    """
+    prefixes = set(command.prefixes)
+    if group is not None:
+        _check_wider(command, group)
+        prefixes |= group.followings.keys()
+    if len(prefixes) > most:
+        who = command.group or "this consumer"
+        raise InvalidOption(
+            f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
+            "follow a prefix that takes many of them"
+        )
+
+
+def _check_wider(command: Subscribe, group: Group) -> None:
+    """A later start would pass what the group has not taken yet of the subjects that it follows within a prefix."""
+    if command.start in (None, "first"):
+        return
+    for prefix in set(command.prefixes) - group.followings.keys():
+        if prefix and not prefix.endswith("."):
+            continue
+        within = next((known for known in group.followings if known.startswith(prefix)), None)
+        if within is not None:
+            raise InvalidOption(
+                f"group {group.name} follows {within!r} already, so the wider {prefix!r} can only start at "
+                "'first': a later start would skip what the group has not taken yet; leave start out"
+            )
 
 
 def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:

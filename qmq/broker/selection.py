@@ -1,4 +1,4 @@
-"""Choosing what a pull gets: runs by columns, cut at run ends where the limits allow, and the buffers that carry them.
+"""Choosing what a pull gets: runs by columns, cut at run ends where the limits allow.
 
 Everything goes by consumer-log entries (one a run). Few rows are handled as tuples, many as numpy columns; a message's
 bytes are never touched.
@@ -6,20 +6,17 @@ bytes are never touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.commands import Buffer
+from qmq.broker.carrying import Many, Rows, Some
 from qmq.broker.groups import Cursors, Following, Group
-from qmq.errors import QmqError
+from qmq.errors import QmqError, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.pieces import StoredBatch
-from qmq.storage.store import KnownBad, Store
-
-Rows = npt.NDArray[np.void]
+from qmq.storage.store import NotAtHand, Read, Store
 
 #: What a run may take beside its data, at most: a header, a run record or piece header, a subject name in a table.
 OVERHEAD_BYTES: Final = 352
@@ -27,32 +24,19 @@ OVERHEAD_BYTES: Final = 352
 FEW_ROWS: Final = 4
 FIRST_CHUNK_ROWS: Final = 64
 CHUNK_ROWS: Final = 8_192
+#: Rows of one subject that are looked through for what to read next.
+AHEAD_ROWS: Final = 1_024
 #: Rows of others that one pull may pass over before it is put off to the next turn.
 PASS_ROWS: Final = 1 << 20
 #: Pieces cost about 5 us each to make: no more than this in one answer.
 MAX_PIECES: Final = 1_024
 
 
-class _Some(NamedTuple):
-    """Messages [start, stop) of one run."""
-
-    partition: int
-    entry: EntryRow
-    start: int
-    stop: int
-
-
-class _Many(NamedTuple):
-    """Whole runs, in row order."""
-
-    partition: int
-    rows: Rows
-
-
 class Selection:
     """What one pull is to get, and how to take the choice back."""
 
-    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int) -> None:
+    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int, undo: bool) -> None:
+        """With *undo* the choice can be taken back."""
         self._store = store
         self._max_count = max_count
         self._max_bytes = max_bytes
@@ -60,15 +44,37 @@ class Selection:
         self.count = 0
         self.passed_rows = 0
         self._bytes = 0
-        self._parts: list[_Some | _Many] = []
+        #: What was chosen.
+        self.parts: list[Some | Many] = []
+        self._undoes = undo
         self._undo: list[tuple[Cursors, Any, Any]] = []
         self._undo_scans: list[tuple[Following, list[int]]] = []
         self.full = False
+        #: What has to be read before more can be chosen: nothing here waits for a disk.
+        self.wanted: Read | None = None
+        #: Why no more can be chosen, when files are damaged.
+        self.failed: StorageError | None = None
+        #: The following that was chosen from last.
+        self.stopped_at: Following
+        self._cold: int | None = None  # the partition of the run that it stopped at
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def take(self, following: Following) -> None:
-        """Choose from what a following has ready, until it or the pull is exhausted."""
+        """Choose from what a following has ready, until it or the pull is exhausted, or a disk would be waited for."""
+        self.stopped_at = following
+        try:
+            self._take(following)
+            if self._cold is not None:
+                self.wanted = self._read_on(following, self._cold)
+        except NotAtHand as missing:
+            self.wanted = missing.read
+        except StorageError as error:
+            self.failed = error
+        if self.wanted is not None or self.failed is not None:
+            self.full = True
+
+    def _take(self, following: Following) -> None:
         if following.exact:
             self._take_exact(following)
             return
@@ -77,6 +83,24 @@ class Selection:
             self._take_scan(following)
         else:
             self._take_scans(following)
+
+    def _read_on(self, following: Following, partition: int) -> Read:
+        """What brings in the run at which the choice stopped, and what the next pulls will want of that partition."""
+        store = self._store
+        if following.exact:
+            number = following.subject(store)
+            assert number is not None
+            parts = store.subject_rows(number, int(following.group.cursors.upto(number + 1)[number]), AHEAD_ROWS)
+            rows = next(rows for where, rows in parts if where == partition)
+        else:
+            rows = store.rows(partition, following.scan[partition], CHUNK_ROWS)
+            matches = following.matches(store)
+            index = None if matches is None else np.flatnonzero(matches[rows["subject"]])
+            rows, _, _ = self._unhandled(following, rows, index)
+        positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
+        first = store.count_at_hand(partition, positions, sizes)
+        first = 0 if first == len(rows) else first
+        return store.read_of(partition, positions[first:], sizes[first:], onward=not following.exact)
 
     def take_back(self) -> None:
         """Forget the choice: cursors and scans are as before."""
@@ -187,8 +211,11 @@ class Selection:
         if start >= count:
             return True
         left = count - start
+        if not self._store.is_at_hand(partition, entry[1], entry[10]):
+            self._cold, self.full = partition, True
+            return False
         if left <= self._max_count - self.count and size + OVERHEAD_BYTES <= self._max_bytes - self._bytes:
-            self._parts.append(_Some(partition, entry, start, count))
+            self.parts.append(Some(partition, entry, start, count))
             self._set(group, number, first + count)
             self._add(group, left, size + OVERHEAD_BYTES)
             return True
@@ -219,16 +246,30 @@ class Selection:
         )
         if fits < len(rows) or (index is not None and asked != len(rows)):
             fits = self._cut_at_batch(rows, totals, fits)
-        if fits:
-            self._take_whole(following.group, partitions, rows[:fits], None if starts is None else starts[:fits], index)
-            self._add(following.group, int(totals[fits - 1]), int(sizes[fits - 1]))
-        if fits == len(rows):
+        ready = self._count_at_hand(partitions, index, rows[:fits]) if fits else 0
+        if ready:
+            skipped = None if starts is None else starts[:ready]
+            self._take_whole(following.group, _places(partitions, index, ready), rows[:ready], skipped)
+            self._add(following.group, int(totals[ready - 1]), int(sizes[ready - 1]))
+        if ready == len(rows):
             return asked
         self.full = True
-        if self.count < self._need:
+        if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             self._cut(following.group, partition, rows[fits].item(), 0 if starts is None else int(starts[fits]))
-        return _at(index, fits)
+        return _at(index, ready)
+
+    def _count_at_hand(self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows) -> int:
+        """How many of the rows come before the first whose batch would have to be read."""
+        positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
+        places = _places(partitions, index, len(rows))
+        ready = len(rows)
+        for partition in np.unique(places).tolist():
+            mine = np.flatnonzero(places == partition) if len(places) > 1 else np.arange(len(rows))
+            count = self._store.count_at_hand(partition, positions[mine], sizes[mine])
+            if count < len(mine) and mine[count] < ready:
+                ready, self._cold = int(mine[count]), partition
+        return ready
 
     def _cut_at_batch(self, rows: Rows, totals: npt.NDArray[np.int64], fits: int) -> int:
         """Rather fewer than *fits* rows than a batch in pieces, as long as enough is left; never very many pieces."""
@@ -255,35 +296,29 @@ class Selection:
         return rows, (starts.astype(np.int64) if starts.any() else None), index
 
     def _take_whole(
-        self,
-        group: Group,
-        partitions: npt.NDArray[np.int64],
-        rows: Rows,
-        starts: npt.NDArray[np.int64] | None,
-        index: npt.NDArray[np.intp] | None,
+        self, group: Group, places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
     ) -> None:
         numbers = rows["subject"]
         group.cursors.upto(int(numbers.max()) + 1)
         # A subject may stand in several rows: later ones have the higher sequences, and the last assignment stays.
         self._set(group, numbers, rows["first_sequence"] + rows["count"])
-        if len(partitions) > 1:
-            by_row = partitions[: len(rows)] if index is None else partitions[index[: len(rows)]]
-        else:
-            by_row = partitions
-        if starts is None and (by_row == by_row[0]).all():
-            self._parts.append(_Many(int(by_row[0]), rows))
+        if starts is None and (places == places[0]).all():
+            self.parts.append(Many(int(places[0]), rows))
             return
-        places = by_row.tolist() if len(by_row) == len(rows) else by_row.tolist() * len(rows)
+        partitions = places.tolist() if len(places) == len(rows) else places.tolist() * len(rows)
         skipped = [0] * len(rows) if starts is None else starts.tolist()
-        for entry, partition, start in zip(rows.tolist(), places, skipped, strict=True):
-            self._parts.append(_Some(partition, entry, start, entry[4]))
+        for entry, partition, start in zip(rows.tolist(), partitions, skipped, strict=True):
+            self.parts.append(Some(partition, entry, start, entry[4]))
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
         """Take as much of one run as fits: at least one message when nothing was chosen yet."""
+        if not self._store.is_at_hand(partition, entry[1], entry[10]):
+            self._cold = partition
+            return
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:
-            lengths = self._batch(partition, entry).lengths(entry[5])[start:stop]
+            lengths = StoredBatch(self._store.view(partition, entry[1], entry[10])).lengths(entry[5])[start:stop]
         except QmqError:
             lengths = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
         room = self._max_bytes - self._bytes - OVERHEAD_BYTES
@@ -292,14 +327,14 @@ class Selection:
             fit = max(fit, 1)
         if not fit:
             return
-        self._parts.append(_Some(partition, entry, start, start + fit))
+        self.parts.append(Some(partition, entry, start, start + fit))
         self._set(group, number, first + start + fit)
         self._add(group, fit, int(lengths[:fit].sum()) + OVERHEAD_BYTES)
 
     def _set(self, group: Group, numbers: Any, values: Any) -> None:
         """Move cursors; *numbers* are subjects that the array is already long enough for."""
         cursors = group.cursors.upto(0)
-        if self._need > 1:
+        if self._undoes:
             self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
         cursors[numbers] = values
 
@@ -310,80 +345,12 @@ class Selection:
         if self.count >= self._max_count or self._bytes >= self._max_bytes:
             self.full = True
 
-    # --- the buffers -------------------------------------------------------------------------------------------------
 
-    def buffers(self, damaged: list[QmqError]) -> list[Buffer]:
-        """What carries the chosen messages. Batches that can't be read any more are left out and named in *damaged*,
-        but for those that were known to be bad.
-        """
-        buffers: list[Buffer] = []
-        for part in self._parts:
-            try:
-                if isinstance(part, _Some):
-                    self._add_some(part, buffers)
-                else:
-                    self._add_many(part, buffers, damaged)
-            except QmqError as error:
-                _note(damaged, error)
-        return buffers
-
-    def _add_some(self, part: _Some, buffers: list[Buffer]) -> None:
-        entry = part.entry
-        if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
-            buffers.append(self._store.view(part.partition, entry[1], entry[10]))
-            return
-        pieces, _ = self._batch(part.partition, entry).piece(entry[5], part.start, part.stop)
-        buffers.extend(pieces)
-
-    def _add_many(self, part: _Many, buffers: list[Buffer], damaged: list[QmqError]) -> None:
-        """Batches that are wanted whole go as they lie, neighbours as one slice; of the others each run is a piece."""
-        rows = part.rows
-        positions = rows["position"].astype(np.int64)
-        edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
-        firsts = np.concatenate(([0], edges))
-        chosen = np.diff(np.concatenate((firsts, [len(rows)])))
-        starts, sizes = positions[firsts], rows["batch_size"][firsts].astype(np.int64)
-        whole = chosen == rows["runs"][firsts]
-        joined = (starts[1:] == starts[:-1] + sizes[:-1]) & whole[1:] & whole[:-1]
-        heads = np.concatenate(([0], np.flatnonzero(~joined) + 1)).tolist()
-        for head, tail in zip(heads, [*heads[1:], len(firsts)], strict=True):
-            first = int(firsts[head])
-            try:
-                if whole[head]:
-                    start = int(starts[head])
-                    size = int(starts[tail - 1] + sizes[tail - 1]) - start
-                    buffers.append(self._store.view(part.partition, start, size))
-                else:
-                    self._add_pieces(part.partition, rows[first : first + int(chosen[head])], buffers)
-            except QmqError as error:
-                if tail - head == 1:
-                    _note(damaged, error)
-                    continue
-                self._add_each(part.partition, zip(starts[head:tail], sizes[head:tail], strict=True), buffers, damaged)
-
-    def _add_each(
-        self, partition: int, batches: Iterable[tuple[int, int]], buffers: list[Buffer], damaged: list[QmqError]
-    ) -> None:
-        """Whole batches one by one, of which some cannot be read."""
-        for position, size in batches:
-            try:
-                buffers.append(self._store.view(partition, int(position), int(size)))
-            except QmqError as error:
-                _note(damaged, error)
-
-    def _add_pieces(self, partition: int, rows: Rows, buffers: list[Buffer]) -> None:
-        batch = self._batch(partition, rows[0].item())
-        for run in rows["run"].tolist():
-            buffers.extend(batch.piece(run, 0, None)[0])
-
-    def _batch(self, partition: int, entry: EntryRow) -> StoredBatch:
-        return StoredBatch(self._store.view(partition, entry[1], entry[10]))
-
-
-def _note(damaged: list[QmqError], error: QmqError) -> None:
-    """Name what could not be read, unless it was told of before."""
-    if not isinstance(error, KnownBad):
-        damaged.append(error)
+def _places(partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, count: int) -> npt.NDArray[np.int64]:
+    """The partition of each of the first *count* rows; one stands for all."""
+    if len(partitions) == 1:
+        return partitions
+    return partitions[:count] if index is None else partitions[index[:count]]
 
 
 def _at(index: npt.NDArray[np.intp] | None, place: int) -> int:

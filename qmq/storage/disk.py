@@ -6,14 +6,17 @@ Tests put a faulty one in its place; a user with a bug can trace here. The metho
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from qmq.errors import StorageError, StorageFailed, StorageFull
 
@@ -25,6 +28,12 @@ IOV_MAX: Final = 1_024
 #: The most bytes one pwritev is asked to take. One of 8 MiB into fresh page cache costs three to four times as much
 #: processor time a byte as pieces of up to 2 MiB do (measured: 0.9 to 1.2 s a GiB, against 0.22 to 0.29).
 WRITE_BYTES: Final = 1 << 20
+
+#: The unit in which files are in memory.
+PAGE: Final = mmap.PAGESIZE
+
+#: What a disk says of bytes that it cannot give. Other errors of the system say nothing about the bytes.
+BAD_SECTOR: Final = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO))
 
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _ADVICE: Final = {
@@ -40,8 +49,28 @@ _ADVICE: Final = {
 }
 
 
+def _find_mincore() -> Callable[[int, int, ctypes.Array[ctypes.c_char]], int] | None:
+    """The system's own, called without letting go of the interpreter: it takes a microsecond."""
+    function = getattr(ctypes.PyDLL(None), "mincore", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
+    return function
+
+
+_mincore: Final = _find_mincore()
+
+
+class _Map(mmap.mmap):
+    """A map that knows where it is."""
+
+    address = 0
+
+
 class Disk:
     """The real one."""
+
+    #: The last bytes of what is written to a segment are taken to be in memory: they are not asked about.
+    hot_bytes = 16 << 20
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -80,7 +109,29 @@ class Disk:
 
     def map(self, fd: int, length: int) -> mmap.mmap:
         """The first *length* bytes, read-only; sees later writes. ValueError when the file is shorter."""
-        return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        mapped = _Map(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        mapped.address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+        return mapped
+
+    def residency(self, mapped: mmap.mmap, offset: int, size: int) -> bytes:
+        """A byte for each page of a map that [offset, offset + size) touches: 0 where the page is not in memory, so
+        that to look at it would wait for the disk, or end the process where the disk cannot read it.
+
+        1.2 us for a page, 3 us for 4 MiB, 22 where nobody looked at them through this map yet. All 1 on systems that
+        do not tell.
+        """
+        first = offset // PAGE
+        pages = (offset + size - 1) // PAGE - first + 1
+        if _mincore is None or not isinstance(mapped, _Map):
+            return b"\1" * pages
+        vector = ctypes.create_string_buffer(pages)
+        if _mincore(mapped.address + first * PAGE, pages * PAGE, vector):
+            return b"\1" * pages
+        return vector.raw
+
+    def will_need(self, fd: int, offset: int, size: int) -> None:
+        """Have the system begin to read a part of a file."""
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def ftruncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)

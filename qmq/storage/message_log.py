@@ -7,6 +7,8 @@ may run in others at the same time, one after another.
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -18,7 +20,8 @@ from typing import Final, NamedTuple
 from qmq.errors import BadBytes, StorageFailed, SyncFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
-from qmq.storage.disk import Buffer, Disk, failure
+from qmq.storage.disk import Buffer, Disk, failure, read_fully
+from qmq.storage.reading import Residence
 from qmq.storage.segment import Owner, Place, Segment, segment_path
 from qmq.storage.unreadable import KnownBad, UnreadableRanges
 
@@ -40,7 +43,7 @@ class MessageLog:
     __slots__ = (
         "_ahead", "_created", "_created_synced", "_disk", "_maps", "_retired", "_segment_bytes", "_soiled", "_start",
         "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit", "owner", "reserve",
-        "sealed", "staged", "staged_end", "synced", "unreadable",
+        "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +87,8 @@ class MessageLog:
         self.broken: str | None = None
         #: What ``view`` refuses.
         self.unreadable = UnreadableRanges()
+        #: What the maps have in memory.
+        self.residence = Residence(disk, owner.partition)
         self._set_limit()
 
     # --- writing ---------------------------------------------------------------------------------------------------
@@ -242,10 +247,31 @@ class MessageLog:
         current = self.current
         offset = position - current.base
         if offset < SEGMENT_HEADER_SIZE:
-            return self._sealed_view(position, size)
-        if position + size > self.end:
+            view = self._sealed_view(position, size)
+        elif position + size > self.end:
             raise self._outside(position, size)
-        return current.view[offset : offset + size]
+        else:
+            view = current.view[offset : offset + size]
+        return self._waited_view(position, view) if self.residence.may_wait else view
+
+    def _waited_view(self, position: int, view: memoryview) -> memoryview:
+        """What *view* shows, without touching what is not in memory."""
+        base = self._base_at(position)
+        mapped: mmap.mmap = view.obj  # type: ignore[assignment]
+        if position >= self.end - self._disk.hot_bytes or self.residence.holds(mapped, position - base, len(view)):
+            return view
+        path = segment_path(self.directory, base)
+        try:
+            fd = self._disk.open(path, os.O_RDONLY)
+            try:
+                read = read_fully(self._disk, fd, len(view), position - base)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "read", path, position) from error
+        if len(read) < len(view):
+            raise BadBytes(f"{path} is shorter than it was; run qmq verify")
+        return memoryview(read)
 
     def _check_readable(self, position: int, size: int) -> None:
         bad = self.unreadable.first_in(position, size)
@@ -262,6 +288,14 @@ class MessageLog:
         """In which file a position lies, and where."""
         base = self._base_at(position)
         return Place(segment_path(self.directory, base), position - base, self.owner.partition, position)
+
+    def mapped_at(self, position: int) -> tuple[SegmentSpan, mmap.mmap]:
+        """The segment that holds *position*, or would, and its map. Raises StorageError."""
+        current = self.current
+        if position >= current.base or not self.sealed:
+            return SegmentSpan(current.base, self.end), current.view.obj  # type: ignore[return-value]
+        span = self.sealed[max(0, bisect_right(self.sealed, position, key=lambda span: span.base) - 1)]
+        return span, self._sealed_map(span).obj  # type: ignore[return-value]
 
     def spans(self) -> list[SegmentSpan]:
         """All segments, the current one up to ``end``."""
@@ -280,15 +314,18 @@ class MessageLog:
         if at < 0 or position + size > self.sealed[at].end or position < self.sealed[at].base + SEGMENT_HEADER_SIZE:
             raise self._outside(position, size)
         span = self.sealed[at]
-        view = self._maps.get(span.base)
-        if view is None:
-            view = self._map(span)
-        else:
-            self._maps.move_to_end(span.base)
+        view = self._sealed_map(span)
         offset = position - span.base
         if offset + size > len(view):
             raise BadBytes(f"{segment_path(self.directory, span.base)} is shorter than it was; run qmq verify")
         return view[offset : offset + size]
+
+    def _sealed_map(self, span: SegmentSpan) -> memoryview:
+        view = self._maps.get(span.base)
+        if view is None:
+            return self._map(span)
+        self._maps.move_to_end(span.base)
+        return view
 
     def _map(self, span: SegmentSpan) -> memoryview:
         segment = Segment.open(self._disk, self.directory, span.base, span.end - span.base, writable=False)

@@ -8,7 +8,6 @@ What is found is given as bytes to serve no more: see qmq/format/salvage.py.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,7 +24,7 @@ from qmq.format.layout import (
 )
 from qmq.format.salvage import marks_of
 from qmq.storage.checkpoint import Hole, SegmentSpan
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.scan import candidates
 from qmq.storage.segment import Owner, check_header, segment_path
 
@@ -36,8 +35,6 @@ READ_BYTES: Final = 64 << 10
 _SEARCH_OVERLAP: Final = 31
 #: A sector that cannot be read is passed over.
 _SECTOR: Final = 4_096
-#: What a disk says of bytes that it cannot give. Other errors of the system say nothing about the bytes.
-_BAD_SECTOR: Final = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO))
 
 
 class Damage(NamedTuple):
@@ -277,7 +274,7 @@ class SegmentReader:
                     break
                 done += read
         except OSError as error:
-            if error.errno in _BAD_SECTOR:
+            if error.errno in BAD_SECTOR:
                 raise
             raise failure(error, "read", self.path, position) from error
         return buffer[:done]

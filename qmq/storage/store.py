@@ -17,6 +17,7 @@ import numpy.typing as npt
 from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.storage.at_hand import AtHand, Places
 from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.consumer_log import ConsumerLog
@@ -28,6 +29,7 @@ from qmq.storage.message_log import MessageLog
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import CONSUMER_LOG_NAME, open_directory
 from qmq.storage.order import Rows
+from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.scrub import Damage, SegmentReader
 from qmq.storage.segment import Place
@@ -35,7 +37,17 @@ from qmq.storage.sequences import merge_by_sequence
 from qmq.storage.subjects import SubjectTable
 from qmq.storage.unreadable import KnownBad
 
-__all__ = ["Checkpoint", "Damage", "Disk", "KnownBad", "RecoveryReport", "Store", "StoreOptions"]
+__all__ = [
+    "Checkpoint",
+    "Damage",
+    "Disk",
+    "KnownBad",
+    "NotAtHand",
+    "Read",
+    "RecoveryReport",
+    "Store",
+    "StoreOptions",
+]
 
 _CHUNK_ROWS: Final = 4_096
 
@@ -45,11 +57,18 @@ Sequences = npt.NDArray[np.uint64]
 class _Partition:
     """What the store keeps of one partition. ``rows`` are staged: of one batch each, or the base of a new segment."""
 
-    __slots__ = ("claim", "consumer", "holes", "index", "listed", "log", "number", "rows", "written_rows")
+    __slots__ = ("at_hand", "claim", "consumer", "holes", "index", "listed", "log", "number", "rows", "written_rows")
 
     def __init__(
-        self, number: int, log: MessageLog, consumer: ConsumerLog, index: SegmentIndex, holes: list[Hole]
+        self,
+        disk: Disk,
+        number: int,
+        log: MessageLog,
+        consumer: ConsumerLog,
+        index: SegmentIndex,
+        holes: list[Hole],
     ) -> None:
+        self.at_hand = AtHand(disk, log)
         self.number = number
         self.log = log
         self.consumer = consumer
@@ -74,7 +93,7 @@ class Store:
         self._identity: IdentityFile = opened.identity
         self._subjects: SubjectTable = opened.subjects
         self._partitions = [
-            _Partition(number, part.log, part.consumer, part.index, part.holes)
+            _Partition(opened.disk, number, part.log, part.consumer, part.index, part.holes)
             for number, part in enumerate(opened.partitions)
         ]
         self._checkpoint_number = opened.checkpoint_number
@@ -327,6 +346,36 @@ class Store:
         KnownBad when some were marked as unreadable.
         """
         return self._partitions[partition].log.view(position, size)
+
+    def may_wait(self, wait: bool) -> None:
+        """Whether reading may wait for the disk, as it may from the start on. Else what is not in memory is refused:
+        rows and lookups raise NotAtHand; ``view`` is asked only for what is at hand.
+        """
+        for part in self._partitions:
+            part.log.residence.may_wait = wait
+
+    def is_at_hand(self, partition: int, position: int, size: int) -> bool:
+        """Whether ``view`` of these bytes waits for no disk."""
+        return self._partitions[partition].at_hand.has(position, size)
+
+    def count_at_hand(self, partition: int, positions: Places, sizes: Places) -> int:
+        """How many of these batches, ascending, come before the first of which ``view`` would wait for the disk."""
+        return self._partitions[partition].at_hand.count(positions, sizes)
+
+    def read_of(self, partition: int, positions: Places, sizes: Places, *, onward: bool) -> Read:
+        """What brings the first of these batches into memory, and some of those behind it. *onward*: what lies behind
+        them will be wanted too. Run its ``step`` in a thread, then hand it to ``finish_read``.
+        """
+        return self._partitions[partition].at_hand.read(positions, sizes, onward=onward)
+
+    def finish_read(self, read: Read) -> list[StorageError]:
+        """Take what a Read came upon: what the disk does not give is marked as unreadable. What is new of it."""
+        log = self._partitions[read.partition].log
+        return [
+            error
+            for stretch, error in read.unreadable
+            if stretch.position is not None and log.unreadable.add(stretch.position, stretch.size)
+        ]
 
     def mark_unreadable(self, partition: int, position: int, size: int) -> bool:
         """Let ``view`` refuse these bytes while the store is open: somebody found them bad, and tells of it. False

@@ -11,6 +11,8 @@ from qmq.broker.commands import (
     Messages,
     Now,
     Pull,
+    ReadDone,
+    ReadWanted,
     Refused,
     Send,
     Sent,
@@ -21,6 +23,7 @@ from qmq.broker.commands import (
 )
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
+from qmq.errors import QmqError
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import Disk
@@ -65,6 +68,8 @@ class Driven:
         self.producer = PRODUCER
         self.produced = 0
         self.wanted: list[SyncWanted] = []
+        self.auto_read = True
+        self.reads: list[ReadWanted] = []
         self.open()
 
     def open(self) -> None:
@@ -77,6 +82,7 @@ class Driven:
         self.checkpoint()
         self.store.close(clean=True)
         self.wanted.clear()
+        self.reads.clear()
         self.open()
 
     def close(self) -> None:
@@ -106,14 +112,32 @@ class Driven:
         return self.effects()
 
     def effects(self) -> list[Effect]:
-        """Take effects; run the syncs that are wanted, if they are to run by themselves."""
+        """Take effects; run the syncs and reads that are wanted, if they are to run by themselves."""
         said: list[Effect] = []
         while effects := self.broker.take_effects():
-            said += [effect for effect in effects if not isinstance(effect, SyncWanted)]
+            said += [effect for effect in effects if not isinstance(effect, SyncWanted | ReadWanted)]
             self.wanted += [effect for effect in effects if isinstance(effect, SyncWanted)]
+            self.reads += [effect for effect in effects if isinstance(effect, ReadWanted)]
             if self.auto_sync:
                 self.sync(turn=False)
+            if self.auto_read:
+                self.read(turn=False)
         return said
+
+    def read(self, turn: bool = True) -> list[Effect]:
+        """Do the reads that are wanted by now."""
+        reads, self.reads = self.reads, []
+        for number, read in reads:
+            error = None
+            try:
+                while read.step():
+                    pass
+            except QmqError as failed:
+                error = failed
+            self.broker.handle(ReadDone(number, error), self.now)
+        if reads:
+            self.broker.turn(self.now)
+        return self.effects() if turn else []
 
     def sync(self, turn: bool = True) -> list[Effect]:
         """Do the syncs that are wanted by now."""

@@ -19,6 +19,7 @@ from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Send, S
 from qmq.errors import StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
 from tests.storage.faults import FaultyDisk
+from tests.storage.forgetful import ForgetfulDisk
 
 SUBJECTS = ["a.x", "a.y", "a.x.z", "b", "b.x"]
 PREFIXES = [(prefix,) for prefix in ["", "a.", "a.x", "a.x.", "b"]] + [("a.", "b"), ("b", "a.x", "b.x")]
@@ -40,7 +41,7 @@ pulls = st.tuples(
     st.sampled_from([1, 300, 1 << 20]),
 )
 repeats = st.tuples(st.just("repeat"), st.integers(0, 30), st.booleans())
-others = st.sampled_from([("sync",), ("restart",), ("crash",), ("advance",), ("checkpoint",)])
+others = st.sampled_from([("sync",), ("restart",), ("crash",), ("advance",), ("checkpoint",), ("read",), ("forget",)])
 leaves = st.tuples(st.sampled_from(["withdraw", "unsubscribe", "disconnect"]), st.integers(0, 30))
 histories = st.lists(st.one_of(sends, sends, pulls, pulls, pulls, repeats, others, leaves), max_size=30)
 
@@ -111,23 +112,31 @@ def matching(prefixes: tuple[str, ...]) -> set[str]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(history=histories, partitions=st.sampled_from([1, 3]))
-def test_histories(history: list[tuple], partitions: int) -> None:  # type: ignore[type-arg]
+@given(
+    history=histories,
+    partitions=st.sampled_from([1, 3]),
+    forgets=st.sampled_from([None, 0.0, 0.1, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_histories(history: list[tuple], partitions: int, forgets: float | None, seed: int) -> None:  # type: ignore[type-arg]
     with tempfile.TemporaryDirectory() as directory:
         driven = Driven(
             Path(directory, "first"),
             auto_sync=False,
-            disk=FaultyDisk(),
+            disk=FaultyDisk() if forgets is None else ForgetfulDisk(seed, forgets),
             partitions=partitions,
             segment_bytes=64 << 10,
             max_frame_bytes=16 << 10,
         )
+        driven.auto_read = forgets is None
         model = Model()
         for number, step in enumerate(history):
             run_step(driven, model, number, step)
         while driven.wanted:
             model.take(driven.sync())
         model.take(driven.advance(1_000))
+        driven.auto_read = True
+        model.take(driven.read())
         for group in GROUPS:
             drain(driven, model, group)
         driven.close()
@@ -162,6 +171,10 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             model.take(driven.do(command))
         case ("sync",):
             model.take(driven.sync())
+        case ("read",):
+            model.take(driven.read())
+        case ("forget",) if isinstance(driven.disk, ForgetfulDisk):
+            driven.disk.forget()
         case ("advance",):
             model.take(driven.advance(50))
         case ("checkpoint",):
@@ -178,6 +191,7 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             shutil.copytree(old, driven.directory)
             driven.store.close(clean=False)
             driven.wanted.clear()
+            driven.reads.clear()
             driven.open()
             model.crash()
 

@@ -75,14 +75,15 @@ def clock() -> Now:
 class Server:
     """Connections to a broker. Single-threaded: everything is called in the loop that it was made in.
 
-    *sync* is told what to sync; the outcome comes back through ``submit``. *turned* is called after each turn.
+    *work* is told what to sync and to read; the outcome comes back through ``submit``. *turned* is called after each
+    turn.
     """
 
     def __init__(
         self,
         broker: Rules,
         options: ServerOptions,
-        sync: Callable[[commands.SyncWanted], None],
+        work: Callable[[commands.SyncWanted | commands.ReadWanted], None],
         turned: Callable[[], None],
         now: Callable[[], Now] = clock,
     ) -> None:
@@ -122,7 +123,8 @@ class Server:
             commands.LastSequenceIs: lambda effect: self._answer(effect, answers.last_sequence),
             commands.SubjectList: lambda effect: self._answer(effect, answers.subject_list),
             commands.Refused: self._refused,
-            commands.SyncWanted: sync,
+            commands.SyncWanted: work,
+            commands.ReadWanted: work,
         }
 
     # --- from outside ------------------------------------------------------------------------------------------------
@@ -134,8 +136,8 @@ class Server:
         for sock in sockets:
             self._listeners.append(await self._loop.create_server(self._connect, sock=sock, backlog=_BACKLOG))
 
-    def submit(self, command: commands.Synced | commands.SyncBroken) -> None:
-        """Hand in the outcome of a sync."""
+    def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone) -> None:
+        """Hand in the outcome of a sync or a read."""
         self._handle(command)
         self.turn()
 

@@ -1,0 +1,114 @@
+"""Which batches of a message log are in memory, and what brings the others in."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import StorageError
+from qmq.storage.disk import PAGE, Disk
+from qmq.storage.message_log import MessageLog
+from qmq.storage.reading import READ_BYTES, Read, Stretch
+from qmq.storage.segment import segment_path
+
+#: Batches that lie closer than this are asked about together: the system takes a microsecond for a question, and
+#: another one for 64 pages.
+_NEAR_BYTES: Final = 256 << 10
+#: What one question is about at most.
+_ASK_BYTES: Final = 16 << 20
+#: Batches that lie closer than this are read together.
+_JOIN_BYTES: Final = 64 << 10
+
+Places = npt.NDArray[np.int64]
+
+
+class AtHand:
+    """Asks about one log, and touches nothing of it. What ``view`` refuses is at hand: it waits for no disk.
+
+    The methods raise StorageFailed when a segment cannot be mapped.
+    """
+
+    __slots__ = ("_disk", "_log")
+
+    def __init__(self, disk: Disk, log: MessageLog) -> None:
+        self._disk = disk
+        self._log = log
+
+    def has(self, position: int, size: int) -> bool:
+        """Whether these bytes are in memory, so that ``view`` shows them without a wait."""
+        log = self._log
+        if position >= self._hot() or log.residence.may_wait:
+            return True
+        return self.count(np.array([position]), np.array([size])) == 1
+
+    def count(self, positions: Places, sizes: Places) -> int:
+        """How many of these batches, ascending, come before the first that is not in memory."""
+        log, count = self._log, len(positions)
+        hot = self._hot()
+        if log.residence.may_wait or positions[0] >= hot:
+            return count
+        ends = positions + sizes
+        done = 0
+        for following in [*(np.flatnonzero(positions[1:] - ends[:-1] > _NEAR_BYTES) + 1).tolist(), count]:
+            while done < following and positions[done] < hot:
+                start = int(positions[done])
+                try:
+                    span, mapped = log.mapped_at(start)
+                except StorageError as error:
+                    if not isinstance(error.__cause__, FileNotFoundError):
+                        raise
+                    done += 1  # it is gone for good, as ``view`` says
+                    continue
+                stop = int(np.searchsorted(positions, min(span.end, start + _ASK_BYTES)))
+                stop = max(done + 1, min(stop, following))
+                cold = self._first_cold(mapped, span.base, positions[done:stop], ends[done:stop])
+                if cold is not None:
+                    return done + cold
+                done = stop
+        return count
+
+    def _hot(self) -> int:
+        """What is stored from here on is taken to be in memory."""
+        return max(self._log.current.base, self._log.end - self._disk.hot_bytes)
+
+    def _first_cold(self, mapped: mmap.mmap, base: int, starts: Places, ends: Places) -> int | None:
+        """The first of these batches of one segment that is not in memory, but for those known to be unreadable."""
+        start = int(starts[0]) - base
+        pages = self._disk.residency(mapped, start, int(ends.max()) - base - start)
+        if 0 not in pages:
+            return None
+        missing = np.concatenate(([0], np.cumsum(np.frombuffer(pages, np.uint8) == 0)))
+        first = start // PAGE
+        cold = missing[(ends - base - 1) // PAGE - first + 1] > missing[(starts - base) // PAGE - first]
+        known = self._log.unreadable
+        for place in np.flatnonzero(cold).tolist():
+            if known.first_in(int(starts[place]), int(ends[place] - starts[place])) is None:
+                return int(place)
+        return None
+
+    def read(self, positions: Places, sizes: Places, *, onward: bool) -> Read:
+        """What brings the first of these batches in, and as many as make up READ_BYTES. *onward*: what lies behind
+        them will be wanted too, so where they lie close together everything is read.
+        """
+        first = int(positions[0])
+        log = self._log
+        span, _ = log.mapped_at(first)
+        window = min(span.end, first + READ_BYTES)
+        near = max(1, int(np.searchsorted(positions, window)))
+        if onward and 4 * int(sizes[:near].sum()) >= int(positions[near - 1] + sizes[near - 1]) - first:
+            end = max(window, first + int(sizes[0]))
+            ahead = min(READ_BYTES, span.end - end)
+            return Read(self._disk, log.owner.partition, [self._stretch(span.base, first, end)], ahead)
+        count = min(int(np.searchsorted(positions, span.end)), int(np.searchsorted(np.cumsum(sizes), READ_BYTES)))
+        positions, sizes = positions[: max(1, count)], sizes[: max(1, count)]
+        ends = positions + sizes
+        heads = np.concatenate(([0], np.flatnonzero(positions[1:] - ends[:-1] > _JOIN_BYTES) + 1))
+        tops = np.maximum.reduceat(ends, heads)
+        parts = zip(positions[heads].tolist(), tops.tolist(), strict=True)
+        return Read(self._disk, log.owner.partition, [self._stretch(span.base, *part) for part in parts])
+
+    def _stretch(self, base: int, start: int, end: int) -> Stretch:
+        return Stretch(segment_path(self._log.directory, base), start - base, end - start, start)

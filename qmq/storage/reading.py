@@ -1,0 +1,186 @@
+"""Bytes that are on disk and not in memory: how they are noticed, and how a thread brings them in.
+
+Logs are read through maps. To touch a page that is not in memory stops the whole process until the disk has answered,
+and a bad sector ends it. So whoever serves others meanwhile asks first, is told NotAtHand, has its Read run in a thread
+and asks again. The thread reads with preadv, where a bad sector is an exception.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from qmq.errors import StorageError
+from qmq.storage.disk import BAD_SECTOR, PAGE, Disk, failure, read_fully
+
+#: What a thread reads before others get their turn.
+STEP_BYTES: Final = 1 << 20
+#: What one Read brings in, beyond one batch that is larger, and has the system go on with.
+READ_BYTES: Final = 4 << 20
+
+
+class Stretch(NamedTuple):
+    """Bytes of a file; *position* is that of the first one, in a file of the message log."""
+
+    path: Path
+    offset: int
+    size: int
+    position: int | None = None
+
+    def part(self, start: int, size: int) -> Stretch:
+        """*size* bytes of the file from offset *start* on."""
+        position = self.position
+        return Stretch(self.path, start, size, None if position is None else position + start - self.offset)
+
+
+class Unreadable(NamedTuple):
+    """A stretch that the disk does not give, and what it said."""
+
+    stretch: Stretch
+    error: StorageError
+
+
+class NotAtHand(Exception):
+    """What was asked for is not in memory: run ``read`` in a thread, and ask again."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__(read.key)
+        self.read = read
+
+
+class Read:
+    """Parts of files to be brought into memory. Call ``step`` in a thread until nothing is left."""
+
+    __slots__ = ("_ahead", "_disk", "_left", "_unadvised", "key", "partition", "unreadable")
+
+    def __init__(self, disk: Disk, partition: int, stretches: list[Stretch], ahead: int = 0) -> None:
+        """*ahead*: so many bytes behind the last stretch will be wanted next."""
+        self._disk = disk
+        self._left = stretches[::-1]
+        self._unadvised = stretches
+        self._ahead = ahead
+        self.partition = partition
+        #: The same for the same bytes.
+        self.key = stretches[0].path, stretches[0].offset, stretches[-1].path, stretches[-1].offset
+        #: What was found on the way.
+        self.unreadable: list[Unreadable] = []
+
+    def step(self) -> bool:
+        """[thread] Read up to 1 MiB; True while more is left. Raises StorageFailed when nothing can be read."""
+        if self._unadvised:
+            self._advise()
+        stretch = self._left.pop()
+        taken = min(stretch.size, STEP_BYTES)
+        if taken < stretch.size:
+            self._left.append(stretch.part(stretch.offset + taken, stretch.size - taken))
+        fd = self._open(stretch.path)
+        try:
+            self._bring(fd, stretch.part(stretch.offset, taken))
+        finally:
+            self._disk.close(fd)
+        return bool(self._left)
+
+    def _open(self, path: Path) -> int:
+        try:
+            return self._disk.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise failure(error, "open", path) from error
+
+    def _advise(self) -> None:
+        """Have the disk see at once all that it is to read."""
+        stretches, self._unadvised = self._unadvised, []
+        last = stretches[-1]
+        stretches[-1] = last._replace(size=last.size + self._ahead)
+        for path, group in groupby(stretches, key=lambda stretch: stretch.path):
+            fd = self._open(path)
+            try:
+                with suppress(OSError):
+                    for stretch in group:
+                        self._disk.will_need(fd, stretch.offset, stretch.size)
+            finally:
+                self._disk.close(fd)
+
+    def _bring(self, fd: int, stretch: Stretch) -> None:
+        try:
+            if len(read_fully(self._disk, fd, stretch.size, stretch.offset)) < stretch.size:
+                self._narrow(fd, stretch)
+        except OSError as error:
+            if error.errno not in BAD_SECTOR:
+                raise failure(error, "read", stretch.path, stretch.position) from error
+            if not self._narrow(fd, stretch) and not self._reads_elsewhere(fd, stretch):
+                self.unreadable.clear()
+                raise failure(error, "read", stretch.path, stretch.position) from error
+
+    def _narrow(self, fd: int, stretch: Stretch) -> bool:
+        """Note the pages that cannot be read; False when that is each of them."""
+        start, end = stretch.offset // PAGE * PAGE, stretch.offset + stretch.size
+        pages = range(start, end, PAGE)
+        bad = 0
+        for offset in pages:
+            try:
+                if read_fully(self._disk, fd, PAGE, offset):
+                    continue
+                error = OSError("the file ends before that")
+            except OSError as refused:
+                error = refused
+            bad += 1
+            self._note(stretch.part(offset, PAGE), error)
+        return bad < len(pages)
+
+    def _note(self, page: Stretch, error: OSError) -> None:
+        """Pages that lie together are told of together."""
+        last = self.unreadable[-1] if self.unreadable else None
+        if (
+            last is not None
+            and last.stretch.path == page.path
+            and last.stretch.offset + last.stretch.size == page.offset
+        ):
+            self.unreadable[-1] = Unreadable(last.stretch._replace(size=last.stretch.size + PAGE), last.error)
+        else:
+            self.unreadable.append(Unreadable(page, failure(error, "read", page.path, page.position)))
+
+    def _reads_elsewhere(self, fd: int, stretch: Stretch) -> bool:
+        """Whether other parts of the file can be read: else it is the disk that fails, not some of its sectors."""
+        with suppress(OSError):
+            size = self._disk.size(fd)
+            for part in range(5):
+                offset = size // 5 * part // PAGE * PAGE
+                if not stretch.offset - PAGE < offset < stretch.offset + stretch.size:
+                    self._disk.pread(fd, PAGE, offset)
+                    return True
+        return False
+
+
+class Residence:
+    """What a partition's maps have in memory."""
+
+    __slots__ = ("disk", "may_wait", "partition")
+
+    def __init__(self, disk: Disk, partition: int) -> None:
+        self.disk = disk
+        self.partition = partition
+        #: While set, what is missing is read at once by whoever wants it.
+        self.may_wait = True
+
+    def holds(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
+        """Whether all of these bytes of a map are in memory."""
+        return 0 not in self.disk.residency(mapped, offset, size)
+
+    def require(self, mapped: mmap.mmap, offset: int, size: int, stretch: Stretch) -> None:
+        """Return when these bytes of a map are in memory. Raises NotAtHand, with *stretch* to be read, when not.
+
+        With ``may_wait`` that is read here. Raises StorageFailed when it cannot be.
+        """
+        if self.holds(mapped, offset, size):
+            return
+        read = Read(self.disk, self.partition, [stretch])
+        if not self.may_wait:
+            raise NotAtHand(read)
+        while read.step():
+            pass
+        if read.unreadable:
+            raise read.unreadable[0].error

@@ -1,0 +1,218 @@
+"""Pulls of what is not in memory wait for a read; nobody else does, and nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Unsubscribe, Withdraw
+from qmq.errors import BrokerStopping, StorageFailed
+from qmq.format.pieces import Run, read_answer
+from qmq.storage.disk import PAGE
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
+from tests.storage.forgetful import ForgetfulDisk
+
+BODY = bytes(3_000)
+
+
+def cold(tmp_path: Path, messages: int = 12, partitions: int = 1) -> tuple[Driven, ForgetfulDisk, list[bytes]]:
+    """A broker whose messages have all been forgotten, reads to be done by hand."""
+    disk = ForgetfulDisk()
+    driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10, partitions=partitions)
+    bodies = [b"%d." % number + BODY for number in range(messages)]
+    for body in bodies:
+        driven.send("a.x", body)
+    disk.forget()
+    driven.auto_read = False
+    return driven, disk, bodies
+
+
+def messages_of(effects: Sequence[Effect]) -> list[Messages]:
+    return [effect for effect in effects if isinstance(effect, Messages)]
+
+
+@pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_pull_is_answered_when_its_read_is_done(tmp_path: Path, prefix: str, partitions: int) -> None:
+    driven, _, bodies = cold(tmp_path, partitions=partitions)
+    subscription = driven.subscribe(prefix)
+    got: list[bytes] = []
+    rounds = 0
+    while len(got) < len(bodies):
+        assert driven.do(driven.pull_command(subscription)) == []
+        assert len(driven.reads) == 1
+        while not (answers := messages_of(driven.read())):
+            rounds += 1
+            assert rounds < 100
+        got += bodies_of(runs_of_answer(answers[0]))
+        while driven.reads:
+            driven.read()
+    assert got == bodies
+    driven.auto_read = True
+    assert driven.pull(subscription) == []
+    driven.close()
+
+
+def test_other_groups_go_on_during_a_read(tmp_path: Path) -> None:
+    driven, _, bodies = cold(tmp_path)
+    behind, ahead = driven.subscribe("a.x", group="behind"), driven.subscribe("", group="ahead", start="last")
+    assert driven.do(driven.pull_command(behind)) == []
+    (read,) = driven.reads
+    waiting = driven.pull_command(ahead, timeout_ms=1_000)
+    assert driven.do(waiting) == []
+    driven.disk.hot_bytes = 4_096  # what is sent now is in memory
+    said = driven.do(driven.send_command({"b": [b"new"]}, flush=False))
+    assert [bodies_of(runs_of_answer(answer)) for answer in messages_of(said)] == [[b"new"]]
+    assert driven.reads == [read]
+    (answer,) = messages_of(driven.read())
+    assert bodies_of(runs_of_answer(answer))[0] == bodies[0]
+    driven.close()
+
+
+def test_two_pulls_of_a_group_share_one_read_and_get_different_messages_in_order(tmp_path: Path) -> None:
+    driven, _, bodies = cold(tmp_path)
+    subscription = driven.subscribe("a.")
+    first, second = (driven.pull_command(subscription, max_count=2) for _ in range(2))
+    assert driven.do(first) == []
+    assert driven.do(second) == []
+    assert len(driven.reads) == 1
+    answers = messages_of(driven.read())
+    assert [answer.request for answer in answers] == [first.request, second.request]
+    assert [bodies_of(runs_of_answer(answer)) for answer in answers] == [bodies[:2], bodies[2:4]]
+    driven.close()
+
+
+def test_a_pull_without_a_wait_does_not_say_that_nothing_is_there(tmp_path: Path) -> None:
+    driven, _, bodies = cold(tmp_path)
+    pull = driven.pull_command(driven.subscribe("a."), timeout_ms=50)
+    assert driven.do(pull) == []
+    assert driven.advance(60_000) == []
+    (answer,) = messages_of(driven.read())
+    assert bodies_of(runs_of_answer(answer))[0] == bodies[0]
+    driven.close()
+
+
+def test_an_overdue_pull_whose_messages_went_to_another_is_answered_with_none(tmp_path: Path) -> None:
+    driven, _, _ = cold(tmp_path, messages=2)
+    subscription = driven.subscribe("a.")
+    first, second = driven.pull_command(subscription), driven.pull_command(subscription)
+    assert driven.do(first, second) == []
+    answers = messages_of(driven.read())
+    assert [(answer.request, answer.messages) for answer in answers] == [(first.request, 2), (second.request, 0)]
+    driven.close()
+
+
+@pytest.mark.parametrize("how", ["withdraw", "unsubscribe", "disconnect", "stop"])
+def test_who_leaves_during_a_read_takes_nothing(tmp_path: Path, how: str) -> None:
+    driven, _, bodies = cold(tmp_path)
+    subscription = driven.subscribe("a.", connection=7)
+    pull = driven.pull_command(subscription, connection=7, timeout_ms=1_000)
+    assert driven.do(pull) == []
+    if how == "stop":
+        driven.broker.stop()
+        (refused,) = driven.effects()
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, BrokerStopping)
+        assert driven.read() == []
+        return
+    command = {
+        "withdraw": Withdraw(7, pull.request),
+        "unsubscribe": Unsubscribe(7, driven.request(), subscription),
+        "disconnect": Disconnected(7),
+    }[how]
+    said = messages_of(driven.do(command))
+    assert [(answer.request, answer.messages) for answer in said] == (
+        [] if how == "disconnect" else [(pull.request, 0)]
+    )
+    assert driven.read() == []
+    assert driven.broker.parked_pulls() == 0
+    driven.auto_read = True
+    assert [run.body(0) for run in drain(driven, driven.subscribe("a."))] == bodies
+    driven.close()
+
+
+def test_a_minimum_that_is_not_in_memory_is_waited_for(tmp_path: Path) -> None:
+    driven, _, bodies = cold(tmp_path)
+    driven.auto_read = True
+    pull = driven.pull_command(driven.subscribe("a.x"), min_count=12, timeout_ms=1_000)
+    (answer,) = messages_of(driven.do(pull))
+    assert bodies_of(runs_of_answer(answer)) == bodies
+    driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+def test_what_is_forgotten_at_once_is_served_a_little_at_a_time(tmp_path: Path, prefix: str) -> None:
+    driven, disk, bodies = cold(tmp_path)
+    disk.forgets = 1.0  # at every question
+    driven.auto_read = True
+    subscription = driven.subscribe(prefix)
+    got: list[bytes] = []
+    while came := bodies_of(driven.pull(subscription)):
+        got += came
+    assert got == bodies
+    disk.forgets = 0.0
+    driven.close()
+
+
+# --- bad sectors -----------------------------------------------------------------------------------------------------
+
+
+def log_path(driven: Driven, position: int) -> tuple[Path, int]:
+    """The segment that holds *position* and the offset in it."""
+    bases = sorted(int(path.stem, 16) for path in driven.directory.glob("log-0/*.messages"))
+    base = max(base for base in bases if base <= position)
+    return driven.directory / "log-0" / f"{base:016x}.messages", position - base
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+@pytest.mark.parametrize("which", range(0, 40, 3))
+def test_a_bad_sector_costs_only_what_lies_on_it(tmp_path: Path, prefix: str, which: int) -> None:
+    driven, disk, _ = cold(tmp_path, messages=40)
+    driven.auto_read = True
+    reader = driven.subscribe("", group=None, start="first")
+    places = [run.position for run in drain(driven, reader)]
+    disk.forget()
+    path, offset = log_path(driven, places[which] + 1_500)
+    disk.spoil(path, offset)
+    page = places[which] + 1_500 - offset % PAGE
+    lost = [place for place in places if place < page + PAGE and page < place + 3_200]
+    for group in ("g", "h"):
+        got = drain(driven, driven.subscribe(prefix, group=group))
+        assert [run.position for run in got] == [place for place in places if place not in lost]
+    assert disk.struck["unreadable"] > 0
+    (told,) = driven.broker.take_damaged()  # once, not for each group
+    assert str(path) in str(told)
+    assert "Input/output error" in str(told)
+    disk.bad.clear()
+    driven.close()
+
+
+@pytest.mark.parametrize("what", ["pread", "open"])
+def test_a_disk_that_fails_as_a_whole_makes_groups_wait_and_lose_nothing(tmp_path: Path, what: str) -> None:
+    driven, disk, bodies = cold(tmp_path)
+    driven.auto_read = True
+    subscription = driven.subscribe("a.")
+    disk.fail_always(what, errno.EIO, ".messages")
+    for _ in range(3):
+        (refused,) = driven.do(driven.pull_command(subscription))
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, StorageFailed)
+        assert refused.error.retryable
+    disk.heal()
+    assert [run.body(0) for run in drain(driven, subscription)] == bodies
+    driven.close()
+
+
+def drain(driven: Driven, subscription: int) -> list[Run]:
+    """Everything that is left for it."""
+    runs: list[Run] = []
+    while True:
+        (answer,) = messages_of(driven.do(driven.pull_command(subscription)))
+        if not answer.messages:
+            return runs
+        found, damaged = read_answer(memoryview(b"".join(answer.buffers)))
+        assert not damaged
+        runs += found
