@@ -138,6 +138,12 @@ class Settings(BaseModel):
     max_unsynced_bytes: Bytes = Field(
         512 * MIB, ge=1 * MIB, le=64 * GIB, description="Bytes not yet on disk at which sends wait for the disk."
     )
+    scrub_bytes_per_s: Bytes = Field(
+        1 * MIB, ge=0, le=1 * GIB, description="How fast sealed files are read again in search of rot; 0: never."
+    )
+    scrub_round_ms: Milliseconds = Field(
+        3_600_000, ge=10, le=30 * 86_400_000, description="Reading all of them again begins at most this often."
+    )
 
     # one connection
     max_frame_bytes: Bytes = Field(
@@ -289,7 +295,7 @@ def _plain(value: Any) -> int | str | list[str] | None:
 
 
 def _unit(key: str) -> str:
-    suffix = key.rpartition("_")[2]
+    suffix = key.removesuffix("_per_s").rpartition("_")[2]
     return suffix if suffix in ("bytes", "ms") else ""
 
 

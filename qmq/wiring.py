@@ -23,10 +23,12 @@ from typing import Final
 
 from qmq.broker.commands import ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
+from qmq.broker.counters import Counters
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
+from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk import Disk
 from qmq.storage.store import Store, StoreOptions
@@ -148,6 +150,7 @@ class Checkpoints:
             try:
                 await self._take()
             except StorageError as error:
+                self._broker.counters.failed_checkpoints += 1
                 if type(error) is not type(self._last_error):  # its text names another file each time
                     log.error("no checkpoint could be taken, it is tried again: %s", error)
                 self._last_error = error
@@ -192,6 +195,9 @@ class RunningBroker:
             undo.callback(self.store.close, clean=False)
             _log_recovery(settings, self.store)
             self.broker = Broker(self.store, _broker_limits(settings), now)
+            self.counters.holes_in_recovery = sum(
+                len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
+            )
             undo.pop_all()
         self._stopping = False
         self._settled = asyncio.Event()
@@ -202,6 +208,11 @@ class RunningBroker:
         host, port = self.address
         return f"qmq://[{host}]:{port}" if ":" in host else f"qmq://{host}:{port}"
 
+    @property
+    def counters(self) -> Counters:
+        """What it has met since it was made."""
+        return self.broker.counters
+
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
@@ -211,6 +222,12 @@ class RunningBroker:
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed
         )
+        self._scrub_worker = Worker("qmq-scrub")
+        self._scrubbing = None
+        if self.settings.scrub_bytes_per_s:
+            self._scrubbing = Scrubbing(
+                self.settings, self.store, self.broker, self._scrub_worker, clock, self._tell_damage
+            )
         try:
             await self.server.listen(self._sockets)
         except OSError as error:
@@ -223,6 +240,8 @@ class RunningBroker:
         Raises StorageError when the last checkpoint can't be written: the next start then recovers as after a crash.
         """
         self._stopping = True
+        if self._scrubbing is not None:
+            await self._scrubbing.close()
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
@@ -244,11 +263,12 @@ class RunningBroker:
                 f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
             ) from None
         finally:
-            for worker in self._syncs:
+            for worker in [*self._syncs, self._scrub_worker]:
                 worker.stop(patience_s)
             for worker in self._readers:
                 worker.stop(0)  # nobody waits for what they read
             self.store.close(clean)
+            log.info("in all: %s", self.counters.summary())
 
     def _close_sockets(self) -> None:
         for sock in self._sockets:
@@ -277,6 +297,7 @@ class RunningBroker:
     def _break(self, partition: int, error: QmqError) -> None:
         if partition not in self._broken:
             self._broken.add(partition)
+            self.counters.failed_syncs += 1
             log.error("partition %d takes nothing more until a restart: %s", partition, error)
         self.server.submit(SyncBroken(partition, error))
 
@@ -290,10 +311,13 @@ class RunningBroker:
 
     def _turned(self) -> None:
         self._pace()
-        for error in self.broker.take_damaged():
-            log.error("messages could not be read and were passed over: %s", error)
+        self._tell_damage()
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
+
+    def _tell_damage(self) -> None:
+        for error in self.broker.take_damaged():
+            log.error("what is bad is served no more: %s (%s)", error, self.counters.damage_totals())
 
     def _pace(self) -> None:
         """Have the disk catch up when it is behind, and sends wait when it is far behind.

@@ -26,7 +26,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.net": ("qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
     "qmq.net.server": ("qmq.broker.commands", "qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
     "qmq.settings": ("qmq.errors", "qmq.names"),
-    "qmq.wiring": ("qmq.broker", "qmq.errors", "qmq.format", "qmq.names", "qmq.net", "qmq.settings", "qmq.storage"),
+    "qmq.scrubbing": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage"),
+    "qmq.wiring": (
+        "qmq.broker",
+        "qmq.errors",
+        "qmq.format",
+        "qmq.names",
+        "qmq.net",
+        "qmq.scrubbing",
+        "qmq.settings",
+        "qmq.storage",
+    ),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,

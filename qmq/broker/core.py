@@ -27,13 +27,15 @@ from qmq.broker.commands import (
     Unsubscribed,
     Withdraw,
 )
+from qmq.broker.counters import Counters, FoundBy
+from qmq.broker.damages import Damages
 from qmq.broker.delivery import Delivery
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
 from qmq.errors import BrokerStopping, QmqError
 from qmq.names import check_prefix
-from qmq.storage.store import Store
+from qmq.storage.store import Damage, Store
 
 _MAX_LIST = 10_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
@@ -47,6 +49,9 @@ class Broker:
     def __init__(self, store: Store, limits: BrokerLimits, now: Now) -> None:
         self._store = store
         self._effects: list[Effect] = []
+        #: What was met since the start.
+        self.counters = Counters()
+        self._damages = Damages(store, self.counters)
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
@@ -68,6 +73,7 @@ class Broker:
                     raise self._stopping
                 self._intake.send(command, now)
             except QmqError as error:
+                self.counters.refused_sends[error.code] += 1
                 self._effects.append(Refused(command.connection, command.request, error))
             return
         try:
@@ -131,10 +137,16 @@ class Broker:
         self._effects.clear()
         return effects
 
+    def damage_found(self, damage: Damage, by: FoundBy) -> None:
+        """Somebody has read bytes on disk that are bad: they are served no more, and told of once."""
+        self._damages.found(damage, by)
+
     def take_damaged(self) -> list[QmqError]:
-        """What could not be read while serving pulls since the last call."""
+        """What was found to be bad, or could not be read while serving pulls, since the last call."""
         damaged, self._delivery.damaged = self._delivery.damaged, []
-        return damaged
+        for error in damaged:
+            self._damages.refused(error)
+        return self._damages.take_news()
 
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""

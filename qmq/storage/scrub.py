@@ -81,6 +81,7 @@ class SegmentReader:
         self.path = segment_path(directory, span.base)
         self._disk = disk
         self._base, self._end = span
+        self._limit = self._end  # where the file ends, if that is before
         self._owner = owner
         self._secret = secret
         self._holes = {hole.start: hole.end for hole in holes}
@@ -168,7 +169,7 @@ class SegmentReader:
 
     def _one_batch(self, position: int) -> Generator[int | Damage, None, int]:
         """Look at what begins at *position*: a batch of any size, or bad bytes; returns where the next one begins."""
-        reason = "no batch begins here"
+        reason = "no batch begins here" if self._limit == self._end else "the file is shorter than it was"
         try:
             header = yield from self._right_header(position)
             if header is not None:
@@ -182,6 +183,8 @@ class SegmentReader:
         except OSError as error:
             reason = str(failure(error, "read", self.path))
         following = yield from self._next_place(position + 1)
+        if following == self._limit:
+            following = self._end
         yield self._bad(position, following, reason)
         return following
 
@@ -200,7 +203,7 @@ class SegmentReader:
         if len(view) < BATCH_HEADER_SIZE:
             return None
         header = parse_header(view)
-        fits = header.data_start <= header.size <= self._end - position and header.runs > 0
+        fits = header.data_start <= header.size <= self._limit - position and header.runs > 0
         is_ours = header.position == position and header.store_id == self._owner.store_id
         is_known = header.magic == BATCH_MAGIC and header.version == BATCH_VERSION
         return header if fits and is_ours and is_known else None
@@ -225,8 +228,8 @@ class SegmentReader:
         return crc
 
     def _next_place(self, position: int) -> Generator[int, None, int]:
-        """The first place from *position* on where a right header stands; the segment's end when there is none."""
-        while position + BATCH_HEADER_SIZE <= self._end:
+        """The first place from *position* on where a right header stands; the file's end when there is none."""
+        while position + BATCH_HEADER_SIZE <= self._limit:
             try:
                 view = self._read(position, READ_BYTES)
                 yield len(view)
@@ -240,7 +243,7 @@ class SegmentReader:
             if len(view) <= _SEARCH_OVERLAP:
                 break
             position += len(view) - _SEARCH_OVERLAP
-        return self._end
+        return self._limit
 
     # --- findings ----------------------------------------------------------------------------------------------------
 
@@ -268,6 +271,7 @@ class SegmentReader:
         try:
             if self._fd < 0:
                 self._fd = self._disk.open_aside(self.path)
+                self._limit = min(self._end, self._base + self._disk.size(self._fd))
             while done < len(buffer):
                 read = self._disk.preadv_aside(self._fd, buffer[done:], position - self._base + done)
                 if read <= 0:

@@ -1,0 +1,45 @@
+"""What a broker has met since it was started, in numbers. A plain object: everything that counts adds to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: Who came upon bad bytes: the scrub, a pull that was to serve them, or a client that could not verify what it got.
+FoundBy = Literal["scrub", "pull", "report"]
+
+
+@dataclass(slots=True)
+class Counters:
+    """All from 0 at the start of the process."""
+
+    #: Bad places in the logs, each counted once, by who came upon it.
+    damaged: Counter[FoundBy] = field(default_factory=Counter)
+    #: Bad places that recovery came upon when the directory was opened.
+    holes_in_recovery: int = 0
+    #: What clients have reported, and how much of it is sound on disk.
+    reports: int = 0
+    sound_reports: int = 0
+    failed_checkpoints: int = 0
+    failed_syncs: int = 0
+    #: Sends that were refused, by the code of the error.
+    refused_sends: Counter[str] = field(default_factory=Counter)
+    scrubbed_bytes: int = 0
+    scrub_rounds: int = 0
+
+    def damage_totals(self) -> str:
+        """How much damage was found so far."""
+        by = ", ".join(f"{self.damaged[name]} by {name}" for name in ("scrub", "pull", "report"))
+        return f"{sum(self.damaged.values())} bad places since the start: {by}"
+
+    def summary(self) -> str:
+        """All in one line, for the log."""
+        refused = ", ".join(f"{count} {code}" for code, count in sorted(self.refused_sends.items()))
+        return (
+            f"{self.damage_totals()}; {self.holes_in_recovery} in recovery; "
+            f"{self.reports} reports of clients, {self.sound_reports} of bytes that are sound; "
+            f"{self.failed_checkpoints} failed checkpoints, {self.failed_syncs} failed syncs; "
+            f"refused sends: {refused or 'none'}; "
+            f"{self.scrubbed_bytes} bytes scrubbed, {self.scrub_rounds} full rounds"
+        )

@@ -1,0 +1,51 @@
+"""What a running broker finds to be bad in its logs: counted, told of and served no more, each place once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from qmq.broker.counters import Counters, FoundBy
+from qmq.errors import BadBytes, QmqError
+from qmq.storage.store import Damage, Store
+
+#: Places that are told of once: beyond so many the one known longest may be told of again.
+PLACES_KEPT: Final = 4_096
+
+
+class Damages:
+    """The one road of everything bad, whoever came upon it."""
+
+    def __init__(self, store: Store, counters: Counters) -> None:
+        self._store = store
+        self._counters = counters
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._news: list[QmqError] = []
+
+    def found(self, damage: Damage, by: FoundBy) -> None:
+        """Bytes on disk are bad: what is marked is served no more."""
+        marked = [self._store.mark_unreadable(damage.partition, *mark) for mark in damage.marks]
+        if marked and not any(marked):
+            return
+        place = self._store.place_of(damage.partition, damage.start)
+        self._tell(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
+
+    def refused(self, error: QmqError) -> None:
+        """A pull could not be served something, for that reason."""
+        self._tell(error, "pull")
+
+    def take_news(self) -> list[QmqError]:
+        """What was found since the last call and not told of before."""
+        news, self._news = self._news, []
+        return news
+
+    def _tell(self, error: QmqError, by: FoundBy) -> None:
+        text = str(error)
+        if text in self._told:
+            self._told.move_to_end(text)
+            return
+        self._told[text] = None
+        if len(self._told) > PLACES_KEPT:
+            self._told.popitem(last=False)
+        self._counters.damaged[by] += 1
+        self._news.append(error)

@@ -1,0 +1,107 @@
+"""The scrub of a running broker: goes through all sealed segments, again and again, at a bounded rate.
+
+A thread reads, a little at a time; in between the loop waits as long as the pace asks, so a disk that is slow or stalls
+holds up nothing but the scrub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from qmq.broker.commands import Now
+from qmq.broker.core import Broker
+from qmq.errors import QmqError, StorageError
+from qmq.settings import Settings
+from qmq.storage.scrub import Pace, SegmentReader, Step
+from qmq.storage.store import Store
+
+log = logging.getLogger("qmq.broker")
+
+
+class Thread(Protocol):
+    """What makes calls in order, beside the loop: qmq.wiring.Worker."""
+
+    def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None: ...
+    async def run(self, work: Callable[[], None]) -> None: ...
+
+
+class Scrubbing:
+    """Runs from when it is made until ``close``. *told* is called after something bad was found."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        broker: Broker,
+        thread: Thread,
+        clock: Callable[[], Now],
+        told: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._broker = broker
+        self._thread = thread
+        self._clock = clock
+        self._told = told
+        self._pace = Pace(settings.scrub_bytes_per_s)
+        self._last_error = ""
+        self._task = asyncio.create_task(self._run(), name="qmq-scrub")
+
+    async def close(self) -> None:
+        """End; a read that is under way is not waited for."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            await self._run_rounds()
+        except Exception:
+            log.exception("the scrub has failed in a way that nobody foresaw; it goes on after a restart")
+
+    async def _run_rounds(self) -> None:
+        # Anywhere, so that who restarts the broker often still gets to every segment.
+        skip = self._clock().wall_us // 1_000_000
+        while True:
+            begun_us = self._clock().monotonic_us
+            segments = [
+                (partition, span.base)
+                for partition in range(self._store.partitions)
+                for span in self._store.sealed(partition)
+            ]
+            first = skip % len(segments) if segments else 0
+            for partition, base in segments[first:] + segments[:first]:
+                await self._scrub(partition, base)
+            skip = 0
+            if segments:
+                self._broker.counters.scrub_rounds += 1
+            await self._wait_until(begun_us + self._settings.scrub_round_ms * 1_000)
+
+    async def _scrub(self, partition: int, base: int) -> None:
+        reader = self._store.reader(partition, base)
+        try:
+            while not (step := await self._step(reader)).is_last:
+                self._broker.counters.scrubbed_bytes += step.size
+                await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
+        except StorageError as error:
+            if str(error) != self._last_error:
+                log.error("%s could not be scrubbed, it is tried again in the next round: %s", reader.path, error)
+            self._last_error = str(error)
+        finally:
+            self._thread.call(reader.close, lambda error: None)  # behind a step that may still be under way
+
+    async def _step(self, reader: SegmentReader) -> Step:
+        """One read in the thread; what it found is told of."""
+        steps = list[Step]()
+        await self._thread.run(lambda: steps.append(reader.step()))
+        (step,) = steps
+        for damage in step.found:
+            self._broker.damage_found(damage, "scrub")
+        if step.found:
+            self._told()
+        return step
+
+    async def _wait_until(self, monotonic_us: int) -> None:
+        await asyncio.sleep(max(0, monotonic_us - self._clock().monotonic_us) / 1_000_000)

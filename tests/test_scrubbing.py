@@ -1,0 +1,136 @@
+"""The scrub of a running broker: what nobody reads is found when it rots, told of once, and served no more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import qmq
+from qmq.wiring import RunningBroker
+from tests.broker_process import running
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import segment_files
+
+PATIENCE_S: Final = 20
+SMALL: Final[dict[str, Any]] = {
+    "segment_bytes": 128 << 10,
+    "max_frame_bytes": 64 << 10,
+    "max_message_bytes": 32 << 10,
+    "scrub_bytes_per_s": 1 << 30,
+    "scrub_round_ms": 10,
+}
+
+
+async def fill(url: str, count: int = 400) -> list[bytes]:
+    """Batches of one message, 1 KiB each."""
+    bodies = [b"%04d" % number + b"." * 1_020 for number in range(count)]
+    async with qmq.connect(url, durability="append") as client:
+        for body in bodies:
+            await client.send("a.b", body)
+    return bodies
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+async def rounds(broker: RunningBroker, count: int = 2) -> None:
+    """Wait until the scrub has begun anew and gone through all."""
+    target = broker.counters.scrub_rounds + count
+    async with asyncio.timeout(PATIENCE_S):
+        while broker.counters.scrub_rounds < target:  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+def place_in(file: Path, body: bytes) -> int:
+    return file.read_bytes().index(body)
+
+
+async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "qmq.broker")
+    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+        bodies = await fill(broker.url)
+        files = segment_files(tmp_path)[:-1]
+        assert len(files) >= 3
+        await rounds(broker)
+        assert broker.counters.damaged == {}
+        bad = [bodies[5], bodies[6], bodies[250]]
+        for body in bad:
+            (file,) = [file for file in files if body in file.read_bytes()]
+            flip(file, place_in(file, body) + 500)
+        await rounds(broker, 3)
+        assert broker.counters.damaged == {"scrub": 3}
+        lines = [record.getMessage() for record in caplog.records if "served no more" in record.getMessage()]
+        assert len(lines) == 3
+        assert all("the checksum of the data is wrong" in line for line in lines)
+        assert sum(str(files[0]) in line for line in lines) == 2
+        assert "3 bad places since the start: 3 by scrub, 0 by pull, 0 by report" in lines[-1]
+        async with qmq.connect(broker.url) as client, client.subscribe("a.", group="g") as consumer:
+            got = [message.body for _ in range(2) for message in await consumer.pull(1_000, timeout=0)]
+            assert got == [body for body in bodies if body not in bad]
+            assert consumer.damaged == 0  # it was not even sent
+    assert broker.counters.scrubbed_bytes > 400_000
+    assert "in all: 3 bad places since the start: 3 by scrub" in caplog.text
+
+
+async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+        bodies = await fill(broker.url)
+        first, second, *_ = segment_files(tmp_path)
+        first.rename(tmp_path / "elsewhere")
+        cut = next(body for body in bodies[::-1] if body in second.read_bytes())
+        second.write_bytes(second.read_bytes()[: place_in(second, cut) + 100])
+        await rounds(broker, 3)
+        assert broker.counters.damaged == {"scrub": 2}
+        assert f"{first} is not there any more" in caplog.text
+        assert f"{second} at offset" in caplog.text
+        assert "the file is shorter than it was" in caplog.text
+        async with qmq.connect(broker.url) as client, client.subscribe("a.", group="g") as consumer:
+            got = [message.body for message in await consumer.pull(1_000, timeout=0)]
+            assert got == [body for body in bodies if body != cut]  # what is mapped is still served
+
+
+async def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk()
+    async with running(tmp_path, disk, **SMALL) as broker:
+        await fill(broker.url, 200)
+        disk.fail_always("preadv", errno.EMFILE)
+        await rounds(broker, 3)
+        assert broker.counters.damaged == {}
+        assert caplog.text.count("could not be scrubbed") >= 1
+        disk.heal()
+        before = broker.counters.scrubbed_bytes
+        await rounds(broker, 2)
+        assert broker.counters.scrubbed_bytes > before
+        open_files = len(disk.still_open())
+        await rounds(broker, 5)
+        assert len(disk.still_open()) <= open_files + 1
+
+
+async def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_bytes_per_s": 0})) as broker:
+        await fill(broker.url, 200)
+    assert (broker.counters.scrubbed_bytes, broker.counters.scrub_rounds) == (0, 0)
+
+
+async def test_the_rate_is_bounded(tmp_path: Path) -> None:
+    """By the clock of the broker: no more was read than the time allows."""
+    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_bytes_per_s": 1 << 20})) as broker:
+        await fill(broker.url, 300)
+        loop = asyncio.get_running_loop()
+        begun, before = loop.time(), broker.counters.scrubbed_bytes
+        async with asyncio.timeout(PATIENCE_S):
+            while broker.counters.scrubbed_bytes - before < 256 << 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        read, took = broker.counters.scrubbed_bytes - before, loop.time() - begun
+        assert read <= (1 << 20) * took + (128 << 10)
