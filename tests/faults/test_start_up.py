@@ -255,13 +255,6 @@ async def test_serve_ends_with_the_name_and_the_version_of_a_newer_file(tmp_path
 # Files of others
 
 
-def other_segment(path: Path, other: Path) -> Path:
-    """A segment of the other store under the name of one of ours."""
-    file = min((path / "log-0").glob("*.messages"))
-    shutil.copy(min((other / "log-0").glob("*.messages")), file)
-    return file
-
-
 def other_checkpoint(path: Path, other: Path) -> Path:
     number = list_checkpoints(Disk(), path)[0] + 1
     file = path / f"checkpoint-{number}"
@@ -279,7 +272,7 @@ def other_identity(path: Path, other: Path) -> Path:
     return path / "store-b"
 
 
-@pytest.mark.parametrize("put", [other_segment, other_checkpoint, other_subjects, other_identity])
+@pytest.mark.parametrize("put", [other_checkpoint, other_subjects, other_identity])
 async def test_files_of_another_broker_are_refused_by_name(tmp_path: Path, put: Callable[[Path, Path], Path]) -> None:
     path, other = tmp_path / "data", tmp_path / "other"
     await filled(path)
@@ -299,7 +292,35 @@ async def test_files_of_another_broker_are_refused_by_name(tmp_path: Path, put: 
     await still_has(path)
 
 
-async def test_a_segment_of_another_broker_beside_ours_is_refused_or_left_alone(tmp_path: Path) -> None:
+async def all_there(url: str) -> list[bytes]:
+    """The bodies that can be pulled now."""
+    bodies: list[bytes] = []
+    async with qmq.connect(url) as client, client.subscribe("", start="first") as consumer:
+        while came := await consumer.pull(max_count=10_000, timeout=0):
+            bodies += [message.body for message in came]
+    return bodies
+
+
+async def test_a_segment_of_another_broker_in_place_of_ours_is_named_and_the_rest_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, other = tmp_path / "data", tmp_path / "other"
+    await filled(path)
+    await filled(other, BODIES[:20])
+    file = min((path / "log-0").glob("*.messages"))
+    shutil.copy(min((other / "log-0").glob("*.messages")), file)
+    strange = file.read_bytes()
+    async with running(path, **SMALL) as broker:
+        served = await all_there(broker.url)
+    assert 0 < len(served) < len(BODIES)
+    assert served == BODIES[-len(served) :]
+    assert f"{file} belongs to store" in caplog.text
+    assert file.read_bytes() == strange
+
+
+async def test_a_segment_of_another_broker_beside_ours_is_named_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its name is a position of its own: below ours it is no part of our log, above it would be the next segment."""
     path, other = tmp_path / "data", tmp_path / "other"
     await filled(path)
@@ -309,9 +330,9 @@ async def test_a_segment_of_another_broker_beside_ours_is_refused_or_left_alone(
         strange = path / "log-0" / segment.name
         assert segment.name not in ours
         shutil.copy(segment, strange)
-        with pytest.raises(qmq.StorageError, match=f"{segment.name} belongs to store"):
-            async with running(path, **SMALL):
-                raise AssertionError("the broker has started")
+        async with running(path, **SMALL) as broker:
+            assert await all_there(broker.url) == BODIES
+        assert f"{strange} belongs to store" in caplog.text
         assert strange.read_bytes() == segment.read_bytes()
         strange.unlink()
     await still_has(path)
