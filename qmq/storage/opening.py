@@ -74,15 +74,23 @@ def open_directory(directory: Path, options: StoreOptions, disk: Disk, now_us: i
 
 
 def _make_directory(disk: Disk, path: Path) -> None:
+    """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
+
+    The first one that is there may have been made by a start that was killed before it could sync the name.
+    """
     missing = []
     parent = path
     while not disk.exists(parent):
         missing.append(parent)
         parent = parent.parent
     try:
-        disk.mkdir(path if not missing else missing.pop())
-        for parent in reversed(missing):
-            disk.mkdir(parent)
+        if not missing:
+            disk.mkdir(path)
+        with suppress(PermissionError):  # made by somebody who may do more than this process
+            disk.fsync_directory(parent.parent)
+        for made in reversed(missing):
+            disk.mkdir(made)
+            disk.fsync_directory(made.parent)
     except OSError as error:
         raise failure(error, "make the directory", path) from error
 
@@ -157,10 +165,14 @@ class _Opening:
         ours = (SUBJECTS_NAME, CONSUMER_LOG_NAME)
         if any(name in ours or name.startswith((PREFIX, "log-")) for name in names if name not in COPY_NAMES):
             logs = [self._directory / name for name in names if name.startswith("log-")]
-            return any(name in ours or name.startswith(PREFIX) for name in names) or any(
-                self._disk.listdir(log) for log in logs if log.is_dir()
-            )
+            return any(name in ours or name.startswith(PREFIX) for name in names) or any(map(self._holds_files, logs))
         return False
+
+    def _holds_files(self, path: Path) -> bool:
+        try:
+            return bool(self._disk.listdir(path))
+        except NotADirectoryError:
+            return False
 
     # --- identity ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +210,6 @@ class _Opening:
         ]
         for name in names[known:]:
             _make_directory(self._disk, self._directory / name)
-            self._sync_directory((self._directory / name).parent)
         partitions = tuple(
             partition._replace(directory=name) for partition, name in zip(identity.partitions, names, strict=False)
         )
@@ -217,6 +228,8 @@ class _Opening:
     def _recover(
         self, facts: Facts, before: Identity, claims: Claims | None, number: int, report: RecoveryReport
     ) -> Opened:
+        if not facts.clean:
+            self._sync_directory(self._directory)  # the identity that was read may not have its name on disk yet
         identity = self._with_partitions(before)
         subjects = self._open_subjects(identity, claims)
         replays = self._load(identity, claims, subjects)

@@ -482,7 +482,7 @@ class Store:
         """The directories that have got files since they were last synced."""
         consumers = self._directory / CONSUMER_LOG_NAME
         changed = [part for part in parts if part.listed != part.log.current.base]
-        directories = [consumers] if any(part.listed < 0 for part in changed) else []
+        directories = [self._directory, consumers] if any(part.listed < 0 for part in changed) else []
         for part in changed:
             directories += [consumers / str(part.number), part.log.directory]
         return directories

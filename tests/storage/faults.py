@@ -27,6 +27,7 @@ class FaultyDisk(Disk):
         self._lasting: dict[str, tuple[int, str]] = {}
         self._paths: dict[int, str] = {}
         self._tracks = False
+        self._root = Path()
         self._file_of: dict[int, object] = {}  # by inode; an inode is used again for another file
         self._synced: dict[object, bytes] = {}
         self._names: dict[Path, dict[str, object | None]] = {}  # None: a directory
@@ -109,7 +110,7 @@ class FaultyDisk(Disk):
 
     def fsync_directory(self, path: Path) -> None:
         self._count("fsync_directory", path)
-        if self._tracks:
+        if self._tracks and self._root in (path, *path.parents):
             self._remember_names(path)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -133,7 +134,7 @@ class FaultyDisk(Disk):
 
     def track(self, directory: Path, *, synced: bool = False) -> None:
         """Begin: the files in *directory* have their names on disk and, with *synced*, their bytes."""
-        self._tracks = True
+        self._tracks, self._root = True, directory
         directory.mkdir(parents=True, exist_ok=True)
         for path in [directory, *directory.rglob("*")]:
             if path.is_dir():
@@ -143,7 +144,7 @@ class FaultyDisk(Disk):
 
     def go_on_from(self, other: FaultyDisk) -> None:
         """Know what *other* knows to be on disk: another process on the same machine."""
-        self._tracks = True
+        self._tracks, self._root = True, other._root
         self._file_of, self._synced, self._names = other._file_of, other._synced, other._names
 
     def _remember_names(self, path: Path) -> None:
