@@ -149,13 +149,16 @@ class _Verification:
         else:
             try:
                 check_header(data, identity.store_id, path)
-            except (BadBytes, ForeignFile) as error:
-                self._report.tell(claim is not None or len(data) >= 32, path, 0, str(error), _RESTORE)
+            except ForeignFile as error:
+                self._report.fault(path, 0, str(error), _RESTORE)
+            except BadBytes as error:
+                self._report.tell(claim is not None, path, 0, str(error), _RESTORE)
         length = len(data) if claim is None else claim.length_bytes
         records = parse_records(data[:length])
         self._report.count("subjects", len(data), len(records.names))
         for bad in records.damaged:
-            self._report.fault(path, bad.position, f"from subject {bad.number} on: {bad.reason}", _RESTORE)
+            what = f"from subject {bad.number} on: {bad.reason}"
+            self._report.tell(claim is not None, path, bad.position, what, _RESTORE)
         if claim is not None and data and (records.end != length or len(records.names) != claim.count):
             what = f"has {len(records.names)} subjects in {records.end} bytes, the checkpoint knows {claim.count}"
             self._report.fault(path, records.end, f"{what} in {length}", _RESTORE)

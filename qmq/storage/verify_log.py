@@ -321,6 +321,8 @@ class PartitionCheck:
         owner = DerivedHeader(self._owner.partition, self._owner.store_id, False, base, 0, 0, 0, 0)
         path, journal = entries_path(self._consumer_directory, base), self._claim.journal
         if journal is not None and journal[0] == base:
+            if not journal[1]:
+                return None  # nothing of the file counts yet
             entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row, journal=journal)
             return _Derived(entries)
         if not is_sealed:
