@@ -30,7 +30,7 @@ bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
 
 sim: env  ## random histories of broker and store against models, ROUNDS=10 seeds
-	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage
+	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim
 
 fuzz: env  ## random and hostile frames, batches, names and answers, ROUNDS=10 seeds
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/format tests/net tests/test_names.py

@@ -1,0 +1,87 @@
+"""Random histories of a broker on a simulated disk: lives that end in every way, with a disk that fails at times."""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import Final
+
+from qmq.errors import StorageError
+from tests.sim.client import Client
+from tests.sim.crashes import Chances, Crashes
+from tests.sim.disk import Operation, SimulatedDisk
+from tests.sim.life import Life
+
+_KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "open", "ftruncate", "rename", "unlink")
+_CODES: Final = (errno.EIO, errno.ENOSPC)
+
+
+class History:
+    """What happens to one store, from a seed."""
+
+    def __init__(self, seed: int, partitions: int, chances: Chances, *, faults: float = 0.0, ends: float = 0.0) -> None:
+        """*chances* of looking at a crash at an operation; of a *fault* and of an *end* of the broker at a step."""
+        self.chance = random.Random(seed)
+        self.disk = SimulatedDisk(seed)
+        self.client = Client()
+        self.partitions = partitions
+        self.crashes = Crashes(seed, partitions, chances)
+        self.faults = faults
+        self.ends = ends
+        self._life: Life | None = None
+        self._watch()
+        self._life = Life(self.disk, self.client, seed, partitions)
+
+    def run(self, steps: int) -> None:
+        """Take that many steps, then go on without faults, stop, verify, and start a last time."""
+        for _ in range(steps):
+            assert self._life is not None
+            if self.chance.random() < self.faults:
+                self.disk.fail(self.chance.choice(_KINDS), self.chance.randrange(1, 5), self.chance.choice(_CODES))
+            self._life.step()
+            if self.chance.random() < self.ends:
+                self._life = self._restart(self._life)
+                self._watch()
+        self.disk.heal()
+        self.disk.before = None
+        self.crashes.go_on(self.crashes.recover(self.disk, self.client, power=True))
+
+    def summary(self) -> str:
+        """How many crashes were looked at, and how often each fault struck."""
+        faults = "".join(f"\n{count:8} {name}" for name, count in sorted(self.disk.struck.items()))
+        return (
+            f"{'+'.join(map(str, self.crashes.count))} crashes (in the workload, in recovery, in the next one){faults}"
+        )
+
+    def _watch(self) -> None:
+        self.crashes.watch(self.disk, self.client, self._beside)
+
+    def _restart(self, life: Life) -> Life:
+        """End a life for good, in any way, and begin another, perhaps after some that failed."""
+        self.disk.heal()
+        kind = self.chance.random()
+        lossy = False
+        if kind < 0.2:
+            try:
+                life.close()
+            except StorageError:
+                pass
+        while self.chance.random() < 0.3:
+            power = self.chance.random() < 0.5
+            lossy |= power
+            evicted = self.disk.struck["page evicted"]
+            self.disk.stop(power=power)
+            lossy |= self.disk.struck["page evicted"] > evicted
+            self.disk.fail("any", self.chance.randrange(1, 60))
+            try:
+                Life(self.disk, self.client.clone(), 0, self.partitions)
+            except StorageError:
+                self.disk.struck["start failed"] += 1
+        self.disk.heal()
+        return self.crashes.recover(self.disk, self.client, power=kind > 0.6, lossy=lossy)
+
+    def _beside(self, operation: Operation) -> None:
+        """What another thread does between two operations of this one."""
+        in_identity = operation.path.rpartition("/")[2].startswith("store-")  # which is changed under a lock
+        if self._life is not None and not in_identity and self.chance.random() < 0.1:
+            self._life.beside()

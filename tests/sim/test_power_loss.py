@@ -1,0 +1,78 @@
+"""Power is lost, or the broker killed, at every operation of a workload, and again at those of the recovery.
+
+After each crash: what was acknowledged with flush is there, no place and no sequence that a client saw is another
+message's, no send has made two messages, each group gets everything, and ``qmq verify`` finds no fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.sim.client import Client
+from tests.sim.disk import SimulatedDisk
+from tests.sim.history import History
+from tests.sim.kinds import run
+from tests.sim.life import Life
+from tests.sim.platter import POWER_FAULTS
+
+STRIKES = (
+    *POWER_FAULTS,
+    "power lost",
+    "killed",
+    "power lost in recovery",
+    "killed in recovery",
+    "write cut short",
+    "sync beside a turn",
+    "turn beside a sync",
+)
+
+
+def check_struck(histories: list[History], strikes: tuple[str, ...]) -> None:
+    """Print how often each fault struck; each must have."""
+    struck = Counter[str]()
+    for history in histories:
+        struck.update(history.disk.struck)
+        print(history.summary())
+    missed = [name for name in strikes if not struck[name]]
+    assert not missed, f"these faults never struck: {missed}"
+
+
+def test_a_crash_at_every_operation() -> None:
+    histories = [run("every-operation", seed) for seed in (1, 2, 3)]
+    check_struck(histories, STRIKES)
+    assert all(min(history.crashes.count) > 0 for history in histories)
+
+
+def test_a_crash_at_every_operation_of_recoveries() -> None:
+    check_struck([run("every-recovery", 2)], ("power lost in recovery", "killed in recovery"))
+
+
+@settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=False)
+@given(seed=st.integers(0, 1 << 32))
+def test_many_lives(seed: int) -> None:
+    run("long", seed)
+
+
+class LyingDisk(SimulatedDisk):
+    """Says at once that all is on disk."""
+
+    def fdatasync(self, fd: int) -> None:
+        """As some disks do: nothing."""
+
+
+def test_a_disk_that_lies_is_found_out() -> None:
+    """What the other tests would see if the broker did not sync."""
+    disk, client = LyingDisk(1), Client()
+    life = Life(disk, client, 1, 1)
+    for _ in range(10):
+        life.send()
+        life.sync_all()
+    disk.stop(power=True)
+    again = Life(disk, client, 1, 1)
+    client.crash(power=True)
+    with pytest.raises(AssertionError, match="lost"):
+        client.check(again.messages())
