@@ -388,7 +388,10 @@ def _log_recovery(settings: Settings, store: Store) -> None:
         messages,
     )
     if report.power_loss:
-        log.warning("unsynced data may be gone (the machine was started again): positions and sequences skip ahead")
+        log.warning(
+            "unsynced data may be gone (the machine was started again, or a sync had failed): positions and sequences "
+            "skip ahead"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Broker:
         self._delivery = Delivery(store, limits, self._effects)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
-        self._producers_packed_us = 0
+        self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
         self._restore(now)
         store.may_wait(False)
@@ -180,11 +180,14 @@ class Broker:
         """
         self._intake.turn()
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
+        upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
-        if small or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
-            self._producers_packed = msgpack.packb(self._producers.packed())
+        ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
+        if small or ahead or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
+            unclaimed = {number: end for number, end in enumerate(upto) if end < self._store.end(number)}
+            self._producers_packed = msgpack.packb(self._producers.packed(unclaimed))
             self._producers_packed_us = now.monotonic_us
-            self._producers_upto = [self._store.end(partition) for partition in range(self._store.partitions)]
+            self._producers_upto = upto
         return {
             "groups": msgpack.packb(self._delivery.packed(visible)),
             "producers": self._producers_packed,

@@ -157,6 +157,7 @@ class Intake:
         if not isinstance(error, SyncFailed):  # it says that nobody knows what became of the batches
             error = SyncFailed(f"{error}; nothing more is stored in partition {number} until a restart")
         partition.broken = error
+        self._store.give_up(number)
         while partition.waiting:
             effect = partition.waiting.popleft()[1]
             self._effects.append(Refused(effect.connection, effect.request, error))

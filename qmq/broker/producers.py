@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import BadBatch, QmqError, SequenceForgotten, TooManyProducers
@@ -40,6 +40,13 @@ class Producer:
     def records(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(first sequence, position, messages, data crc, partition) of each batch still remembered, as they came."""
         return _BATCH.iter_unpack(bytes(self.ring))
+
+    def claimed(self, unclaimed: Mapping[int, int]) -> bytes:
+        """The ring without the batches of a partition in *unclaimed* from that position on."""
+        if not unclaimed:
+            return bytes(self.ring)
+        kept = (record for record in self.records() if record[1] < unclaimed.get(record[4], record[1] + 1))
+        return b"".join(_BATCH.pack(*record) for record in kept)
 
     def drop_oldest(self) -> None:
         """Forget the oldest batch; what is older than it can't be told apart from it any more."""
@@ -141,10 +148,12 @@ class Producers:
         """About how large ``packed`` is (as if every window were full)."""
         return len(self._producers) * (64 + self._window * _BATCH_SIZE)
 
-    def packed(self) -> list[Any]:
-        """For the checkpoint: one row a producer, longest ago first."""
+    def packed(self, unclaimed: Mapping[int, int]) -> list[Any]:
+        """For the checkpoint: one row a producer, longest ago first. Batches of a partition in *unclaimed*, from that
+        position on, are left out: they may be gone at the next start, which reads the log from there.
+        """
         return [
-            (producer_id, producer.next_sequence, producer.horizon, producer.last_send_us, bytes(producer.ring))
+            (producer_id, producer.next_sequence, producer.horizon, producer.last_send_us, producer.claimed(unclaimed))
             for producer_id, producer in self._producers.items()
         ]
 

@@ -8,20 +8,21 @@ from pathlib import Path
 from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure
+from qmq.storage.gaps import Gaps
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
 from qmq.storage.subjects import SubjectTable
 
 
-def claim_subjects(table: SubjectTable) -> SubjectsClaim:
-    """What a checkpoint says of the subjects, all of which have been flushed."""
+def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:
+    """What a checkpoint says of the subjects, all of which have been flushed, and of what is missing of them."""
     count = table.count
     return SubjectsClaim(
         length_bytes=table.length_bytes,
         count=count,
         ends=table.ends[:count].astype("<u8").tobytes(),
         firsts=table.firsts[:count].astype("<u8").tobytes(),
-        gaps=table.gaps.pack(),
+        gaps=gaps.pack(),
     )
 
 

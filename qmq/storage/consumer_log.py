@@ -267,6 +267,16 @@ class ConsumerLog:
         rows, start = self._rows_at(row)
         return _unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
 
+    def rows_since(self, position: int) -> Iterator[Rows]:
+        """All rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows`` does."""
+        stored = range(self.first_row, self.end_row)
+        row = self.first_row + bisect_left(stored, position, key=lambda row: self._place(row)[0])
+        while row < self.end_row:
+            rows, start = self._rows_at(row)
+            rows = rows[row - start : self.end_row - start]
+            yield rows
+            row += len(rows)
+
     def row_at_position(self, position: int) -> int:
         """The first row at or after *position* that can be read; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)

@@ -42,6 +42,20 @@ class Gaps:
         self.subjects, self.starts, self.ends = self.subjects[order], self.starts[order], self.ends[order]
         self._merge()
 
+    def remove(self, subjects: npt.ArrayLike, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
+        """Forget that these sequences are missing: intervals as in ``add``, part of a gap, or of none."""
+        gone = [np.atleast_1d(np.asarray(column, np.uint64)) for column in (subjects, starts, ends)]
+        of = np.concatenate((self.subjects, self.subjects, gone[0], gone[0])).astype(np.uint32)
+        borders = np.concatenate((self.starts, self.ends, gone[1], gone[2]))
+        missing = np.repeat(np.array([1, -1, 0, 0]), [len(self), len(self), len(gone[1]), len(gone[2])])
+        there = np.repeat(np.array([0, 0, 1, -1]), [len(self), len(self), len(gone[1]), len(gone[2])])
+        order = np.lexsort((borders, of))
+        of, borders = of[order], borders[order]
+        # Of both kinds all have ended where the borders of a subject end, so no interval reaches into the next one.
+        kept = np.flatnonzero((np.cumsum(missing[order]) > 0) & (np.cumsum(there[order]) == 0))
+        self.subjects, self.starts, self.ends = self.subjects[:0], self.starts[:0], self.ends[:0]
+        self.add(of[kept], borders[kept], borders[kept + 1])
+
     def _merge(self) -> None:
         """Make one of gaps that overlap or touch; a gap within an earlier, longer one takes another round."""
         while True:

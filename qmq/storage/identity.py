@@ -169,6 +169,11 @@ class IdentityFile:
         """[thread] Say that everything is on disk and nobody writes any more. Raises StorageFull or StorageFailed."""
         self.change(lambda identity: replace(identity, clean=True))
 
+    def forget_boot(self) -> None:
+        """[thread] Have the next start take it that what was not synced may be gone. Raises as ``change`` does."""
+        if self.current.boot_id:
+            self.change(lambda identity: replace(identity, boot_id=""))
+
     def renew(self, ends: list[int], reserve_bytes: int) -> Identity:
         """[thread] Give every partition that has used half of its reserve a new one; writes only when one has.
 

@@ -54,7 +54,18 @@ class SequenceReplay:
         self._gaps: list[tuple[Numbers, Sequences, Sequences]] = []
 
     def add(self, rows: Rows) -> None:
-        """Rows of ENTRY_DTYPE[n]: sequences that none of them has, up to the last, become gaps."""
+        """Rows of ENTRY_DTYPE[n]: sequences that none of them has, up to the last, become gaps.
+
+        Rows before the ends are of a partition that the checkpoint could not claim: it has gaps in their place.
+        """
+        late = self._seen[rows["subject"]] & (rows["first_sequence"] < self._table.ends[rows["subject"]])
+        if late.any():
+            there = rows[late]
+            firsts = there["first_sequence"]
+            self._table.gaps.remove(there["subject"], firsts, firsts + there["count"])
+            rows = rows[~late]
+            if not len(rows):
+                return
         order = np.argsort(rows["subject"], kind="stable")
         subjects, starts = rows["subject"][order], rows["first_sequence"][order]
         ends = starts + rows["count"][order]

@@ -22,6 +22,7 @@ from qmq.storage.checkpoint import Claims, Hole, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Buffer, Disk
+from qmq.storage.gaps import Gaps
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex, derive_index
 from qmq.storage.lock import DirectoryLock
@@ -57,7 +58,9 @@ Sequences = npt.NDArray[np.uint64]
 class _Partition:
     """What the store keeps of one partition. ``rows`` are staged: of one batch each, or the base of a new segment."""
 
-    __slots__ = ("at_hand", "claim", "consumer", "holes", "index", "listed", "log", "number", "rows", "written_rows")
+    __slots__ = (
+        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "rows", "written_rows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class _Partition:
         self.listed = -1
         #: What the last checkpoint said; at the start, what recovery has brought to the disk.
         self.claim = PartitionClaim(log.end, tuple(log.spans()), tuple(holes), None)
+        #: Its last claim stands until the directory is opened again.
+        self.given_up = False
 
 
 class Store:
@@ -100,6 +105,7 @@ class Store:
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
         self._closed = False
+        self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
         self._created_at_us = opened.now_us
         self.store_id: bytes = opened.identity.current.store_id
         self.secret: bytes = opened.identity.current.secret
@@ -444,16 +450,16 @@ class Store:
         """Note how far everything is, and write rows and subjects behind it to their files. Then run its ``write`` in
         a thread, and hand it to ``finish_checkpoint``. One at a time. *state* is kept with it.
 
-        A partition whose sync has failed stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
+        A partition that was given up stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
         """
         assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
         table, identity = self._subjects, self._identity.current
-        sound = [part for part in self._partitions if part.log.broken is None]
+        sound = [part for part in self._partitions if not part.given_up]
         descriptors = [table.flush()]
         for part in sound:
             descriptors += part.consumer.flush()
             part.index.flush()
-        claims = [self._claim(part) if part in sound else part.claim for part in self._partitions]
+        claims = [part.claim if part.given_up else self._claim(part) for part in self._partitions]
         self._checkpoint_number += 1
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         content = Claims(
@@ -463,7 +469,7 @@ class Store:
             sequence_base=identity.sequence_base,
             last_stored_at_us=self.last_stored_at_us,
             partitions=tuple(claims),
-            subjects=claim_subjects(table),
+            subjects=claim_subjects(table, self._gaps_to_claim()),
             state=dict(state),
         )
         return Checkpoint(
@@ -475,8 +481,37 @@ class Store:
             descriptors=descriptors,
             indexes=self._unsealed,
             directories=self._unlisted(sound),
-            renew=lambda: self._identity.renew([claim.position for claim in claims], self._options.reserve_bytes),
+            renew=lambda: self._renew([claim.position for claim in claims]),
         )
+
+    def give_up(self, partition: int) -> None:
+        """Leave a partition whose sync has failed out of all further checkpoints: the next start sees what is there."""
+        self._partitions[partition].given_up = True
+
+    def claimable(self, partition: int) -> int:
+        """The position up to which a checkpoint that begins now claims a partition."""
+        part = self._partitions[partition]
+        return part.claim.position if part.given_up else part.log.end
+
+    def _gaps_to_claim(self) -> Gaps:
+        """The gaps, and what lies in partitions that were given up behind their claims: it may not be there later."""
+        given_up = [(part.number, part.claim.position) for part in self._partitions if part.given_up]
+        if given_up != self._claimed_gaps[0]:
+            gaps = Gaps.unpack(self._subjects.gaps.pack())
+            for number, position in given_up:
+                found = [
+                    (rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
+                    for rows in self._partitions[number].consumer.rows_since(position)
+                ]
+                if found:
+                    gaps.add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+            self._claimed_gaps = given_up, gaps
+        return self._claimed_gaps[1]
+
+    def _renew(self, ends: list[int]) -> None:
+        if any(part.given_up for part in self._partitions):
+            self._identity.forget_boot()  # pages of a failed sync read well until they leave memory
+        self._identity.renew(ends, self._options.reserve_bytes)
 
     def _unlisted(self, parts: list[_Partition]) -> list[Path]:
         """The directories that have got files since they were last synced."""

@@ -111,7 +111,7 @@ def test_what_is_restored_answers_as_before(window: int, new_window: int, batche
         known.remember(name, first, messages, position, 0, position, position)
         told.setdefault(name, []).append((first, messages, position))
     restored = producers(window=new_window)
-    restored.restore(known.packed())
+    restored.restore(known.packed({}))
     for name, entries in told.items():
         for first, messages, position in entries[-min(window, new_window) :]:
             assert restored.lookup(name, first, messages, position) == Known(0, position)

@@ -125,6 +125,9 @@ def test_against_lists(tmp_path_factory: pytest.TempPathFactory, steps: list[Any
         assert log.visible_row == len(published)
         assert log.end_row == len(feed.rows)
     check_reads(log, published)
+    for row in feed.rows[::5]:
+        since = [found for rows in log.rows_since(row[1]) for found in rows.tolist()]
+        assert since == [other for other in feed.rows if other[1] >= row[1]]
     log.publish(feed.position)
     check_reads(log, feed.rows)
     log.close()

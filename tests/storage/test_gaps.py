@@ -28,6 +28,24 @@ def test_against_a_set(batches: list[list[tuple[int, int, int]]], first: int, le
     assert len(again) == stretches
 
 
+@given(added=st.lists(GAP, max_size=8), removed=st.lists(GAP, max_size=8))
+def test_what_is_removed_is_missing_no_more(
+    added: list[tuple[int, int, int]], removed: list[tuple[int, int, int]]
+) -> None:
+    gaps = Gaps()
+    gaps.add(*_columns(added))
+    gaps.remove(*_columns(removed))
+    model = {(subject, n) for subject, start, end in added for n in range(start, end)}
+    model -= {(subject, n) for subject, start, end in removed for n in range(start, end)}
+    found = zip(gaps.subjects.tolist(), gaps.starts.tolist(), gaps.ends.tolist(), strict=True)
+    assert {(subject, n) for subject, start, end in found for n in range(start, end)} == model
+    assert len(gaps) == sum((subject, n - 1) not in model for subject, n in model)
+
+
+def _columns(gaps: list[tuple[int, int, int]]) -> tuple[list[int], ...]:
+    return [gap[0] for gap in gaps], [gap[1] for gap in gaps], [gap[2] for gap in gaps]
+
+
 def test_one_gap_as_ints_and_large_numbers() -> None:
     gaps = Gaps()
     gaps.add(7, (1 << 63) + 1, (1 << 63) + 5)

@@ -81,6 +81,20 @@ def test_a_damaged_batch_keeps_its_sequences(tmp_path: Path) -> None:
     table.close()
 
 
+def test_rows_that_the_checkpoint_could_not_claim_leave_its_gaps(tmp_path: Path) -> None:
+    """Subject 0 had 10 messages, of which 4 to 7 and 9 were not claimed; 4, 5 and 9 are there."""
+    table = table_of(tmp_path, 1)
+    table.ends[0] = 10
+    table.gaps.add([0, 0], [4, 9], [8, 10])
+    replay = SequenceReplay(table, 1)
+    replay.add(np.array([row(4, 0, 2), row(9, 0, 1), row(12, 0, 3)], ENTRY_DTYPE))
+    replay.add(np.array([row(15, 0, 1)], ENTRY_DTYPE))
+    replay.finish(0)
+    assert int(table.ends[0]) == 16
+    assert [n for n in range(16) if table.gaps.missing(0, n, n + 1)] == [6, 7, 10, 11]
+    table.close()
+
+
 def test_nothing_to_do(tmp_path: Path) -> None:
     table = table_of(tmp_path, 0)
     SequenceReplay(table, 0).finish(1_000)

@@ -221,6 +221,9 @@ def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_pat
         store.place(0, 100)
     check_stored(store, sender.sent)
     sender.send("b", b"5", partition=1)
+    with pytest.raises(SyncFailed):
+        checkpoint(store)
+    store.give_up(0)
     checkpoint(store)  # of the other partition; this one stays where its last checkpoint left it
     claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
     assert claims is not None
