@@ -264,7 +264,7 @@ class Selection:
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
         places = _places(partitions, index, len(rows))
         ready = len(rows)
-        for partition in np.unique(places).tolist():
+        for partition in np.flatnonzero(np.bincount(places)).tolist():
             mine = np.flatnonzero(places == partition) if len(places) > 1 else np.arange(len(rows))
             count = self._store.count_at_hand(partition, positions[mine], sizes[mine])
             if count < len(mine) and mine[count] < ready:
