@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk import PAGE, Buffer, Disk
 from tests.sim.platter import SECTOR, Change, Directory, File
 
 _FIRST_DESCRIPTOR: Final = 1_000_000
@@ -214,6 +214,20 @@ class SimulatedDisk(Disk):
         if length > file.size or not length:
             raise ValueError("mmap length is greater than file size")
         return cast(mmap.mmap, memoryview(file.buffer)[:length].toreadonly())
+
+    hot_bytes = Disk.hot_bytes
+
+    def residency(self, mapped: mmap.mmap, offset: int, size: int) -> bytes:
+        return b"\1" * ((offset + size - 1) // PAGE - offset // PAGE + 1)
+
+    def will_need(self, fd: int, offset: int, size: int) -> None:
+        """All of it is in memory."""
+
+    def open_aside(self, path: Path) -> int:
+        return self.open(path, os.O_RDONLY)
+
+    def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return self.preadv(fd, [buffer], offset)
 
     def ftruncate(self, fd: int, length: int) -> None:
         if length != self._files[fd].size:
