@@ -157,6 +157,12 @@ class Settings(BaseModel):
     max_inflight_bytes: Bytes = Field(
         64 * MIB, ge=64 * KIB, le=16 * GIB, description="Answers that a connection has not read yet; then it waits."
     )
+    max_buffered_bytes: Bytes = Field(
+        512 * MIB,
+        ge=1 * MIB,
+        le=256 * GIB,
+        description="What all connections together may have of unfinished frames, unread answers and open requests.",
+    )
     first_frame_timeout_ms: Milliseconds = Field(
         10_000, ge=10, le=3_600_000, description="Time within which a new connection must say hello."
     )
@@ -193,6 +199,13 @@ class Settings(BaseModel):
             most = self.max_frame_bytes - _ONE_MESSAGE_ROOM
             raise _misfit(
                 "max_message_bytes", self.max_message_bytes, f"at most {most}, so that it fits max_frame_bytes"
+            )
+        largest = max(self.max_frame_bytes, self.max_pull_bytes)
+        if self.max_buffered_bytes < 2 * largest:
+            raise _misfit(
+                "max_buffered_bytes",
+                self.max_buffered_bytes,
+                f"at least {2 * largest}, twice max_frame_bytes and max_pull_bytes",
             )
         if self.reserve_bytes < 4 * self.max_frame_bytes:
             least = 4 * self.max_frame_bytes

@@ -229,7 +229,7 @@ class RunningBroker:
                 self.settings, self.store, self.broker, self._scrub_worker, clock, self._tell_damage
             )
         try:
-            await self.server.listen(self._sockets)
+            self.server.listen(self._sockets)
         except OSError as error:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
@@ -339,18 +339,29 @@ def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:
     import uvloop
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    _allow_files(settings.max_connections)
+    settings = settings.model_copy(update={"max_connections": _allow_files(settings.max_connections)})
     running = RunningBroker(settings)  # before the loop runs, so that a signal can end a long recovery
     uvloop.run(_serve(running, ready))
 
 
-def _allow_files(connections: int) -> None:
-    """Raise this process's limit of open files as far as it may: most systems begin at 1,024."""
+def _allow_files(connections: int) -> int:
+    """Raise this process's limit of open files as far as it may: most systems begin at 1,024.
+
+    Returns how many of *connections* it leaves room for, beside the files of the store.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard != resource.RLIM_INFINITY and hard < connections + _OTHER_FILES:
-        log.warning("this process may have %d files open, too few for max_connections = %d", hard, connections)
+    if hard == resource.RLIM_INFINITY or hard >= connections + _OTHER_FILES:
+        return connections
+    allowed = max(hard - _OTHER_FILES, hard // 2)
+    log.warning(
+        "this process may have %d files open, too few for max_connections = %d: it takes %d; raise ulimit -n",
+        hard,
+        connections,
+        allowed,
+    )
+    return allowed
 
 
 async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None]) -> None:
@@ -446,5 +457,6 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         max_parked_pulls=settings.max_parked_pulls,
         max_connections=settings.max_connections,
         max_inflight_bytes=settings.max_inflight_bytes,
+        max_buffered_bytes=settings.max_buffered_bytes,
         first_frame_timeout_ms=settings.first_frame_timeout_ms,
     )

@@ -1,5 +1,6 @@
 """The asyncio server: connections, frames to commands, effects to answers."""
 
-from qmq.net.server.server import Server, ServerOptions, clock
+from qmq.net.server.options import ServerOptions
+from qmq.net.server.server import Server, clock
 
 __all__ = ["Server", "ServerOptions", "clock"]

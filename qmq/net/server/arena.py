@@ -8,6 +8,7 @@ copied again, else into a small one that is put back in front of the bytes that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -26,12 +27,21 @@ _LEAST_ROOM: Final = 256 << 10
 class Unfinished:
     """The frame that a connection has received a part of: in ``part``, or in ``whole`` up to ``filled``, or nothing."""
 
-    __slots__ = ("filled", "part", "whole")
+    __slots__ = ("filled", "kept", "part", "tell", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[int], None] = lambda size: None) -> None:
+        """*tell* is called with the bytes that are kept for it outside of the arena, 0 when it is complete."""
+        self.tell = tell
+        self.kept = 0
         self.part = b""
         self.whole: memoryview | None = None
         self.filled = 0
+
+    def keep(self, size: int) -> None:
+        """So many bytes are kept for it now."""
+        if size != self.kept:
+            self.kept = size
+            self.tell(size)
 
 
 class Arena:
@@ -82,7 +92,10 @@ class Arena:
         """Frames of *used* bytes were complete in what ``received`` gave; what follows is unfinished."""
         if unfinished.whole is not None:
             unfinished.whole, unfinished.filled = None, 0
+            unfinished.keep(0)
             return
+        if used:
+            unfinished.keep(0)
         self._start += used
         rest = self._tail - self._start
         if not rest:
@@ -95,6 +108,7 @@ class Arena:
         if self._owner is unfinished:
             self._owner, self._tail = None, self._start
         unfinished.part, unfinished.whole, unfinished.filled = b"", None, 0
+        unfinished.keep(0)
 
     def reset(self) -> None:
         """The turn is over: nobody looks at its frames any more."""
@@ -116,8 +130,10 @@ class Arena:
             owner.whole = np.empty(size, np.uint8).data
             owner.whole[: len(part)] = part
             owner.filled = len(part)
+            owner.keep(size)
         else:
             owner.part = bytes(part)
+            owner.keep(len(part))
         self._owner, self._tail = None, self._start
 
     def _frame_size(self) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import deque
 from typing import Final, Protocol, cast
 
+from qmq.broker.commands import Command
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.server.arena import Arena, Unfinished
+from qmq.net.server.options import internal_error
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
 
 Buffer = bytes | memoryview
@@ -34,7 +37,6 @@ class Hub(Protocol):
     arena: Arena
     max_frame_bytes: int
     max_inflight_bytes: int
-    first_frame_timeout_s: float
 
     def admit(self, connection: Connection) -> None:
         """A connection was made. Raises QmqError to turn it away."""
@@ -48,6 +50,21 @@ class Hub(Protocol):
     def frames_end(self) -> None:
         """No more frames for now."""
 
+    def no_frames(self) -> None:
+        """Bytes came that complete no frame."""
+
+    def keeps(self, connection: Connection, size: int) -> None:
+        """So many bytes are kept for a frame that is not complete."""
+
+    def unread(self, connection: Connection, size: int) -> None:
+        """It has so many bytes of answers to read."""
+
+    def greeted(self, connection: Connection) -> None:
+        """Its first frame was right."""
+
+    def lingers(self, connection: Connection) -> None:
+        """Its last word is said: it is to be closed when the other side had time to read that."""
+
     def leave(self, connection: Connection) -> None:
         """Nothing more comes from this connection, and nothing more goes to it."""
 
@@ -59,18 +76,16 @@ class Connection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_first_frame", "_hub", "_linger", "_loop", "_stops", "_transport", "_unfinished", "answers", "client", "ended",
-        "greeted", "in_flight", "listings", "number", "peer", "sends",
+        "_hub", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended", "greeted", "in_flight",
+        "listings", "number", "peer", "postponed", "pulls", "sends",
     )  # fmt: skip
 
-    def __init__(self, hub: Hub, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hub: Hub, number: int) -> None:
         self._hub = hub
-        self._loop = loop
-        self._unfinished = Unfinished()
+        self._unfinished = Unfinished(lambda size: hub.keeps(self, size))
         self._stops = 0
+        self._unread = False  # the system took not all of its answers
         self._transport: asyncio.Transport | None = None
-        self._first_frame: asyncio.TimerHandle | None = None
-        self._linger: asyncio.TimerHandle | None = None
         self.number = number
         self.peer = ""
         self.client = ""
@@ -80,6 +95,9 @@ class Connection(asyncio.BufferedProtocol):
         #: requests without an answer, and the numbers of those that ask for a list of subjects
         self.in_flight = 0
         self.listings: set[int] = set()
+        #: pulls of this turn, and what waits for the next one because they are many
+        self.pulls = 0
+        self.postponed: deque[Command] = deque()
         #: it has sent a batch
         self.sends = False
         #: what the turn has to write
@@ -89,15 +107,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(self._hub.max_inflight_bytes)
+        self._transport.set_write_buffer_limits(0)  # tells of every answer that the system does not take at once
         self.peer = _peer_of(self._transport)
         _keep_alive(self._transport)
         try:
             self._hub.admit(self)
         except QmqError as error:
             self.end(error)
-            return
-        self._first_frame = self._loop.call_later(self._hub.first_frame_timeout_s, self._no_first_frame)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._hub.arena.room(self._unfinished)
@@ -126,20 +142,24 @@ class Connection(asyncio.BufferedProtocol):
                         break
         except QmqError as error:
             self.end(error)
+        except Exception:
+            log.exception("the broker failed to read a frame of %s", self.peer)
+            self.end(internal_error())
         # Also when the connection has ended: the frames that were taken must stay until the turn is over.
         hub.arena.keep(self._unfinished, used)
         if self.ended:
             hub.arena.forget(self._unfinished)
-        hub.frames_end()
+        if used or self.ended:
+            hub.frames_end()
+        else:
+            hub.no_frames()
 
     def eof_received(self) -> bool:
         return False  # who sends no more reads no more: the transport closes
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        for timer in (self._first_frame, self._linger):
-            if timer is not None:
-                timer.cancel()
         self._hub.arena.forget(self._unfinished)
+        self._unfinished = Unfinished()  # the other one knows this connection, which would be a circle
         if not self.ended:
             self.ended = True
             self._hub.leave(self)
@@ -149,12 +169,29 @@ class Connection(asyncio.BufferedProtocol):
         self._hub.closed(self)
 
     def pause_writing(self) -> None:
-        self.stop_reading(SLOW_READER)
+        self._unread = True
+        self._tell_unread()
 
     def resume_writing(self) -> None:
+        self._unread = False
         self.read_on(SLOW_READER)
+        self._hub.unread(self, 0)
+
+    def _tell_unread(self) -> None:
+        size = self.unread_bytes()
+        self._hub.unread(self, size)
+        if size > self._hub.max_inflight_bytes:
+            self.stop_reading(SLOW_READER)
 
     # --- of the server -----------------------------------------------------------------------------------------------
+
+    def unread_bytes(self) -> int:
+        """Bytes of its answers that the system has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def slow(self) -> bool:
+        """It is not read from, because it does not read its answers."""
+        return bool(self._stops & SLOW_READER)
 
     def stop_reading(self, why: int) -> None:
         """Read nothing more until ``read_on`` was called for every reason given."""
@@ -177,22 +214,21 @@ class Connection(asyncio.BufferedProtocol):
             return
         if len(answers) == 1:
             self._transport.write(answers[0])
-            return
-        size = sum(map(len, answers))
-        if size <= _JOIN_ALL_BELOW or size < _JOIN_BELOW * len(answers):
+        elif (size := sum(map(len, answers))) <= _JOIN_ALL_BELOW or size < _JOIN_BELOW * len(answers):
             self._transport.write(b"".join(answers))
         else:
             self._transport.writelines(answers)
+        if self._unread:
+            self._tell_unread()
 
     def end(self, error: QmqError) -> None:
         """Say why, then close; the socket stays open a little so that the other side can read it."""
         if self.ended or self._transport is None:
             return
         log.debug("connection %d of %s ends: %s", self.number, self.peer, error)
-        if self._first_frame is not None:
-            self._first_frame.cancel()
-        self.answers.append(encode_error(0, error))
-        self.write()
+        if not self._transport.is_closing():
+            self.answers.append(encode_error(0, error))
+            self.write()
         self.ended = True
         self._hub.leave(self)
         if self._transport.is_closing():
@@ -204,7 +240,11 @@ class Connection(asyncio.BufferedProtocol):
         except OSError:  # the other side has left, and nobody has told the transport yet
             self.abort()
             return
-        self._linger = self._loop.call_later(LINGER_S, self.abort)
+        self._hub.lingers(self)
+
+    def forget_frame(self) -> None:
+        """What came of a frame that is not complete is not kept any more. Not while frames are being taken."""
+        self._hub.arena.forget(self._unfinished)
 
     def abort(self) -> None:
         """Close at once."""
@@ -224,14 +264,8 @@ class Connection(asyncio.BufferedProtocol):
         if frame is None:
             return 0
         self._hub.frame(self, frame)
-        if self._first_frame is not None:
-            self._first_frame.cancel()
-            self._first_frame = None
+        self._hub.greeted(self)
         return FRAME_SIZE + len(frame.meta) + len(frame.payload)
-
-    def _no_first_frame(self) -> None:
-        limit = self._hub.first_frame_timeout_s
-        self.end(ProtocolError(f"no hello within {limit:g} s of connecting (first_frame_timeout_ms)"))
 
 
 def _peer_of(transport: asyncio.Transport) -> str:

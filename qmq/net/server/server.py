@@ -12,15 +12,20 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from socket import socket
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from qmq.broker import commands
-from qmq.broker.commands import Command, Effect, Now
-from qmq.errors import BrokerStopping, InternalError, Overloaded, ProtocolError, QmqError
+from qmq.broker.commands import Command, Now
+from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net import wire
 from qmq.net.server import answers
+from qmq.net.server.accepting import Acceptor
 from qmq.net.server.arena import Arena
-from qmq.net.server.connection import SLOW_DISK, STOPPING, Connection
+from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, Connection
+from qmq.net.server.holdings import Holdings
+from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
+from qmq.net.server.patience import Patience
+from qmq.net.server.postponing import Postponed
 from qmq.net.server.requests import decode_hello, decode_request
 from qmq.net.wire import Frame, Kind
 
@@ -30,41 +35,10 @@ log = logging.getLogger("qmq.server")
 MAX_REQUESTS: Final = 8_192
 #: Lists of subjects that one connection may ask for at once: they are what a small request can make large.
 MAX_LISTINGS: Final = 16
+#: Connections beyond max_connections that are told so; when as many linger, more are closed without a word.
+SPARE_CONNECTIONS: Final = 500
 #: Connections that the system holds until they are taken.
 _BACKLOG: Final = 1_024
-
-
-class Rules(Protocol):
-    """The broker as the server sees it: qmq.broker.core.Broker."""
-
-    def handle(self, command: Command, now: Now) -> None: ...
-    def turn(self, now: Now) -> None: ...
-    def tick(self, now: Now) -> int | None: ...
-    def take_effects(self) -> list[Effect]: ...
-
-
-class ServerOptions(NamedTuple):
-    """What the server announces of its store, and its own bounds."""
-
-    store_id: bytes
-    version: str
-    max_frame_bytes: int
-    max_message_bytes: int
-    producer_window: int
-    producer_ttl_ms: int
-    max_pull_count: int
-    max_pull_bytes: int
-    max_parked_pulls: int
-    max_connections: int
-    max_inflight_bytes: int
-    first_frame_timeout_ms: int
-
-    def welcome(self) -> bytes:
-        """The meta of WELCOME."""
-        fields = {"protocol": wire.PROTOCOL_VERSION, **self._asdict()}
-        for own in ("max_parked_pulls", "max_connections", "max_inflight_bytes", "first_frame_timeout_ms"):
-            del fields[own]
-        return wire.pack_meta(fields)
 
 
 def clock() -> Now:
@@ -86,19 +60,24 @@ class Server:
         work: Callable[[commands.SyncWanted | commands.ReadWanted], None],
         turned: Callable[[], None],
         now: Callable[[], Now] = clock,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._broker = broker
         self._options = options
         self._turned = turned
         self._now = now
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._welcome = options.welcome()
         self._max_requests = MAX_REQUESTS + options.max_parked_pulls
         self.arena = Arena()
         self.max_frame_bytes = options.max_frame_bytes
         self.max_inflight_bytes = options.max_inflight_bytes
-        self.first_frame_timeout_s = options.first_frame_timeout_ms / 1_000
-        self._listeners: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
+        self._silent = Patience(self._loop, options.first_frame_timeout_ms / 1_000, self._no_first_frame)
+        self._lingering = Patience(self._loop, LINGER_S, Connection.abort)
+        self._holdings = Holdings(options.max_buffered_bytes, Connection.unread_bytes)
+        self._served = 0  # frames of clients
+        self._postponed = Postponed(self._hand_in)
         self._last_number = 0
         self._open: set[Connection] = set()  # with a socket, also those that only linger
         self._all_closed = asyncio.Event()
@@ -129,12 +108,12 @@ class Server:
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
-    async def listen(self, sockets: Sequence[socket]) -> None:
+    def listen(self, sockets: Sequence[socket]) -> None:
         """Take connections on sockets that are bound. Raises OSError."""
         for sock in sockets:
             sock.listen(_BACKLOG)  # the loop would keep to itself that another process listens there by now
         for sock in sockets:
-            self._listeners.append(await self._loop.create_server(self._connect, sock=sock, backlog=_BACKLOG))
+            self._acceptors.append(Acceptor(self._loop, sock, self.connection, lambda: self._served))
 
     def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone) -> None:
         """Hand in the outcome of a sync or a read."""
@@ -159,13 +138,33 @@ class Server:
         self._running, self._due = True, False
         now = self._now()
         try:
+            if self._postponed.turn():
+                self._turn_soon()
             deadline = self._run_rules(now)
             self._write_answers()
         finally:
             self._running = False
         self.arena.reset()
+        self._make_room()
         self._arm(deadline, now)
         self._turned()
+
+    def _make_room(self) -> None:
+        """End who has been behind for longest, as long as too much is held for all together."""
+        while (connection := self._holdings.over()) is not None:
+            log.debug("connection %d of %s makes room", connection.number, connection.peer)
+            if connection.unread_bytes():
+                connection.abort()  # what it should be told, it would not read either
+            else:
+                connection.end(self._behind())
+                connection.forget_frame()
+            self._holdings.forget(connection)
+
+    def _behind(self) -> Overloaded:
+        return Overloaded(
+            f"the broker has {self._options.max_buffered_bytes} bytes for all connections (max_buffered_bytes), and "
+            "this one has been behind for longest: send frames without a pause in them, and read answers"
+        )
 
     def _run_rules(self, now: Now) -> int | None:
         """One turn of the broker and its effects; returns when it wants to be called again."""
@@ -177,7 +176,7 @@ class Server:
             log.exception("the broker failed in a turn")
             # Nobody knows which batches of the turn are stored: who sent them has to ask again.
             for connection in list(self._senders):
-                connection.end(_internal_error())
+                connection.end(internal_error())
         self._senders.clear()
         for effect in self._broker.take_effects():
             try:
@@ -198,8 +197,9 @@ class Server:
     def stop_reading(self) -> None:
         """Take no more connections and no more requests; those that are in go on."""
         self._stopping = True
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
         for connection in self._connections.values():
             connection.stop_reading(STOPPING)
         self.turn()
@@ -207,7 +207,7 @@ class Server:
     async def close(self, patience_s: float) -> None:
         """Say goodbye on every connection and close it, at the latest after *patience_s*."""
         for connection in list(self._connections.values()):
-            connection.end(_stopping())
+            connection.end(stopping())
         try:
             async with asyncio.timeout(patience_s):
                 await self._all_closed.wait()
@@ -215,25 +215,32 @@ class Server:
             for connection in list(self._open):
                 connection.abort()
             await asyncio.sleep(0)  # the loop tells of their end now
+        self._silent.close()
+        self._lingering.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     # --- from connections --------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Connection:
+    def connection(self) -> Connection:
+        """The protocol of a connection that is about to be made."""
         self._last_number += 1
-        return Connection(self, self._last_number, self._loop)
+        return Connection(self, self._last_number)
 
     def admit(self, connection: Connection) -> None:
         """Count it in; raises Overloaded and BrokerStopping."""
         self._open.add(connection)
         self._all_closed.clear()
         if self._stopping:
-            raise _stopping()
-        if len(self._open) > self._options.max_connections:
-            raise Overloaded(f"the broker has its {self._options.max_connections} connections (max_connections)")
+            raise stopping()
+        most = self._options.max_connections
+        if len(self._open) > most:
+            if len(self._open) > most + SPARE_CONNECTIONS:
+                connection.abort()
+            raise Overloaded(f"the broker has its {most} connections (max_connections)")
         self._connections[connection.number] = connection
+        self._silent.add(connection)
         log.debug("connection %d of %s opened", connection.number, connection.peer)
 
     def frames_begin(self) -> None:
@@ -244,7 +251,40 @@ class Server:
         """Have a turn follow, at once when there is no room for more frames."""
         if self.arena.short:
             self.turn()
-        elif not self._due:
+        else:
+            self._turn_soon()
+
+    def no_frames(self) -> None:
+        """A part of a frame came: that is work for a turn only when the arena has no room left, or nobody has."""
+        if self.arena.short:
+            self.turn()
+        elif self._holdings.total > self._options.max_buffered_bytes:
+            self._make_room()
+
+    def keeps(self, connection: Connection, size: int) -> None:
+        """Note what is kept for a frame that is not complete."""
+        self._holdings.frame(connection, size, self._loop.time())
+
+    def unread(self, connection: Connection, size: int) -> None:
+        """Note what it has to read; who has read all goes on."""
+        self._holdings.answers(connection, size, self._loop.time())
+        if not size and self._postponed.resume(connection):
+            self._turn_soon()
+
+    def greeted(self, connection: Connection) -> None:
+        """It said hello in time."""
+        self._silent.discard(connection)
+
+    def lingers(self, connection: Connection) -> None:
+        """Close it in a moment."""
+        self._lingering.add(connection)
+
+    def _no_first_frame(self, connection: Connection) -> None:
+        limit = self._options.first_frame_timeout_ms / 1_000
+        connection.end(ProtocolError(f"no hello within {limit:g} s of connecting (first_frame_timeout_ms)"))
+
+    def _turn_soon(self) -> None:
+        if not self._due:
             self._due = True
             self._loop.call_soon(self._turn_if_due)
 
@@ -265,7 +305,7 @@ class Server:
         except ProtocolError:
             raise
         except QmqError as error:
-            connection.in_flight += 1  # the refusal is its answer
+            self._count_request(connection)  # the refusal is its answer
             self._refused(commands.Refused(connection.number, frame.request, error))
             return
         if frame.kind == Kind.SEND:
@@ -278,32 +318,49 @@ class Server:
             if len(connection.listings) >= MAX_LISTINGS:
                 raise Overloaded(f"more than {MAX_LISTINGS} lists of subjects are on their way to this connection")
             connection.listings.add(frame.request)
+        self._served += 1
         if frame.kind != Kind.WITHDRAW:
-            connection.in_flight += 1
-            if connection.in_flight > self._max_requests:
-                raise Overloaded(f"more than {self._max_requests} requests of this connection wait for an answer")
+            self._count_request(connection)
+            if self._holdings.crowded and not self._holdings.may_ask(connection.in_flight, len(self._connections)):
+                self._refused(commands.Refused(connection.number, frame.request, _too_many_requests()))
+                return
+        if not self._postponed.take(connection, command):
+            self._hand_in(connection, command)
+
+    def _count_request(self, connection: Connection) -> None:
+        connection.in_flight += 1
+        self._holdings.requests(1)
+        if connection.in_flight > self._max_requests:
+            raise Overloaded(f"more than {self._max_requests} requests of this connection wait for an answer")
+
+    def _hand_in(self, connection: Connection, command: Command) -> None:
+        request = getattr(command, "request", 0)  # a WITHDRAW has no answer
         try:
             self._broker.handle(command, self._time)
         except QmqError as error:
-            self._refused(commands.Refused(connection.number, frame.request, error))
+            self._refused(commands.Refused(connection.number, request, error))
         except Exception:
             log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.peer)
-            self._refused(commands.Refused(connection.number, frame.request, _internal_error()))
-            connection.end(_internal_error())
+            if request:
+                self._refused(commands.Refused(connection.number, request, internal_error()))
+            connection.end(internal_error())
 
     def leave(self, connection: Connection) -> None:
         """Let the broker forget it."""
         if self._connections.pop(connection.number, None) is None:
             return
+        self._silent.discard(connection)
+        connection.postponed.clear()
+        self._holdings.requests(-connection.in_flight)
         self._handle(commands.Disconnected(connection.number))
-        if not self._due:
-            self._due = True
-            self._loop.call_soon(self._turn_if_due)
+        self._turn_soon()
 
     def closed(self, connection: Connection) -> None:
         """Its place is free."""
         self._open.discard(connection)
         self._senders.discard(connection)
+        self._lingering.discard(connection)
+        self._holdings.forget(connection)
         if not self._open:
             self._all_closed.set()
 
@@ -321,11 +378,15 @@ class Server:
             self._answered.append(connection)
         connection.answers.append(answer)
 
+    def _answered_one(self, connection: Connection) -> None:
+        connection.in_flight -= 1
+        self._holdings.requests(-1)
+
     def _sent(self, effect: commands.Sent) -> None:
         self.changes += 1
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.in_flight -= 1
+            self._answered_one(connection)
             self._put(connection, answers.sent(effect, self._options.store_id))
 
     def _messages(self, effect: commands.Messages) -> None:
@@ -333,7 +394,7 @@ class Server:
             self.changes += 1
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.in_flight -= 1
+            self._answered_one(connection)
             self._put(connection, answers.messages(effect))
             connection.answers += effect.buffers
 
@@ -347,7 +408,7 @@ class Server:
     def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> None:
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.in_flight -= 1
+            self._answered_one(connection)
             connection.listings.discard(effect.request)
             self._put(connection, encode(effect))
 
@@ -358,9 +419,7 @@ class Server:
         if deadline_us is None or (self._timer is not None and self._timer_us <= deadline_us):
             return
         if deadline_us <= now.monotonic_us:
-            if not self._due:
-                self._due = True
-                self._loop.call_soon(self._turn_if_due)
+            self._turn_soon()
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -374,9 +433,8 @@ class Server:
         self.turn()
 
 
-def _internal_error() -> InternalError:
-    return InternalError("the broker failed to handle this; its log has the details")
-
-
-def _stopping() -> BrokerStopping:
-    return BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
+def _too_many_requests() -> Overloaded:
+    return Overloaded(
+        "more requests wait for an answer than the broker has room for (max_buffered_bytes), and this connection has "
+        "its share of them; wait for some answers"
+    )

@@ -25,6 +25,7 @@ OPTIONS = ServerOptions(
     max_parked_pulls=100,
     max_connections=50,
     max_inflight_bytes=1 << 20,
+    max_buffered_bytes=64 << 20,
     first_frame_timeout_ms=10_000,
 )
 
@@ -91,7 +92,7 @@ async def serving(**options: Any) -> AsyncIterator[Serving]:
     sockets, address = bind("127.0.0.1", 0)
     synced: list[commands.SyncWanted] = []
     server = Server(rules, OPTIONS._replace(**options), synced.append, lambda: None)
-    await server.listen(sockets)
+    server.listen(sockets)
     serving = Serving(rules, server, address)
     serving.synced = synced
     try:

@@ -138,7 +138,7 @@ class Wire(asyncio.Transport):
 @on_uvloop
 async def test_batches_of_a_connection_that_ends_stay_whole_until_the_turn() -> None:
     async with serving() as s:
-        first, second = (Connection(s.server, number, asyncio.get_running_loop()) for number in (1, 2))
+        first, second = (Connection(s.server, number) for number in (1, 2))
         for connection in (first, second):
             connection.connection_made(Wire())
         hello = wire.encode_frame(Kind.HELLO, 1, HELLO)

@@ -129,7 +129,7 @@ async def test_requests_without_an_answer_are_bounded() -> None:
         client.send(pull(most + 1, 1))
         assert await client.error() == (0, "overloaded")
         assert await client.ended()
-        assert len(s.rules.of(commands.Pull)) == most
+        assert len(s.rules.of(commands.Pull)) <= most
         await client.close()
         await other.close()
 

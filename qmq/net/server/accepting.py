@@ -1,0 +1,93 @@
+"""Takes connections: a few at a time while others are served, and on, whatever the system refuses meanwhile.
+
+The loop's own server would take all that wait in one go, and would stop listening for good when the system is out of
+descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from socket import socket
+from typing import Final
+
+log = logging.getLogger("qmq.server")
+
+#: Connections taken in one go while nobody is served, and while somebody is. One costs about 0.1 ms with its end, so
+#: who connects again and again has about a tenth of the loop.
+_AT_ONCE: Final = 64
+_AT_ONCE_BUSY: Final = 2
+_PAUSE_BUSY_S: Final = 0.002
+#: After the system has refused one (out of descriptors or of memory) the next try is so much later.
+_PAUSE_REFUSED_S: Final = 0.1
+
+
+class Acceptor:
+    """Accepts from one socket that listens. *served* counts frames of clients: it says whether anybody is served."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket,
+        connection: Callable[[], asyncio.BaseProtocol],
+        served: Callable[[], int],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._connection = connection
+        self._served = served
+        self._last_served = served()
+        self._pause: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[object]] = set()
+        self._refused = ""
+        sock.setblocking(False)
+        loop.add_reader(sock, self._accept)
+
+    def close(self) -> None:
+        """Take no more, and close the socket."""
+        if self._pause is None:
+            self._loop.remove_reader(self._sock)
+        else:
+            self._pause.cancel()
+        self._sock.close()
+
+    def _accept(self) -> None:
+        served = self._served()
+        busy, self._last_served = served != self._last_served, served
+        for _ in range(_AT_ONCE_BUSY if busy else _AT_ONCE):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError):
+                self._refused = ""
+                return
+            except ConnectionError:
+                continue  # it has left already
+            except OSError as error:
+                self._tell(error)
+                self._stop_for(_PAUSE_REFUSED_S)
+                return
+            opening = self._loop.create_task(self._loop.connect_accepted_socket(self._connection, sock))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+        if busy:
+            self._stop_for(_PAUSE_BUSY_S)
+
+    def _opened(self, opening: asyncio.Task[object]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled() and opening.exception() is not None:
+            log.debug("a connection ended before it was open: %r", opening.exception())
+
+    def _tell(self, error: OSError) -> None:
+        """Once, not for each try."""
+        if str(error) != self._refused:
+            self._refused = str(error)
+            log.error("the system gives no more connections, it is tried again: %s (see ulimit -n)", error)
+
+    def _stop_for(self, seconds: float) -> None:
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._accept)

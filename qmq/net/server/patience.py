@@ -1,0 +1,57 @@
+"""Waits of connections that are all equally long: one timer for all, and a few ended at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from qmq.net.server.connection import Connection
+
+#: Ten thousand that fall due together are ended in five seconds, for a tenth of the loop.
+_AT_ONCE: Final = 4
+_PAUSE_S: Final = 0.002
+
+
+class Patience:
+    """Calls *over* for each connection that was added *wait_s* ago, unless it was discarded before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[Connection], None]) -> None:
+        self._loop = loop
+        self._wait_s = wait_s
+        self._over = over
+        self._due: dict[Connection, float] = {}  # in order of time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: Connection) -> None:
+        """It has *wait_s* from now on."""
+        self._due[connection] = self._loop.time() + self._wait_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._wait_s, self._fire)
+
+    def discard(self, connection: Connection) -> None:
+        """It need not be waited for any more."""
+        self._due.pop(connection, None)
+
+    def close(self) -> None:
+        """End nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due.clear()
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for _ in range(_AT_ONCE):
+            first = next(iter(self._due.items()), None)
+            if first is None:
+                return
+            connection, due = first
+            if due > now:
+                break
+            del self._due[connection]
+            self._over(connection)
+        if self._due:
+            wait_s = next(iter(self._due.values())) - now
+            self._timer = self._loop.call_later(max(wait_s, _PAUSE_S), self._fire)

@@ -1,0 +1,91 @@
+"""qmq/net/server/holdings.py: who has to go when all connections together hold too much."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from qmq.net.server.connection import Connection
+from qmq.net.server.holdings import REQUEST_BYTES, Holdings
+
+
+class Peers:
+    """Stand-ins for connections, and what each has unread."""
+
+    def __init__(self, limit: int) -> None:
+        self.unread: dict[Any, int] = {}
+        self.holdings = Holdings(limit, lambda connection: self.unread[connection])
+
+    def frame(self, who: str, size: int, now: float) -> None:
+        self.holdings.frame(cast(Connection, who), size, now)
+
+    def answers(self, who: str, size: int, now: float) -> None:
+        self.unread[who] = size
+        self.holdings.answers(cast(Connection, who), size, now)
+
+    def over(self) -> str | None:
+        """Who has to go; then it has gone."""
+        gone = self.holdings.over()
+        if gone is not None:
+            self.holdings.forget(gone)
+        return cast(str | None, gone)
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    peers = Peers(100)
+    peers.frame("a", 60, 1)
+    peers.answers("b", 40, 2)
+    assert peers.over() is None
+    peers.frame("c", 1, 3)
+    assert peers.over() == "a"
+    assert peers.over() is None
+    assert peers.holdings.total == 41
+
+
+@pytest.mark.parametrize("first", ["frame", "answers"])
+def test_who_has_been_behind_for_longest_goes_whatever_its_size(first: str) -> None:
+    peers = Peers(100)
+    getattr(peers, first)("a", 1, 1)
+    peers.answers("b", 20, 2)
+    peers.frame("c", 20, 3)
+    peers.frame("d", 90, 4)
+    assert [peers.over(), peers.over(), peers.over()] == ["a", "b", "c"]
+    assert peers.over() is None
+
+
+def test_growing_does_not_make_young_and_being_done_does() -> None:
+    peers = Peers(100)
+    peers.answers("a", 10, 1)
+    peers.answers("b", 10, 2)
+    peers.answers("a", 50, 3)
+    peers.frame("c", 60, 4)
+    assert peers.over() == "a"
+    peers.answers("b", 0, 5)
+    peers.answers("b", 50, 6)
+    assert peers.over() == "c"
+
+
+def test_what_was_read_meanwhile_counts_no_more() -> None:
+    peers = Peers(100)
+    peers.answers("a", 90, 1)
+    peers.frame("b", 50, 2)
+    peers.unread["a"] = 30
+    assert peers.over() is None
+    assert peers.holdings.total == 80
+
+
+def test_requests_take_half_the_room_at_most_and_then_each_has_its_share() -> None:
+    peers = Peers(100 * REQUEST_BYTES)
+    holdings = peers.holdings
+    holdings.requests(49)
+    assert holdings.may_ask(49, 10)
+    holdings.requests(1)
+    assert not holdings.crowded
+    assert holdings.may_ask(4, 10)
+    assert not holdings.may_ask(5, 10)
+    holdings.requests(1)
+    assert holdings.crowded
+    holdings.requests(-51)
+    assert holdings.total == 0
+    assert holdings.may_ask(49, 10)
