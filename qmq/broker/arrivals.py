@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from qmq.broker.groups import Following
 from qmq.broker.selection import FEW_ROWS
@@ -70,7 +71,7 @@ class Arrivals:
             return
         while row < visible:
             rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
-            for subject in np.unique(rows["subject"]).tolist():
+            for subject in _distinct(rows["subject"]):
                 self.make_ready(following for following in self._watching(subject) if following.waiting)
             row += len(rows)
 
@@ -99,3 +100,9 @@ class Arrivals:
             found += self._followings.get(name[: end + 1], ())
             end = name.find(".", end + 1)
         return found
+
+
+def _distinct(numbers: npt.NDArray[np.uint32]) -> list[int]:
+    """Each once. (The first call of numpy's own takes 50 ms, to import what it does not need.)"""
+    ordered = np.sort(numbers)
+    return [*ordered[:1].tolist(), *ordered[1:][ordered[1:] != ordered[:-1]].tolist()]

@@ -264,9 +264,13 @@ class Selection:
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
         places = _places(partitions, index, len(rows))
         ready = len(rows)
-        for partition in np.flatnonzero(np.bincount(places)).tolist():
-            mine = np.flatnonzero(places == partition) if len(places) > 1 else np.arange(len(rows))
-            count = self._store.count_at_hand(partition, positions[mine], sizes[mine])
+        if len(places) == 1:
+            ready = self._store.count_at_hand(int(places[0]), positions, sizes)
+            self._cold = int(places[0]) if ready < len(rows) else None
+            return ready
+        for partition in range(self._store.partitions):
+            mine = np.flatnonzero(places == partition)
+            count = self._store.count_at_hand(partition, positions[mine], sizes[mine]) if len(mine) else 0
             if count < len(mine) and mine[count] < ready:
                 ready, self._cold = int(mine[count]), partition
         return ready

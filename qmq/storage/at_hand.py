@@ -40,14 +40,14 @@ class AtHand:
     def has(self, position: int, size: int) -> bool:
         """Whether these bytes are in memory, so that ``view`` shows them without a wait."""
         log = self._log
-        if position >= self._hot() or log.residence.may_wait:
+        if position >= log.hot_from() or log.residence.may_wait:
             return True
         return self.count(np.array([position]), np.array([size])) == 1
 
     def count(self, positions: Places, sizes: Places) -> int:
         """How many of these batches, ascending, come before the first that is not in memory."""
         log, count = self._log, len(positions)
-        hot = self._hot()
+        hot = log.hot_from()
         if log.residence.may_wait or positions[0] >= hot:
             return count
         ends = positions + sizes
@@ -69,10 +69,6 @@ class AtHand:
                     return done + cold
                 done = stop
         return count
-
-    def _hot(self) -> int:
-        """What is stored from here on is taken to be in memory."""
-        return max(self._log.current.base, self._log.end - self._disk.hot_bytes)
 
     def _first_cold(self, mapped: mmap.mmap, base: int, starts: Places, ends: Places) -> int | None:
         """The first of these batches of one segment that is not in memory, but for those known to be unreadable."""

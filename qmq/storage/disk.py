@@ -110,6 +110,8 @@ class Disk:
     def map(self, fd: int, length: int) -> mmap.mmap:
         """The first *length* bytes, read-only; sees later writes. ValueError when the file is shorter."""
         mapped = _Map(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_RANDOM)  # or whoever looks at it would be made to read ahead, 8 MiB at once here
         mapped.address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
         return mapped
 

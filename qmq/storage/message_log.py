@@ -41,9 +41,9 @@ class MessageLog:
     """An open partition. Positions are plain ints; ``end`` is the position after the last written batch."""
 
     __slots__ = (
-        "_ahead", "_created", "_created_synced", "_disk", "_maps", "_retired", "_segment_bytes", "_soiled", "_start",
-        "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit", "owner", "reserve",
-        "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
+        "_ahead", "_created", "_created_synced", "_disk", "_maps", "_opened_at", "_retired", "_segment_bytes",
+        "_soiled", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit",
+        "owner", "reserve", "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class MessageLog:
         self.broken: str | None = None
         #: What ``view`` refuses.
         self.unreadable = UnreadableRanges()
+        self._opened_at = end
         #: What the maps have in memory.
         self.residence = Residence(disk, owner.partition)
         self._set_limit()
@@ -258,7 +259,7 @@ class MessageLog:
         """What *view* shows, without touching what is not in memory."""
         base = self._base_at(position)
         mapped: mmap.mmap = view.obj  # type: ignore[assignment]
-        if position >= self.end - self._disk.hot_bytes or self.residence.holds(mapped, position - base, len(view)):
+        if position >= self.hot_from() or self.residence.holds(mapped, position - base, len(view)):
             return view
         path = segment_path(self.directory, base)
         try:
@@ -288,6 +289,10 @@ class MessageLog:
         """In which file a position lies, and where."""
         base = self._base_at(position)
         return Place(segment_path(self.directory, base), position - base, self.owner.partition, position)
+
+    def hot_from(self) -> int:
+        """What was stored from here on is taken to be in memory: it was written a moment ago."""
+        return max(self._opened_at, self.current.base, self.end - self._disk.hot_bytes)
 
     def mapped_at(self, position: int) -> tuple[SegmentSpan, mmap.mmap]:
         """The segment that holds *position*, or would, and its map. Raises StorageError."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.bench import children, context, footing, suite, throughput, waiting
+from qmq.bench import children, cold, context, footing, suite, throughput, waiting
 from qmq.bench.context import Bench, rate
 from qmq.bench.errors import BenchFailed
 from qmq.bench.values import GOALS, summarize
@@ -21,7 +21,7 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
     assert suite.chosen([], own_broker=True) == list(suite.MEASUREMENTS)
     assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
     without = suite.chosen([], own_broker=False)
-    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart"}
+    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart", "cold"}
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_every_measurement_checks_what_it_moves(
         )
         return children.run_together(parent, *jobs, **more)
 
-    for module in (context, throughput, waiting):
+    for module in (context, throughput, waiting, cold):
         monkeypatch.setattr(module, "run_together", run_twisted)
     if suite.MEASUREMENTS[name].own_broker:
         bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
