@@ -389,7 +389,7 @@ async def test_a_failed_sync_is_unknown_and_nothing_is_acknowledged_until_a_rest
     async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
         fourth = ledger.open("a")
         ledger.acknowledged([fourth], [await client.send("a", fourth.body)])
-        ledger.check(await drain(broker.url, "all"))
+        ledger.check(await drain(broker.url, "all"), contiguous=False)  # they go on past what may be gone
 
 
 async def drain_visible(url: str) -> list[qmq.Message]:
