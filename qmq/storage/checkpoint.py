@@ -147,7 +147,7 @@ def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
 
 
 def _from_content(content: dict[str, Any]) -> Claims:
-    subjects = SubjectsClaim(**content["subjects"])
+    subjects = _subjects(content["subjects"])
     if len(subjects.ends) != 8 * subjects.count or len(subjects.firsts) != 8 * subjects.count:
         raise ValueError("subjects")
     Gaps.unpack(subjects.gaps)
@@ -160,6 +160,16 @@ def _from_content(content: dict[str, Any]) -> Claims:
         partitions=tuple(_partition(partition) for partition in content["partitions"]),
         subjects=subjects,
         state={str(name): bytes(blob) for name, blob in content["state"].items()},
+    )
+
+
+def _subjects(content: dict[str, Any]) -> SubjectsClaim:
+    return SubjectsClaim(
+        length_bytes=int(content["length_bytes"]),
+        count=int(content["count"]),
+        ends=bytes(content["ends"]),
+        firsts=bytes(content["firsts"]),
+        gaps=bytes(content["gaps"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,19 @@ def test_one_that_lacks_a_field_is_rotten(tmp_path: Path, field: str) -> None:
     found = read_checkpoint(Disk(), tmp_path, 1)
     assert (found.state, found.claims) == (FileState.ROTTEN, None)
     assert f"{path} lacks a field" in found.reason
+
+
+def test_fields_that_nobody_knows_are_passed_over(tmp_path: Path) -> None:
+    span, hole = SegmentSpan(0, 64), Hole(64, 70)
+    known = dataclasses.replace(claims(1), partitions=(PartitionClaim(70, (span,), (hole,), (0, 1, 2)),))
+    write_checkpoint(HastyDisk(), tmp_path, known)
+    path = checkpoint_path(tmp_path, 1)
+    content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
+    assert content is not None
+    for fields in (content, content["subjects"], content["partitions"][0]):
+        fields["of_a_later_release"] = {"x": [1]}
+    path.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)))
+    assert read_checkpoint(Disk(), tmp_path, 1).claims == known
 
 
 def test_columns_of_another_length_are_rotten(tmp_path: Path) -> None:
