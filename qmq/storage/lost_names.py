@@ -15,10 +15,10 @@ from qmq.storage.checkpoint import PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, read_fully
 from qmq.storage.segment import Segment
-from qmq.storage.subjects import SubjectTable
+from qmq.storage.subjects import INTERNAL, SubjectTable
 
 #: Begins a name that no client may use; the subject's number follows.
-LOST_PREFIX: Final = "~lost-"
+LOST_PREFIX: Final = f"{INTERNAL}lost-"
 
 
 class LogReader:

@@ -34,6 +34,9 @@ SUBJECTS_HEADER_SIZE: Final = 32
 RECORD: Final = struct.Struct("<HHI")
 RECORD_SIZE: Final = 8
 
+#: Begins names that no client may use.
+INTERNAL: Final = "~"
+
 _FIRST_CAPACITY: Final = 1_024
 _MAX_NAME_BYTES: Final = 200  # as names.MAX_NAME_BYTES: bounds what a rotten size can claim
 _NO_BYTES: Final = bytes(12)
@@ -142,7 +145,8 @@ class SubjectTable:
         self._header = header
         self._fd = fd
         self._names = records.names
-        self._numbers = {name: number for number, name in enumerate(records.names) if name is not None}
+        self._numbers: dict[str, int] = {}
+        self._find_by_name(enumerate(records.names))
         self._pending: list[bytes] = []
         self.path = path
         self.damaged = records.damaged
@@ -204,8 +208,12 @@ class SubjectTable:
         """How many subjects there are; the next one gets this number."""
         return len(self._names)
 
+    def _find_by_name(self, names: Iterable[tuple[int, str | None]]) -> None:
+        """Let numbers be found by their names, but for those that are no client's to use."""
+        self._numbers.update((name, number) for number, name in names if name is not None and name[0] != INTERNAL)
+
     def number(self, name: str) -> int | None:
-        """The number of a subject, None when it does not exist."""
+        """The number of a subject, None when it does not exist or no client may use it."""
         return self._numbers.get(name)
 
     def numbers(self, names: Iterable[str]) -> list[int | None]:
@@ -220,14 +228,15 @@ class SubjectTable:
         return name
 
     def add(self, name: str) -> int:
-        """Give a new name (checked before, ASCII) its number. The caller knows that it is not there."""
+        """Give a new name (not empty, ASCII) its number. The caller knows that it is not there."""
         number = len(self._names)
         if number >= len(self.ends):
             self.ends = np.concatenate((self.ends, np.zeros_like(self.ends)))
             self.firsts = np.concatenate((self.firsts, np.zeros_like(self.firsts)))
         self._pending.append(pack_record(name, number))
         self._names.append(name)
-        self._numbers[name] = number
+        if name[0] != INTERNAL:
+            self._numbers[name] = number
         self.ends[number] = self.firsts[number] = self.sequence_base
         return number
 
@@ -247,7 +256,7 @@ class SubjectTable:
             raise failure(error, "open", self.path) from error
         self._disk.close(self._fd)
         self._fd, self._names, self.length_bytes, self.damaged = fd, list(whole), len(data), []
-        self._numbers.update((name, number) for number, name in names.items())
+        self._find_by_name(names.items())
         self._pending.clear()
 
     def message_count(self, number: int, first: int, end: int) -> int:

@@ -45,6 +45,23 @@ def test_a_bad_name_in_the_middle_registers_none(tmp_path: Path) -> None:
     driven.close()
 
 
+@pytest.mark.parametrize("others", [{}, {"used": [b"x"]}], ids=["one run", "two runs"])
+def test_nobody_sends_to_a_subject_whose_name_is_lost(tmp_path: Path, others: dict[str, list[bytes]]) -> None:
+    driven = Driven(tmp_path)
+    driven.store.add_subject("never.used")
+    driven.send("used", b"1")
+    driven.checkpoint()
+    driven.store.close(clean=False)
+    (tmp_path / "subjects").unlink()
+    driven.open()
+    assert driven.store.subject_name(0) == "~lost-0"
+    (refused,) = driven.do(Send(1, 1, batch_of({"~lost-0": [b"x"], **others}, 7), True))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidName)
+    assert driven.store.subject_count == 2
+    driven.close()
+
+
 def test_one_subject_too_many_refuses_its_batch_only(tmp_path: Path) -> None:
     driven = Driven(tmp_path, max_subjects=2)
     driven.send("a", b"1")

@@ -374,6 +374,7 @@ def test_a_name_that_no_row_tells_keeps_its_number(tmp_path: Path) -> None:
     store = open_store(tmp_path, HastyDisk())
     assert [store.subject_name(number) for number in range(store.subject_count)] == ["~lost-0", "used"]
     assert store.subject_number("never.used") is None
+    assert store.subject_numbers(["used", "~lost-0"]) == [1, None]  # nobody can send to it
     check_stored(store, sender.sent)
     close_cleanly(store)
     verified(tmp_path)
