@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Final
 
-from qmq.broker.commands import ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
+from qmq.broker.commands import Checked, CheckWanted, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
 from qmq.broker.limits import BrokerLimits
@@ -31,7 +31,7 @@ from qmq.net.server.listening import bind, cannot_listen
 from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk import Disk
-from qmq.storage.store import Store, StoreOptions
+from qmq.storage.store import Damage, Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")
 
@@ -215,6 +215,7 @@ class RunningBroker:
 
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
+        self._scrub_worker = Worker("qmq-scrub")
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
         self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(self.broker, _server_options(self.settings, self.store), self._work, self._turned)
@@ -222,7 +223,6 @@ class RunningBroker:
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed
         )
-        self._scrub_worker = Worker("qmq-scrub")
         self._scrubbing = None
         if self.settings.scrub_bytes_per_s:
             self._scrubbing = Scrubbing(
@@ -276,12 +276,31 @@ class RunningBroker:
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
-    def _work(self, wanted: SyncWanted | ReadWanted) -> None:
-        if isinstance(wanted, SyncWanted):
-            self._sync(wanted)
-        else:
-            number, read = wanted
-            self._readers[read.partition].call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
+    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted) -> None:
+        match wanted:
+            case SyncWanted():
+                self._sync(wanted)
+            case ReadWanted(number, read):
+                self._readers[read.partition].call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
+            case CheckWanted():
+                self._check(wanted)
+
+    def _check(self, wanted: CheckWanted) -> None:
+        number, partition, position, *what = wanted
+        reader = self.store.reader(partition, position)
+        found = list[tuple[memoryview, Damage | None]]()
+
+        def read() -> None:
+            try:
+                found.append(reader.read_batch(position, *what))
+            finally:
+                reader.close()
+
+        def done(error: QmqError | None) -> None:
+            batch, damage = found[0] if found else (memoryview(b""), None)
+            self.server.submit(Checked(number, batch, damage, error))
+
+        self._scrub_worker.call(read, done)
 
     def _sync(self, wanted: SyncWanted) -> None:
         partition, position = wanted

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Buffer
-from qmq.errors import QmqError, StorageFailed
+from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
 from qmq.format.pieces import StoredBatch
+from qmq.format.salvage import sound_pieces
 from qmq.storage.store import KnownBad, Store
 
 Rows = npt.NDArray[np.void]
@@ -59,10 +60,14 @@ class Carrier:
 
     def _add_some(self, part: Some) -> None:
         entry = part.entry
-        if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
-            self._buffers.append(self._store.view(part.partition, entry[1], entry[10]))
+        try:
+            if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
+                self._buffers.append(self._store.view(part.partition, entry[1], entry[10]))
+                return
+            pieces, _ = self._batch(part.partition, entry[1], entry[10]).piece(entry[5], part.start, part.stop)
+        except KnownBad:
+            self._add_around(part.partition, entry[1], entry[10], [(entry[5], part.start, part.stop)])
             return
-        pieces, _ = self._batch(part.partition, entry).piece(entry[5], part.start, part.stop)
         self._buffers.extend(pieces)
 
     def _add_many(self, part: Many) -> None:
@@ -86,26 +91,52 @@ class Carrier:
                 else:
                     self._add_pieces(part.partition, rows[first : first + int(chosen[head])])
             except QmqError as error:
-                if tail - head == 1:
+                if not whole[head]:
                     self._note(error)
                     continue
-                self._add_each(part.partition, zip(starts[head:tail], sizes[head:tail], strict=True))
+                runs = rows["runs"][firsts[head:tail]]
+                batches = (starts[head:tail].tolist(), sizes[head:tail].tolist(), runs.tolist())
+                self._add_each(part.partition, zip(*batches, strict=True))
 
-    def _add_each(self, partition: int, batches: Iterable[tuple[int, int]]) -> None:
-        """Whole batches one by one, of which some cannot be read."""
-        for position, size in batches:
+    def _add_each(self, partition: int, batches: Iterable[tuple[int, int, int]]) -> None:
+        """Whole batches one by one (position, size, runs), of which some cannot be read."""
+        for position, size, runs in batches:
             try:
-                self._buffers.append(self._store.view(partition, int(position), int(size)))
+                self._buffers.append(self._store.view(partition, position, size))
+            except KnownBad:
+                self._add_around(partition, position, size, [(run, 0, None) for run in range(runs)])
             except QmqError as error:
                 self._note(error)
 
     def _add_pieces(self, partition: int, rows: Rows) -> None:
-        batch = self._batch(partition, rows[0].item())
-        for run in rows["run"].tolist():
+        runs, entry = rows["run"].tolist(), rows[0].item()
+        try:
+            batch = self._batch(partition, entry[1], entry[10])
+        except KnownBad:
+            self._add_around(partition, entry[1], entry[10], [(run, 0, None) for run in runs])
+            return
+        for run in runs:
             self._buffers.extend(batch.piece(run, 0, None)[0])
 
-    def _batch(self, partition: int, entry: EntryRow) -> StoredBatch:
-        return StoredBatch(self._store.view(partition, entry[1], entry[10]))
+    def _add_around(self, partition: int, position: int, size: int, wanted: list[tuple[int, int, int | None]]) -> None:
+        """What is sound, of the runs that are wanted (run, start, stop), of a batch that is known to have bad bytes."""
+        bad = self._store.unreadable(partition, position, position + size)
+        marks = [(start - position, end - position) for start, end in bad]
+        try:
+            self._buffers += sound_pieces(self._store.view_marked(partition, position, size), marks, wanted)
+        except BadBatch as error:
+            raise self._bad_header(partition, position, size, error) from None
+
+    def _batch(self, partition: int, position: int, size: int) -> StoredBatch:
+        try:
+            return StoredBatch(self._store.view(partition, position, size))
+        except BadBatch as error:
+            raise self._bad_header(partition, position, size, error) from None
+
+    def _bad_header(self, partition: int, position: int, size: int, error: BadBatch) -> BadBytes:
+        """Nothing of that batch can be served: its places are told of now, and not again."""
+        self._store.mark_unreadable(partition, position, size)
+        return BadBytes(f"{self._store.place_of(partition, position)}, {size} bytes: {error}")
 
     def _note(self, error: QmqError) -> None:
         if isinstance(error, StorageFailed):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.storage.store import Damage
 
 Buffer = bytes | memoryview
 
@@ -88,6 +89,18 @@ class ListSubjects(NamedTuple):
     limit: int
 
 
+class Report(NamedTuple):
+    """A client could not verify or decode so many messages (0: all) of the batch there, from ordinal ``first`` on."""
+
+    connection: int
+    request: int
+    partition: int
+    position: int
+    first: int
+    messages: int
+    reason: str
+
+
 class Disconnected(NamedTuple):
     """The connection is gone: its pulls and subscriptions with it."""
 
@@ -118,6 +131,15 @@ class ReadDone(NamedTuple):
     error: QmqError | None
 
 
+class Checked(NamedTuple):
+    """The batch that CheckWanted asked for was read: its bytes, and what is bad in them; or *error*: it was not."""
+
+    number: int
+    batch: memoryview
+    damage: Damage | None
+    error: QmqError | None
+
+
 Command = (
     Send
     | Subscribe
@@ -126,10 +148,12 @@ Command = (
     | Unsubscribe
     | LastSequence
     | ListSubjects
+    | Report
     | Disconnected
     | Synced
     | SyncBroken
     | ReadDone
+    | Checked
 )
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -218,4 +242,41 @@ class ReadWanted(NamedTuple):
     read: Read
 
 
-Effect = Sent | Subscribed | Messages | Unsubscribed | LastSequenceIs | SubjectList | Refused | SyncWanted | ReadWanted
+class Reported(NamedTuple):
+    """What was found ("sound", "bad" or "unknown"), and of the reported messages those that are sound: batches and
+    pieces, ``size`` bytes in all. A piece may have more of its run than was reported.
+    """
+
+    connection: int
+    request: int
+    found: str
+    buffers: list[Buffer]
+    size: int
+
+
+class CheckWanted(NamedTuple):
+    """Have the batch of that size read in a thread: ``store.reader(partition, position).read_batch(position, size,
+    first, messages)``; then hand in Checked.
+    """
+
+    number: int
+    partition: int
+    position: int
+    size: int
+    first: int
+    messages: int
+
+
+Effect = (
+    Sent
+    | Subscribed
+    | Messages
+    | Unsubscribed
+    | LastSequenceIs
+    | SubjectList
+    | Reported
+    | Refused
+    | SyncWanted
+    | ReadWanted
+    | CheckWanted
+)

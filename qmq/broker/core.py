@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgpack
 
 from qmq.broker.commands import (
+    Checked,
     Command,
     Disconnected,
     Effect,
@@ -18,6 +19,7 @@ from qmq.broker.commands import (
     Pull,
     ReadDone,
     Refused,
+    Report,
     Send,
     SubjectList,
     Subscribe,
@@ -33,6 +35,7 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
+from qmq.broker.reports import Reports
 from qmq.errors import BrokerStopping, QmqError
 from qmq.names import check_prefix
 from qmq.storage.store import Damage, Store
@@ -52,6 +55,7 @@ class Broker:
         #: What was met since the start.
         self.counters = Counters()
         self._damages = Damages(store, self.counters)
+        self._reports = Reports(store, self._effects, self._damages, self.counters)
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
@@ -79,7 +83,7 @@ class Broker:
         try:
             self._handle(command, now)
         except QmqError as error:
-            assert not isinstance(command, Synced | SyncBroken | ReadDone | Disconnected | Withdraw)
+            assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Disconnected | Withdraw)
             self._effects.append(Refused(command.connection, command.request, error))
 
     def _handle(self, command: Command, now: Now) -> None:
@@ -92,8 +96,8 @@ class Broker:
                 self._intake.synced(partition, position)
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
-            case ReadDone():
-                self._delivery.read_done(command)
+            case ReadDone(number):
+                (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
             case Withdraw():
                 self._delivery.withdraw(command)
             case Subscribe():
@@ -106,6 +110,10 @@ class Broker:
                 self._intake.last_sequence(connection, request, producer_id)
             case ListSubjects():
                 self._effects.append(self._list_subjects(command))
+            case Report():
+                self._reports.report(command)
+            case Checked():
+                self._reports.checked(command)
             case Disconnected(connection):
                 self._delivery.disconnected(connection)
             case _:

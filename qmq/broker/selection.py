@@ -16,7 +16,7 @@ from qmq.broker.groups import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.pieces import StoredBatch
-from qmq.storage.store import NotAtHand, Read, Store
+from qmq.storage.store import KnownBad, NotAtHand, Read, Store
 
 #: What a run may take beside its data, at most: a header, a run record or piece header, a subject name in a table.
 OVERHEAD_BYTES: Final = 352
@@ -323,6 +323,10 @@ class Selection:
         stop = min(count, start + self._max_count - self.count)
         try:
             lengths = StoredBatch(self._store.view(partition, entry[1], entry[10])).lengths(entry[5])[start:stop]
+        except KnownBad:
+            if self.count:
+                return  # how much of it can be sent is not known here: it goes alone
+            lengths = np.full(stop - start, entry[9] // count, np.int64)
         except QmqError:
             lengths = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
         room = self._max_bytes - self._bytes - OVERHEAD_BYTES

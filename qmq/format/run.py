@@ -222,6 +222,70 @@ class Run:
         )  # fmt: skip
 
 
+#: What a header of nothing but a short key begins with: {"k": [str of up to 31 bytes]}; its size is added to the last.
+_KEY_ONLY: Final = b"\x81\xa1k\x91"
+_SHORT_TEXT: Final = 0xA0
+_KEY_AT: Final = 5
+_MOST_SHORT: Final = _KEY_AT + 31
+
+
+def undecodable(run: Run) -> list[int]:
+    """Which messages of a verified run have a header that cannot be decoded, ascending.
+
+    Its sender made it so: the broker does not look into headers. Most are empty, or a short key and nothing else.
+    """
+    if run.count == 1:
+        (size,) = _HEADER_SIZE.unpack_from(run.data, 4)
+        return [] if not size or _is_decodable(bytes(run.payload[:size])) else [0]
+    sizes = run.header_sizes()
+    if not sizes.any():
+        return []
+    ends = np.cumsum(run.lengths(), dtype=np.int64)
+    starts = ends - run.lengths()
+    other = np.flatnonzero(~_have_only_keys(np.frombuffer(run.payload, np.uint8), starts, sizes) & (sizes > 0))
+    payload = run.payload
+    headers = [bytes(payload[a : a + n]) for a, n in zip(starts[other].tolist(), sizes[other].tolist(), strict=True)]
+    good = {header for header in set(headers) if _is_decodable(header)}
+    return [index for index, header in zip(other.tolist(), headers, strict=True) if header not in good]
+
+
+def why_undecodable(run: Run, index: int) -> str:
+    """What is wrong with the header of that message."""
+    try:
+        run.header(index)
+    except BadBatch as error:
+        return str(error)
+    raise AssertionError(index)
+
+
+def _have_only_keys(
+    payload: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint16]
+) -> npt.NDArray[np.bool_]:
+    """Which headers surely are short keys of ASCII and nothing else: bool[count]."""
+    found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT)
+    places = np.flatnonzero(found)
+    at, size = starts[places], sizes[places].astype(np.int64)
+    fits = payload[at + _KEY_AT - 1] == _SHORT_TEXT + size - _KEY_AT
+    for offset, byte in enumerate(_KEY_ONLY):
+        fits &= payload[at + offset] == byte
+    for offset in range(_KEY_AT, int(size.max(initial=0))):
+        # Behind the end of its header a message has other bytes, which do not count.
+        fits &= (payload[np.minimum(at + offset, len(payload) - 1)] < 0x80) | (size <= offset)
+    found[places] = fits
+    return found
+
+
+def _is_decodable(header: bytes) -> bool:
+    text = header[_KEY_AT:]
+    if len(text) < 32 and text.isascii() and header[:_KEY_AT] == _KEY_ONLY + bytes((_SHORT_TEXT + len(text),)):
+        return True
+    try:
+        read_header(header)
+    except BadBatch:
+        return False
+    return True
+
+
 def read_header(packed: bytes) -> dict[str, Any]:
     """Unpack a message's header; "" is {}. Names it does not know are left in. Raises BadBatch when it is not one."""
     if not packed:

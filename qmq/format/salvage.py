@@ -14,6 +14,7 @@ from qmq.errors import BadBatch
 from qmq.format.batch import Header, parse_header, runs_of
 from qmq.format.layout import BATCH_HEADER_SIZE, BEFORE_CRC_COLUMN_BYTES, CRC_COLUMN_BYTES, RUN, RUN_SIZE
 from qmq.format.pieces import Buffer, StoredBatch, bad_messages, stored_runs
+from qmq.format.run import undecodable, why_undecodable
 
 Marks = Sequence[tuple[int, int]]
 
@@ -38,6 +39,22 @@ def marks_of(batch: memoryview, header: Header) -> list[tuple[int, int]]:
         column = start + BEFORE_CRC_COLUMN_BYTES * run.count
         marks += _joined((column + CRC_COLUMN_BYTES * index, column + CRC_COLUMN_BYTES * (index + 1)) for index in bad)
     return marks or [data]  # where each part holds and the whole does not, nobody can say what is bad
+
+
+def undecodable_in(
+    batch: memoryview, header: Header, first: int, messages: int
+) -> tuple[list[tuple[int, int]], str] | None:
+    """The marks of those of *messages* from ordinal *first* on that nobody can decode, and why; of a sound batch."""
+    marks, reason = list[tuple[int, int]](), ""
+    for run, offset in zip(stored_runs(batch, header), runs_of(batch, header)["offset"].tolist(), strict=True):
+        if run.ordinal >= first + messages or run.ordinal + run.count <= first:
+            continue
+        column = header.data_start + offset + BEFORE_CRC_COLUMN_BYTES * run.count
+        bad = [index for index in undecodable(run) if first <= run.ordinal + index < first + messages]
+        marks += _joined((column + CRC_COLUMN_BYTES * index, column + CRC_COLUMN_BYTES * (index + 1)) for index in bad)
+        if bad and not reason:
+            reason = why_undecodable(run, bad[0])
+    return (marks, reason) if marks else None
 
 
 def sound_stretches(batch: memoryview, header: Header, marks: Marks, run: int) -> list[tuple[int, int]]:

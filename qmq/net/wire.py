@@ -31,6 +31,8 @@ PULL: Final = struct.Struct("<IIIII")
 WITHDRAW: Final = struct.Struct("<Q")
 #: UNSUBSCRIBE payload: subscription u32
 UNSUBSCRIBE: Final = struct.Struct("<I")
+#: REPORT payload: position u64 of the batch | first u32, messages u32: which of its messages | partition u16
+REPORT: Final = struct.Struct("<QIIH")
 #: SENT payload: position u64 | stored_at_us u64 | partition u16 | store_id 6s | runs u32, then first_sequence u64 a run
 SENT: Final = struct.Struct("<QQH6sI")
 
@@ -49,6 +51,7 @@ class Kind(enum.IntEnum):
     UNSUBSCRIBE = 6
     LAST_SEQUENCE = 7
     SUBJECTS = 8
+    REPORT = 9
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -56,7 +59,19 @@ class Kind(enum.IntEnum):
     UNSUBSCRIBED = 134
     LAST_SEQUENCE_IS = 135
     SUBJECT_LIST = 136
+    REPORTED = 137
     ERROR = 255
+
+
+class Found(enum.StrEnum):
+    """What a broker found at the place of a report."""
+
+    #: All is what was written, and stands in the answer: it was damaged on the way.
+    SOUND = "sound"
+    #: Some of it is bad on disk, or nobody could decode it; the rest stands in the answer.
+    BAD = "bad"
+    #: No batch begins there.
+    UNKNOWN = "unknown"
 
 
 class Frame(NamedTuple):

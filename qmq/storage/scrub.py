@@ -22,7 +22,7 @@ from qmq.format.layout import (
     BATCH_VERSION,
     SEGMENT_HEADER_SIZE,
 )
-from qmq.format.salvage import marks_of
+from qmq.format.salvage import Marks, marks_of, undecodable_in
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.scan import candidates
@@ -100,19 +100,29 @@ class SegmentReader:
             found.append(item)
         return Step(0, tuple(found), True)
 
-    def read_batch(self, position: int, size: int) -> tuple[memoryview, Damage | None]:
-        """The *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``."""
+    def read_batch(
+        self, position: int, size: int, first: int = 0, messages: int = 0
+    ) -> tuple[memoryview, Damage | None]:
+        """The *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``.
+
+        Of so many messages from ordinal *first* on (0: all) the headers are unpacked as well: what nobody can decode is
+        bad too, though its bytes are those that its sender made.
+        """
         try:
             view = self._read(position, size)
         except OSError as error:
             return memoryview(b""), self._bad(position, position + size, str(failure(error, "read", self.path)))
         try:
-            validate_stored(view, position, self._secret, self._owner.store_id)
+            header = validate_stored(view, position, self._secret, self._owner.store_id)
         except BadBatch as error:
             if len(view) < size or not self._is_right(view, position):
                 return view, self._bad(position, position + size, str(error))
             return view, self._examined(view, position, str(error))
-        return view, None
+        found = undecodable_in(view, header, first, messages or header.messages)
+        if found is None:
+            return view, None
+        marks, reason = found
+        return view, self._marked(view, position, marks, reason)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -259,8 +269,11 @@ class SegmentReader:
         header = parse_header(view)
         if len(view) < header.size:
             return self._bad(position, position + header.size, reason)
-        marks = tuple((position + low, high - low) for low, high in marks_of(view, header))
-        return Damage(self._owner.partition, position, position + header.size, reason, marks)
+        return self._marked(view, position, marks_of(view, header), reason)
+
+    def _marked(self, view: memoryview, position: int, marks: Marks, reason: str) -> Damage:
+        places = tuple((position + low, high - low) for low, high in marks)
+        return Damage(self._owner.partition, position, position + parse_header(view).size, reason, places)
 
     def _read(self, position: int, size: int) -> memoryview:
         """*size* bytes from *position* on, fewer where the segment ends.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qmq.broker.commands import (
+    Checked,
+    CheckWanted,
     Effect,
     Messages,
     Now,
@@ -23,7 +25,7 @@ from qmq.broker.commands import (
 )
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
-from qmq.errors import QmqError
+from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import Disk
@@ -115,14 +117,28 @@ class Driven:
         """Take effects; run the syncs and reads that are wanted, if they are to run by themselves."""
         said: list[Effect] = []
         while effects := self.broker.take_effects():
-            said += [effect for effect in effects if not isinstance(effect, SyncWanted | ReadWanted)]
+            said += [effect for effect in effects if not isinstance(effect, SyncWanted | ReadWanted | CheckWanted)]
             self.wanted += [effect for effect in effects if isinstance(effect, SyncWanted)]
             self.reads += [effect for effect in effects if isinstance(effect, ReadWanted)]
             if self.auto_sync:
                 self.sync(turn=False)
             if self.auto_read:
                 self.read(turn=False)
+            for effect in effects:
+                if isinstance(effect, CheckWanted):
+                    self.broker.handle(self.check(effect), self.now)
         return said
+
+    def check(self, wanted: CheckWanted) -> Checked:
+        """Read a batch as it lies on disk."""
+        reader = self.store.reader(wanted.partition, wanted.position)
+        try:
+            batch, damage = reader.read_batch(wanted.position, wanted.size, wanted.first, wanted.messages)
+            return Checked(wanted.number, batch, damage, None)
+        except StorageError as error:
+            return Checked(wanted.number, memoryview(b""), None, error)
+        finally:
+            reader.close()
 
     def read(self, turn: bool = True) -> list[Effect]:
         """Do the reads that are wanted by now."""

@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import BadBatch
+from qmq.format.batch import parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header, seed_of
 from qmq.format.hashing import key_hash, tag_bits
 from qmq.format.layout import HAS_DELIVER_AT, HAS_KEY_HASH, HAS_TAGS
-from qmq.format.pieces import read_answer
-from qmq.format.run import Run, cut_data, read_header
+from qmq.format.pieces import read_answer, stored_runs
+from qmq.format.run import Run, cut_data, read_header, undecodable, why_undecodable
 from tests.format.contents import (
     CREATED_US,
     POSITION,
@@ -157,3 +158,33 @@ def test_any_bytes_are_a_header_or_refused(packed: bytes) -> None:
 def test_fields_of_later_versions_are_left_in() -> None:
     assert read_header(msgpack.packb({"k": ["a"], "z": [1, 2]})) == {"k": ["a"], "z": [1, 2]}
     assert read_header(b"") == {}
+
+
+# --- headers that nobody can decode ----------------------------------------------------------------------------------
+
+packed_headers = st.one_of(
+    st.just(b""),
+    st.text(max_size=40).map(lambda key: msgpack.packb({"k": [key]})),
+    st.sampled_from(
+        [b"\x81\xa1k\x91", b"\x81\xa1k\x91\xa1", b"\x81\xa1k\x91\xa1\xff", b"\x81\xa1k\x91\xa1aa", b"\xc0"]
+    ),
+    st.binary(max_size=12),
+    st.just(msgpack.packb({"t": ["x"], "p": {"a": "b"}})),
+)
+
+
+@given(st.lists(packed_headers, min_size=1, max_size=40))
+def test_headers_that_cannot_be_decoded_are_found(headers: list[bytes]) -> None:
+    contents = [RunContent("a", [b"body"] * len(headers), [MessageHeader(packed, 0, 0) for packed in headers])]
+    parts = build_batch(contents, created_at_us=1, producer_id=bytes(16), producer_sequence=0)
+    batch = memoryview(b"".join(parts))
+    (run,) = stored_runs(batch, parse_header(batch))
+    expected = []
+    for index, packed in enumerate(headers):
+        try:
+            read_header(packed)
+        except BadBatch:
+            expected.append(index)
+    assert undecodable(run) == expected
+    for index in expected:
+        assert str(run.id(index)) in why_undecodable(run, index)

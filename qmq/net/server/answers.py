@@ -1,6 +1,6 @@
 """Effects of the broker to frames for clients. Without I/O.
 
-Each function gives the bytes of an answer; those of MESSAGES are followed by the buffers of the effect.
+Each function gives the bytes of an answer; those of MESSAGES and REPORTED are followed by the buffers of the effect.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def messages(effect: commands.Messages) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow."""
     meta = b"" if effect.left_us is None else wire.pack_meta({"left_us": effect.left_us})
     return wire.encode_frame(Kind.MESSAGES, effect.request, meta, effect.size)
+
+
+def reported(effect: commands.Reported) -> bytes:
+    """The header of REPORTED; the buffers of the effect follow."""
+    return wire.encode_frame(Kind.REPORTED, effect.request, wire.pack_meta({"found": effect.found}), effect.size)
 
 
 def subscribed(effect: commands.Subscribed) -> bytes:

@@ -19,6 +19,7 @@ from qmq.net.wire import Frame, Kind
 #: Rows of one list of subjects.
 MAX_LISTED: Final = 1_000
 _MAX_CLIENT_NAME: Final = 200
+_MAX_REASON: Final = 300
 
 
 def decode_hello(frame: Frame) -> str:
@@ -89,6 +90,14 @@ def _subjects(connection: int, frame: Frame) -> Command:
     return commands.ListSubjects(connection, frame.request, fields.get("prefix", ""), after, min(limit, MAX_LISTED))
 
 
+def _report(connection: int, frame: Frame) -> Command:
+    if len(frame.payload) != wire.REPORT.size or frame.flags:
+        raise ProtocolError(f"REPORT has a payload of {wire.REPORT.size} bytes and no flags")
+    position, first, messages, partition = wire.REPORT.unpack(frame.payload)
+    reason = str(wire.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
+    return commands.Report(connection, frame.request, partition, position, first, messages, reason)
+
+
 _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.SUBSCRIBE: _subscribe,
     Kind.PULL: _pull,
@@ -96,6 +105,7 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.UNSUBSCRIBE: _unsubscribe,
     Kind.LAST_SEQUENCE: _last_sequence,
     Kind.SUBJECTS: _subjects,
+    Kind.REPORT: _report,
 }
 
 

@@ -57,7 +57,7 @@ class Server:
         self,
         broker: Rules,
         options: ServerOptions,
-        work: Callable[[commands.SyncWanted | commands.ReadWanted], None],
+        work: Callable[[commands.SyncWanted | commands.ReadWanted | commands.CheckWanted], None],
         turned: Callable[[], None],
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -104,6 +104,8 @@ class Server:
             commands.Refused: self._refused,
             commands.SyncWanted: work,
             commands.ReadWanted: work,
+            commands.CheckWanted: work,
+            commands.Reported: self._reported,
         }
 
     # --- from outside ------------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Server:
         for sock in sockets:
             self._acceptors.append(Acceptor(self._loop, sock, self.connection, lambda: self._served))
 
-    def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone) -> None:
+    def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked) -> None:
         """Hand in the outcome of a sync or a read."""
         self._handle(command)
         self.turn()
@@ -396,6 +398,13 @@ class Server:
         if connection is not None:
             self._answered_one(connection)
             self._put(connection, answers.messages(effect))
+            connection.answers += effect.buffers
+
+    def _reported(self, effect: commands.Reported) -> None:
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.in_flight -= 1
+            self._put(connection, answers.reported(effect))
             connection.answers += effect.buffers
 
     def _subscribed(self, effect: commands.Subscribed) -> None:

@@ -45,6 +45,11 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
             of(Kind.SUBSCRIBE, meta={**SUBSCRIBE, "start": "last"}),
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", "last"),
         ),
+        (
+            of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
+            commands.Report(3, 7, 8, 5, 6, 7, "rot"),
+        ),
+        (of(Kind.REPORT, wire.REPORT.pack(5, 0, 0, 8)), commands.Report(3, 7, 8, 5, 0, 0, "")),
         (of(Kind.SUBJECTS), commands.ListSubjects(3, 7, "", 0, MAX_LISTED)),
         (
             of(Kind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),

@@ -55,6 +55,11 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
         lambda c: commands.LastSequenceIs(c.connection, c.request, 5),
         Kind.LAST_SEQUENCE_IS,
     ),
+    (
+        frame(Kind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
+        lambda c: commands.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
+        Kind.REPORTED,
+    ),
     (LIST, lambda c: commands.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1)], None), Kind.SUBJECT_LIST),
     (LIST, lambda c: commands.Refused(c.connection, c.request, InvalidName("no name")), Kind.ERROR),
 ]
