@@ -44,6 +44,8 @@ _MAX_LIST = 10_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
+#: The headers of so many runs are read within about a second.
+_ROWS_AT_ONCE = 100_000
 
 
 class Broker:
@@ -127,7 +129,7 @@ class Broker:
     def tick(self, now: Now) -> int | None:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
         self._delivery.tick(now.monotonic_us)
-        self._producers.expire(now.wall_us)
+        self._producers.expire(now.monotonic_us)
         if self._delivery.unfinished():
             return now.monotonic_us
         return self._delivery.next_deadline_us()
@@ -193,7 +195,7 @@ class Broker:
         ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
         if small or ahead or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
             unclaimed = {number: end for number, end in enumerate(upto) if end < self._store.end(number)}
-            self._producers_packed = msgpack.packb(self._producers.packed(unclaimed))
+            self._producers_packed = msgpack.packb(self._producers.packed(unclaimed, now.monotonic_us))
             self._producers_packed_us = now.monotonic_us
             self._producers_upto = upto
         return {
@@ -203,25 +205,27 @@ class Broker:
         }
 
     def _restore(self, now: Now) -> None:
-        state = self._store.state
+        state, now_us = self._store.state, now.monotonic_us
         if "producers" in state:
-            self._producers.restore(msgpack.unpackb(state["producers"]))
-        upto: list[int] = msgpack.unpackb(state["producers_upto"]) if "producers_upto" in state else []
-        upto += [0] * (self._store.partitions - len(upto))
-        since_us = now.wall_us - self._ttl_us
-        positions = [max(position, self._position_at(number, since_us)) for number, position in enumerate(upto)]
-        for partition, header in self._store.headers_since(positions):
+            self._producers.restore(msgpack.unpackb(state["producers"]), now_us)
+            upto: list[int] = msgpack.unpackb(state["producers_upto"])
+            upto += [0] * (self._store.partitions - len(upto))
+        else:  # no checkpoint has been taken, or none is left
+            upto = [self._remembered_from(partition) for partition in range(self._store.partitions)]
+        for partition, header in self._store.headers_since(upto):
             self._producers.remember(
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
-                header.position, header.stored_at_us,
+                header.position, now_us,
             )  # fmt: skip
-        self._producers.expire(now.wall_us)
         if "groups" in state:
             self._delivery.restore(msgpack.unpackb(state["groups"]))
 
-    def _position_at(self, partition: int, wall_us: int) -> int:
-        """Where the first batch stored at or after that time lies; the end of the log when there is none."""
-        row = self._store.row_at_time(partition, wall_us)
-        if row < self._store.visible_row(partition):
-            return self._store.read_entry(partition, row)[1]
-        return self._store.end(partition)
+    def _remembered_from(self, partition: int) -> int:
+        """From which position on batches tell of producers: as far back as they are remembered, going by the stamps.
+
+        Where the clock was set forward these say too little: so it is the last rows in any case.
+        """
+        since_us = max(0, self._store.last_stored_at_us - self._ttl_us)
+        end = self._store.visible_row(partition)
+        row = min(self._store.row_at_time(partition, since_us), max(0, end - _ROWS_AT_ONCE))
+        return self._store.read_entry(partition, row)[1] if row < end else self._store.end(partition)

@@ -315,7 +315,7 @@ class Intake:
         ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
         self._producers.remember(
             header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
-            position, now.wall_us,
+            position, now.monotonic_us,
         )  # fmt: skip
         answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size

@@ -2,7 +2,8 @@
 
 Of each producer: the sequence it goes on at, and its last ``window`` batches as a ring of 32-byte records (first
 sequence u64, position u64, messages u32, data crc u32, partition u16, 6 bytes spare). A producer is forgotten ``ttl``
-after its last send.
+after its last send. That is told by the monotonic clock: were the wall clock set forward, a send whose answer was lost
+could be stored twice. While no broker runs, no time passes.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Producers:
     def remember(
         self, producer_id: bytes, first: int, messages: int, data_crc: int, partition: int, position: int, now_us: int
     ) -> None:
-        """A batch of that producer is stored (or about to be: see forget)."""
+        """A batch of that producer is stored (or about to be: see forget), at that time of the monotonic clock."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = Producer()
@@ -148,19 +149,25 @@ class Producers:
         """About how large ``packed`` is (as if every window were full)."""
         return len(self._producers) * (64 + self._window * _BATCH_SIZE)
 
-    def packed(self, unclaimed: Mapping[int, int]) -> list[Any]:
+    def packed(self, unclaimed: Mapping[int, int], now_us: int) -> list[Any]:
         """For the checkpoint: one row a producer, longest ago first. Batches of a partition in *unclaimed*, from that
         position on, are left out: they may be gone at the next start, which reads the log from there.
         """
         return [
-            (producer_id, producer.next_sequence, producer.horizon, producer.last_send_us, producer.claimed(unclaimed))
+            (
+                producer_id,
+                producer.next_sequence,
+                producer.horizon,
+                now_us - producer.last_send_us,
+                producer.claimed(unclaimed),
+            )
             for producer_id, producer in self._producers.items()
         ]
 
-    def restore(self, rows: list[Any]) -> None:
+    def restore(self, rows: list[Any], now_us: int) -> None:
         """Take over what ``packed`` gave, also when the window has another size now."""
-        for producer_id, next_sequence, horizon, last_send_us, ring in rows:
-            producer = Producer(next_sequence, horizon, last_send_us, ring)
+        for producer_id, next_sequence, horizon, idle_us, ring in rows:
+            producer = Producer(next_sequence, horizon, now_us - idle_us, ring)
             while len(producer.ring) > self._window * _BATCH_SIZE:
                 producer.drop_oldest()
             self._producers[producer_id] = producer

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qmq.broker.commands import Send, Sent
 from qmq.broker.producers import Known, Producers
 from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
+from tests.broker.harness import Driven, batch_of
 
 ME = b"m" * 16
 HOUR_US = 3_600_000_000
@@ -111,7 +115,7 @@ def test_what_is_restored_answers_as_before(window: int, new_window: int, batche
         known.remember(name, first, messages, position, 0, position, position)
         told.setdefault(name, []).append((first, messages, position))
     restored = producers(window=new_window)
-    restored.restore(known.packed({}))
+    restored.restore(known.packed({}, 50), 1_000)
     for name, entries in told.items():
         for first, messages, position in entries[-min(window, new_window) :]:
             assert restored.lookup(name, first, messages, position) == Known(0, position)
@@ -121,3 +125,17 @@ def test_what_is_restored_answers_as_before(window: int, new_window: int, batche
         end = sum(entry[1] for entry in entries)
         assert restored.lookup(name, end, 1, 99) is None
         assert restored.last(name) == (end - 1, Known(0, entries[-1][2]))
+
+
+def test_many_producers_are_kept_by_a_broker_that_starts_as_its_machine_does(tmp_path: Path) -> None:
+    """What is much is written only now and then: at first it must be, however little the monotonic clock shows."""
+    driven = Driven(tmp_path)
+    for number in range(600):
+        driven.do(Send(1, driven.request(), batch_of({"a": [b"x"]}, 0, number.to_bytes(16)), True))
+    assert driven.now.monotonic_us < 30_000_000
+    for _ in range(2):
+        driven.restart()
+        told = driven.do(Send(1, driven.request(), batch_of({"a": [b"x"]}, 0, number.to_bytes(16)), True))
+        assert [type(effect) for effect in told] == [Sent]
+    assert driven.store.ends[0] == 600
+    driven.close()
