@@ -233,7 +233,7 @@ class _Opening:
         identity = self._with_partitions(before)
         subjects = self._open_subjects(identity, claims)
         replays = self._load(identity, claims, subjects)
-        tails = [replay.read_tail(rewrite=decide(facts).rewrite) for replay in replays]
+        tails = [replay.read_tail(self._options.segment_bytes, rewrite=decide(facts).rewrite) for replay in replays]
         blocked = [r.blocked_until(p.reserve) for r, p in zip(replays, identity.partitions, strict=True)]
         tails = [tail | (Tail.SEVERED if until else Tail.WHOLE) for tail, until in zip(tails, blocked, strict=True)]
         plans = [decide(facts._replace(tail=tail)) for tail in tails]

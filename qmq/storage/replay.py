@@ -14,7 +14,7 @@ import numpy as np
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.batch import EntryRow, Header
-from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
@@ -23,7 +23,15 @@ from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
 from qmq.storage.row_maker import Damaged, RowMaker
 from qmq.storage.scan import Found, Scanner
-from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases, pack_header, segment_path
+from qmq.storage.segment import (
+    ForeignSegment,
+    Owner,
+    Segment,
+    list_bases,
+    pack_header,
+    remove_unfinished,
+    segment_path,
+)
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
@@ -66,6 +74,7 @@ class PartitionReplay:
         self._spans: list[SegmentSpan] = []
         self._base = -1  # of the segment that the consumer log adds to
         self._changed = False
+        self._has_junk = False  # the last segment, behind what stands in it
         self.report = PartitionReport(owner.partition)
         self.notes: list[str] = []
         #: The first position that the checkpoint does not claim.
@@ -197,8 +206,10 @@ class PartitionReplay:
 
     # --- what it does not claim --------------------------------------------------------------------------------------
 
-    def read_tail(self, *, rewrite: bool) -> Tail:
+    def read_tail(self, segment_bytes: int, *, rewrite: bool) -> Tail:
         """Read everything behind the checkpoint; with *rewrite*, write what is valid again in place and sync it.
+
+        A file of *segment_bytes* or more, which is what segments are made with, has not been shortened.
 
         Raises StorageFailed, or BadBytes when the batches are those of a store with another secret.
         """
@@ -225,7 +236,9 @@ class PartitionReplay:
             if following is None and found.junk_bytes:
                 tail |= Tail.JUNK
                 self.report.cut_bytes = found.junk_bytes
-            if rewrite and following is None and found.severed:
+            self._has_junk = found.junk_bytes > 0
+            shortened = found.severed or (found.full and file.size < segment_bytes)
+            if rewrite and following is None and shortened:
                 tail |= Tail.SEVERED
         if foreign and not self.report.replayed_batches and not self._claim:
             raise BadBytes(
@@ -343,6 +356,7 @@ class PartitionReplay:
         """Cut the tail and open the log at its end, in a new segment when that lies below *floor*. All is on disk when
         this returns, with *sync* also what was there before. Raises StorageFull or StorageFailed.
         """
+        remove_unfinished(self._disk, self._directory)
         self._repair_headers(now_us)
         self._end_files()
         created = not self._spans or self.end < floor
@@ -380,7 +394,13 @@ class PartitionReplay:
         capacity = max(segment_bytes, self.end - base)
         current = Segment.open(self._disk, self._directory, base, capacity, writable=True)
         try:
-            current.extend(self.end - base)
+            if self._has_junk:  # take it away, and leave room at every moment: without, the file looks cut
+                end = self.end - base
+                room = min(BATCH_HEADER_SIZE, capacity - end)
+                write_fully(self._disk, current.fd, [bytes(room)], end)
+                current.extend(end + room)
+            else:
+                current.grow()
             current.map()
         except OSError as error:
             current.close()

@@ -46,8 +46,10 @@ class Found:
     rotten: list[Hole] = field(default_factory=list)
     #: Bytes after ``end`` up to the last one that is not zero.
     junk_bytes: int = 0
-    #: The file ends where the next batch has no room, or has begun: it is longer as long as it is written.
+    #: The file ends where the next batch has begun: it is longer as long as it is written.
     severed: bool = False
+    #: It ends where the next batch has no room.
+    full: bool = False
     rewritten_bytes: int = 0
     #: Headers that are good but for the mark, so of a store with another secret.
     foreign: int = 0
@@ -128,7 +130,8 @@ class Scanner:
             found.end = known_end
         found.junk_bytes = last - found.end
         room = segment.base + segment.size() - found.end
-        found.severed = room < BATCH_HEADER_SIZE or (last > found.end and window.wanted(found.end) > room)
+        found.full = room < BATCH_HEADER_SIZE
+        found.severed = last > found.end and window.wanted(found.end) > room
         found.foreign = self._foreign
         self._buffer = window.buffer
         return found

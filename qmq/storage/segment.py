@@ -25,6 +25,8 @@ from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC
 from qmq.storage.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
 
 SUFFIX: Final = ".messages"
+#: What a file's name ends in until it is whole.
+_UNFINISHED: Final = ".tmp"
 _CHECKED: Final = SEGMENT_HEADER_SIZE - 4
 _DIGITS: Final = frozenset("0123456789abcdef")
 _PREVIOUS_END: Final = struct.Struct("<Q")
@@ -75,6 +77,18 @@ def list_bases(disk: Disk, directory: Path) -> list[int]:
     except OSError as error:
         raise failure(error, "list", directory) from error
     return sorted(base for name in names if (base := base_of(name)) is not None)
+
+
+def remove_unfinished(disk: Disk, directory: Path) -> None:
+    """Remove what interrupted rolls have left. Raises StorageFailed."""
+    path = directory
+    try:
+        for name in disk.listdir(directory):
+            if name.endswith(_UNFINISHED) and base_of(name.removesuffix(_UNFINISHED)) is not None:
+                path = directory / name
+                disk.unlink(path)
+    except OSError as error:
+        raise failure(error, "remove", path) from error
 
 
 def pack_header(owner: Owner, base: int, previous_end: int, created_at_us: int) -> bytes:
@@ -132,21 +146,25 @@ class Segment:
     ) -> Segment:
         """Make the file, extended to *capacity* and mapped. The directory is not synced.
 
+        It gets its name once it is whole: one that is shorter than it was made has been cut by somebody else.
         Raises StorageFull or StorageFailed; no file is left then.
         """
         path = segment_path(directory, base)
+        unfinished = path.with_name(path.name + _UNFINISHED)
         fd = -1
         try:
-            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            fd = disk.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             write_fully(disk, fd, [pack_header(owner, base, previous_end, created_at_us)], 0)
             segment = cls(disk, fd, path, base, capacity)
-            segment.extend(SEGMENT_HEADER_SIZE)
+            segment.grow()
+            disk.rename(unfinished, path)
             segment.map()
         except OSError as error:
             if fd >= 0:
                 disk.close(fd)
-                with suppress(OSError):
-                    disk.unlink(path)
+                for left in (unfinished, path):
+                    with suppress(OSError):
+                        disk.unlink(left)
             raise failure(error, "create", path) from error
         return segment
 
@@ -182,6 +200,10 @@ class Segment:
     def extend(self, end: int) -> None:
         """Put zeros behind offset *end*, up to the capacity, as sparse as the file system can. Raises OSError."""
         self._disk.ftruncate(self.fd, end)
+        self.grow()
+
+    def grow(self) -> None:
+        """Give the file its full size. Raises OSError."""
         self._disk.ftruncate(self.fd, self.capacity)
 
     def cut(self, end: int) -> None:

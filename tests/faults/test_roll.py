@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from qmq.storage.disk import Buffer, Disk
 from qmq.storage.verify import verify
 from tests.storage.stores import Sender, close_cleanly, open_store, positions
@@ -38,16 +40,23 @@ class CopyingDisk(Disk):
         super().ftruncate(fd, length)
         self._copy()
 
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        self._copy()
 
-def test_a_kill_between_any_two_steps_of_a_roll_leaves_no_gap(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_kill_between_any_two_steps_of_a_roll_leaves_no_gap(tmp_path: Path, together: bool) -> None:
     source = tmp_path / "source"
     disk = CopyingDisk(source)
     store = open_store(source, disk)
     sender = Sender(store)
     sender.send("a.b", b"first")
     disk.target = tmp_path / "copies"
-    for number in range(6):  # two rolls in one write
+    for number in range(6):  # two rolls, in one write or in one each
         sender.stage(("a.b", [b"%d" % number * 25_000]))
+        if not together:
+            sender.write()
     sender.write()
     disk.target = None
     store.close(clean=False)
@@ -55,13 +64,76 @@ def test_a_kill_between_any_two_steps_of_a_roll_leaves_no_gap(tmp_path: Path) ->
     for copy in disk.copies:
         assert verify(copy, Disk()).faults == 0
         for _ in range(2):
+            stored = assert_no_gap(copy)
             reopened = open_store(copy)
-            recovery = reopened.recovery
-            assert not recovery.partitions[0].holes, f"after {copy.name} of {len(disk.copies)} steps"
-            assert not recovery.raised_by
-            stored = len(positions(reopened))
             assert Sender(reopened).send("a.b", b"next").runs == (("a.b", stored, 1),)
             reopened.close(clean=False)
         close_cleanly(open_store(copy))
         report = verify(copy, Disk())
         assert not report.findings, "\n".join(map(str, report.findings))
+        assert not list(copy.rglob("*.tmp"))
+
+
+def assert_no_gap(directory: Path) -> int:
+    """Open the store and kill it: it went on where it was; returns how many batches it has."""
+    store = open_store(directory)
+    recovery = store.recovery
+    assert not recovery.partitions[0].holes, directory
+    assert not recovery.partitions[0].jumped, directory
+    assert not recovery.raised_by, directory
+    stored = len(positions(store))
+    store.close(clean=False)
+    return stored
+
+
+@pytest.mark.parametrize("left", ["nothing", "junk", "a segment to be"])
+def test_a_kill_between_any_two_steps_of_a_start_leaves_no_gap(tmp_path: Path, left: str) -> None:
+    source = tmp_path / "source"
+    store = open_store(source)
+    sender = Sender(store)
+    sent = 3
+    for number in range(sent):
+        sender.send("a.b", b"%d" % number * 100)
+    end = store.end(0)
+    store.close(clean=False)
+    (segment,) = (source / "log-0").glob("*.messages")
+    if left == "junk":
+        with segment.open("r+b") as file:
+            file.seek(end - base_of_segment(segment))
+            file.write(b"half of a batch that was being written")
+    elif left == "a segment to be":
+        segment.with_name(f"{end:016x}.messages.tmp").write_bytes(b"")
+    disk = CopyingDisk(source)
+    disk.target = tmp_path / "copies"
+    open_store(source, disk).close(clean=False)
+    assert len(disk.copies) > 8
+    for copy in disk.copies:
+        assert assert_no_gap(copy) == sent
+        close_cleanly(open_store(copy))
+        assert not verify(copy, Disk()).findings
+        assert not list(copy.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("left", [0, 40, 95])
+def test_a_log_that_ends_with_its_segment_goes_on_in_the_next(tmp_path: Path, left: int) -> None:
+    """No room for another batch is no sign that somebody has shortened the file."""
+    store = open_store(tmp_path)
+    sender = Sender(store)
+    overhead = len(sender.send("a.b", b"").data)
+    (segment,) = (tmp_path / "log-0").glob("*.messages")
+    limit = base_of_segment(segment) + segment.stat().st_size
+    while limit - store.end(0) > 20_000:
+        sender.send("a.b", bytes(10_000))
+    sender.send("a.b", bytes(limit - store.end(0) - overhead - left))
+    assert limit - store.end(0) == left
+    store.close(clean=False)
+    stored = assert_no_gap(tmp_path)
+    reopened = open_store(tmp_path)
+    assert Sender(reopened).send("a.b", b"next").runs == (("a.b", stored, 1),)
+    close_cleanly(reopened)
+    assert not verify(tmp_path, Disk()).findings
+
+
+def base_of_segment(path: Path) -> int:
+    """The position of the file's first byte."""
+    return int(path.name.partition(".")[0], 16)

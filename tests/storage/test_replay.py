@@ -29,6 +29,8 @@ from tests.storage.stores import (
     segment_files,
 )
 
+SEGMENT_BYTES = 64 << 10
+
 
 def store_with(path: Path, before: int = 60, after: int = 40) -> Sender:
     sender = Sender(open_store(path, HastyDisk()))
@@ -77,7 +79,7 @@ def test_only_what_the_checkpoint_does_not_know_is_read(tmp_path: Path) -> None:
     opened.replay.load()
     assert opened.consumer.end_row == 60
     assert opened.replay.claimed == sender.sent[59].position + len(sender.sent[59].data)
-    assert opened.replay.read_tail(rewrite=True) is Tail.WHOLE
+    assert opened.replay.read_tail(SEGMENT_BYTES, rewrite=True) is Tail.WHOLE
     report = opened.replay.report
     assert (report.replayed_batches, report.replayed_messages, report.rebuilt_bytes) == (40, 40, 0)
     assert report.rewritten_bytes == sum(len(sent.data) for sent in sender.sent[60:])
@@ -91,7 +93,7 @@ def test_without_a_checkpoint_everything_is_read(tmp_path: Path) -> None:
     opened = Replayed(tmp_path, claimed=False)
     opened.replay.load()
     assert opened.consumer.end_row == 0
-    assert opened.replay.read_tail(rewrite=False) is Tail.WHOLE
+    assert opened.replay.read_tail(SEGMENT_BYTES, rewrite=False) is Tail.WHOLE
     assert opened.replay.report.replayed_batches == opened.consumer.end_row == 100
     assert opened.replay.report.rewritten_bytes == 0
     opened.close()
@@ -104,7 +106,7 @@ def test_what_is_told_of_a_bad_batch(tmp_path: Path, offset: int, tail: Tail) ->
     damage(tmp_path, bad, offset % len(bad.data))
     opened = Replayed(tmp_path)
     opened.replay.load()
-    assert opened.replay.read_tail(rewrite=True) == tail
+    assert opened.replay.read_tail(SEGMENT_BYTES, rewrite=True) == tail
     assert opened.replay.report.holes == [Hole(bad.position, bad.position + len(bad.data))]
     ((_, first, count),) = bad.runs
     known = [] if Tail.BLIND in tail else [Damaged(0, first, first + count)]
@@ -120,7 +122,7 @@ def test_a_log_that_ends_before_the_checkpoint_is_short(tmp_path: Path) -> None:
         opened_file.truncate(start)
     opened = Replayed(tmp_path)
     opened.replay.load()
-    assert opened.replay.read_tail(rewrite=True) == Tail.SHORT | Tail.SEVERED
+    assert opened.replay.read_tail(SEGMENT_BYTES, rewrite=True) == Tail.SHORT | Tail.SEVERED
     end = sender.sent[-1].position + len(sender.sent[-1].data)
     assert opened.replay.report.damaged == [Hole(sender.sent[7].position, end)]
     opened.close()
@@ -130,7 +132,7 @@ def test_rows_of_a_segment_are_read_again_as_they_were(tmp_path: Path) -> None:
     sender = store_with(tmp_path)
     opened = Replayed(tmp_path)
     opened.replay.load()
-    opened.replay.read_tail(rewrite=False)
+    opened.replay.read_tail(SEGMENT_BYTES, rewrite=False)
     opened.consumer.publish(2**63)
     base = int(segment_files(tmp_path)[1].stem, 16)
     end = int(segment_files(tmp_path)[2].stem, 16)
@@ -145,10 +147,12 @@ def test_it_goes_on_where_the_log_ends_or_at_the_floor(tmp_path: Path) -> None:
     for jump in (0, 1 << 20):
         opened = Replayed(tmp_path)
         opened.replay.load()
-        opened.replay.read_tail(rewrite=True)
+        opened.replay.read_tail(SEGMENT_BYTES, rewrite=True)
         end = opened.replay.end
         floor = end + jump if jump else opened.identity.floor
-        log = opened.replay.finish(floor=floor, reserve=end + (1 << 22), segment_bytes=64 << 10, now_us=5, sync=True)
+        log = opened.replay.finish(
+            floor=floor, reserve=end + (1 << 22), segment_bytes=SEGMENT_BYTES, now_us=5, sync=True
+        )
         assert log.end == (floor + 64 if jump else end)
         assert log.synced == log.end
         assert log.reserve == end + (1 << 22)
@@ -164,9 +168,9 @@ def test_everything_is_on_disk_when_it_is_finished(tmp_path: Path) -> None:
     disk.track(path)
     opened = Replayed(path, disk=disk)
     opened.replay.load()
-    opened.replay.read_tail(rewrite=True)
+    opened.replay.read_tail(SEGMENT_BYTES, rewrite=True)
     claimed = opened.replay.claimed
-    log = opened.replay.finish(floor=0, reserve=2**62, segment_bytes=64 << 10, now_us=5, sync=True)
+    log = opened.replay.finish(floor=0, reserve=2**62, segment_bytes=SEGMENT_BYTES, now_us=5, sync=True)
     disk.without_power(path, lost)
     for file, copy in zip(segment_files(path), segment_files(lost), strict=True):
         start = max(0, claimed - int(file.stem, 16))
