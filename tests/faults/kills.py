@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -212,7 +213,9 @@ class Killer:
 
 
 async def run_session(path: Path, seed: int, rounds: int, forks: Forks) -> Session:
-    """One session in the directory *path*. What it raises is a fault of the broker too; counts are for the caller."""
+    """One session in the directory *path*; the log of the broker is left beside it. What was found is for the caller;
+    what it raises is a fault as well.
+    """
     chance = random.Random(seed)
     session = Session(seed, chance.choice((1, 1, 2, 3)), rounds)
     settings = {
@@ -226,13 +229,14 @@ async def run_session(path: Path, seed: int, rounds: int, forks: Forks) -> Sessi
     with ExitStack() as undo, mock.patch.object(link, "GOOD_AFTER", 0.0):
         undo.callback(broker.close)
         killer = Killer(broker, chance, session)
+        undo.callback(lambda: path.with_suffix(".log").write_text(broker.log()))
         await asyncio.to_thread(killer.start)
         load = Load(broker.url, chance)
         await _under_load(load, killer, session)
         await _count(broker.url, load, session)
         assert broker.stop() == 0, broker.log()
     report = verify(path, Disk())
-    assert report.is_good, "\n".join(map(str, report.findings))
+    session.tally.unexpected += [str(finding) for finding in report.findings if report.faults]
     session.segments = killer.segments()
     return session
 
@@ -272,11 +276,14 @@ async def _count(url: str, load: Load, session: Session) -> None:
     contiguous = session.partitions == 1
     messages = await drain(url, "afterwards")
     session.tally = ledger.tally(messages, contiguous=contiguous)
-    ledger.check(load.followed, contiguous=contiguous)
-    by_id = {message.id: message for message in messages}
+    followed = ledger.tally(load.followed, contiguous=contiguous)
+    for name in ("lost", "duplicated", "unexpected"):
+        getattr(session.tally, name).extend(f"one who follows: {what}" for what in getattr(followed, name))
+    by_id = {message.id: message.body for message in messages}
     for message in load.shared:
         ledger.entry_of(message)
-        assert by_id[message.id].body == message.body, f"{message} was delivered, and is not what is there now"
+        if by_id.get(message.id) != message.body:
+            session.tally.unexpected.append(f"{message} was delivered, and is not what is there now")
     session.sent = len(ledger.entries)
     for entry in ledger.entries:
         if entry.receipt is not None:
@@ -317,26 +324,39 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1_000, help="kills in all")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="of the first session")
     wanted = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="qmq-kills-"))
     sessions: list[Session] = []
     began = time.monotonic()
-    with Forks() as forks, tempfile.TemporaryDirectory(prefix="qmq-kills-") as directory:
-        done = 0
+    done = failed = 0
+    with Forks() as forks:
         while done < wanted.rounds:
             seed, rounds = wanted.seed + len(sessions), min(ROUNDS_PER_SESSION, wanted.rounds - done)
-            path = Path(directory) / str(seed)
-            try:
-                session = asyncio.run(run_session(path, seed, rounds, forks))
-            except BaseException:
-                print(f"again: make kills ROUNDS={rounds} SEED={seed}", file=sys.stderr)
-                raise
+            path = directory / str(seed)
+            session = _one_of_many(path, seed, rounds, forks)
             sessions.append(session)
             done += rounds
             print(f"{done} of {wanted.rounds} kills, {time.monotonic() - began:.0f} s: {session.tally}", flush=True)
-            if not session.tally.is_good:
-                print(f"again: make kills ROUNDS={rounds} SEED={seed}", file=sys.stderr)
-            shutil.rmtree(path)
+            if session.tally.is_good:
+                shutil.rmtree(path)
+                path.with_suffix(".log").unlink()
+            else:
+                failed += 1
+                print(f"its files are in {path}; again: make kills ROUNDS={rounds} SEED={seed}", flush=True)
     print(table(sessions))
-    return int(any(not session.tally.is_good for session in sessions))
+    if not failed:
+        directory.rmdir()
+    return int(failed > 0)
+
+
+def _one_of_many(path: Path, seed: int, rounds: int, forks: Forks) -> Session:
+    """One session; what it raises is counted as unexpected, so that the others go on."""
+    try:
+        return asyncio.run(run_session(path, seed, rounds, forks))
+    except Exception as error:
+        traceback.print_exc()
+        session = Session(seed, 0, rounds)
+        session.tally.unexpected.append(repr(error))
+        return session
 
 
 if __name__ == "__main__":
