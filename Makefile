@@ -29,11 +29,12 @@ test: lint  ## lint, then every test with coverage (ARGS=... for pytest)
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
 
-sim: env  ## random histories of broker and store against models, ROUNDS=10 seeds
-	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim
+sim: env  ## random histories, batches, frames and names against models, ROUNDS=10 seeds
+	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py
 
-fuzz: env  ## random and hostile frames, batches, names and answers, ROUNDS=10 seeds
-	@scripts/with-seeds $(or $(ROUNDS),10) tests/format tests/net tests/test_names.py
+fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000 (SEED=... TARGET=...)
+	@scripts/with-atheris -m fuzz --count $(or $(COUNT),10000000) $(if $(SEED),--seed $(SEED)) \
+		$(if $(TARGET),--target $(TARGET))
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))

@@ -1,0 +1,273 @@
+"""Frames into a broker: several strangers at once, and a good client beside them who must not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgpack
+
+from fuzz.batches import make_batch
+from fuzz.core import Core, Wire
+from fuzz.target import GrowthCheck, Picks
+from qmq.format.build import RunContent, build_batch
+from qmq.format.pieces import read_answer
+from qmq.net import wire
+from qmq.net.wire import Frame, Kind
+
+#: After so many frames the broker is stopped, its files verified, and another one made.
+_FRAMES_A_BROKER: Final = 200_000
+_ROUNDS_A_CHECK: Final = 8
+_STRANGERS: Final = 3
+_ANSWERS: Final = frozenset(kind for kind in Kind if kind >= 128)
+#: What no stranger may cause.
+_FAULTS: Final = frozenset(("internal_error", "storage_error", "bad_bytes", "sync_failed", "error"))
+_HELLO: Final = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "fuzz"})
+_NAMES: Final = ("a.", "m.", "", "a.b", "m.x1", "r.", "large", "never.", "bad..name", "é", "x" * 201)
+_GROUPS: Final = (None, "g", "h", "bad group", 5, "", b"g")
+_STARTS: Final[tuple[Any, ...]] = (
+    None,
+    "first",
+    "last",
+    ["time", 0],
+    ["time", 1 << 62],
+    ["sequence", 3],
+    "never",
+    ["time"],
+    [],
+)
+
+
+def check_answer(frame: Frame) -> None:
+    """An answer that docs/PROTOCOL.md knows, and no fault of the broker."""
+    assert frame.kind in _ANSWERS, frame.kind
+    if frame.kind == Kind.ERROR:
+        fields = wire.unpack_meta(frame.meta)
+        assert fields["code"] not in _FAULTS, fields
+
+
+class GoodClient:
+    """Who sends and pulls all the time, and gets each of its messages once."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._wire = Wire(core)
+        self._sent = 0
+        self._send(Kind.HELLO, 1, _HELLO)
+        self._expect(Kind.WELCOME, 1)
+        meta = msgpack.packb({"group": "good", "prefixes": ["good."], "consumer": "good"})
+        self._send(Kind.SUBSCRIBE, 2, meta)
+        self._subscription = wire.unpack_meta(self._expect(Kind.SUBSCRIBED, 2).meta)["subscription"]
+
+    def check(self) -> None:
+        """Send one message and pull it."""
+        self._sent += 1
+        request, body = 2 * self._sent + 1, b"%d" % self._sent
+        pull = wire.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000)
+        self._send(Kind.PULL, request, payload=pull)
+        parts = build_batch(
+            [RunContent("good.one", [body], None)],
+            created_at_us=1,
+            producer_id=b"good" * 4,
+            producer_sequence=self._sent,
+        )
+        self._send(Kind.SEND, request + 1, payload=b"".join(parts), flags=self._sent % 2)
+        self._core.run()
+        answers = {frame.kind: frame for frame in self._wire.frames()}
+        assert set(answers) == {Kind.SENT, Kind.MESSAGES}, answers
+        runs, damaged = read_answer(answers[Kind.MESSAGES].payload)
+        assert [run.bodies() for run in runs] == [[body]]
+        assert not damaged
+
+    def _send(self, kind: Kind, request: int, meta: bytes = b"", payload: bytes = b"", flags: int = 0) -> None:
+        self._wire.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+
+    def _expect(self, kind: Kind, request: int) -> Frame:
+        self._core.run()
+        (frame,) = self._wire.frames()
+        assert (frame.kind, frame.request) == (kind, request), frame
+        return frame
+
+
+class Wires:
+    """One broker after another; an input is a short story of what strangers do to it."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._core: Core | None = None
+        self._strangers: list[Wire | None] = []
+        self._rounds = 0
+        self._subscribed = 1  # the last number that the broker gave
+        sends, pulls, frames = self._batch, self._pull, self._frame
+        self._acts: tuple[Callable[[Picks, Wire], None], ...] = (
+            self._bytes, self._hello, frames, sends, sends, pulls, pulls, self._subscribe, self._numbers,
+            self._subjects, self._silence, self._behave, sends, pulls, frames, self._hello,
+        )  # fmt: skip
+
+    def once(self, data: bytes) -> int:
+        """The story of some strangers."""
+        if self._core is None:
+            self._core, self.frames = Core(), 0
+            self._good = GoodClient(self._core)
+            self._subscribed = 1
+        core, picks, before = self._core, Picks(data), self.frames
+        with GrowthCheck():
+            self._strangers = [None] * _STRANGERS
+            while picks.left:
+                act = picks.number(1)
+                self._acts[act & 15](picks, self._stranger(act >> 4))
+                if act & 128:
+                    core.run()
+            self._end()
+            self._rounds += 1
+            if self._rounds % _ROUNDS_A_CHECK == 0:
+                self._good.check()
+        frames = self.frames - before
+        if self.frames >= _FRAMES_A_BROKER:
+            self.close()
+        return frames
+
+    def close(self) -> None:
+        if self._core is not None:
+            self._good.check()
+            self._core.close()
+            self._core = None
+
+    def _stranger(self, number: int) -> Wire:
+        place = number % _STRANGERS
+        stranger = self._strangers[place]
+        if stranger is None or not stranger.open:
+            assert self._core is not None
+            self._collect(stranger)
+            stranger = self._strangers[place] = Wire(self._core)
+        return stranger
+
+    def _end(self) -> None:
+        """The strangers go; everything that was said to them was right."""
+        assert self._core is not None
+        for stranger in self._strangers:
+            if stranger is not None:
+                stranger.reads = True
+                stranger.read_all()
+        self._core.run()
+        for stranger in self._strangers:
+            self._collect(stranger)
+            if stranger is not None:
+                stranger.hang_up()
+        self._core.run()
+
+    def _collect(self, stranger: Wire | None) -> None:
+        if stranger is not None:
+            for frame in stranger.frames():
+                check_answer(frame)
+
+    # --- what a stranger does ----------------------------------------------------------------------------------------
+
+    def _put(self, stranger: Wire, kind: int, request: int, meta: bytes, payload: bytes, flags: int = 0) -> None:
+        self.frames += 1
+        stranger.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+
+    def _bytes(self, picks: Picks, stranger: Wire) -> None:
+        self.frames += 1
+        stranger.send(picks.take(picks.number(1)))
+
+    def _hello(self, picks: Picks, stranger: Wire) -> None:
+        self._put(stranger, Kind.HELLO, 1, _HELLO, b"")
+
+    def _frame(self, picks: Picks, stranger: Wire) -> None:
+        kind, how = picks.number(1) % 12, picks.number(1)
+        meta, payload = picks.take(how & 15), picks.take(how >> 4)
+        frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 1) + payload)
+        if how & 1:
+            picks.edit(memoryview(frame)[:16])
+        self.frames += 1
+        stranger.send(bytes(frame))
+
+    def _batch(self, picks: Picks, stranger: Wire) -> None:
+        batch = bytes(make_batch(picks))
+        self._put(stranger, Kind.SEND, 1 + picks.number(1), b"", batch, picks.number(1) & 1)
+
+    def _pull(self, picks: Picks, stranger: Wire) -> None:
+        last = self._a_subscription(picks)
+        payload = wire.PULL.pack(
+            last, picks.number(1), picks.number(1) & 3, picks.number(1) << 8 | 1, picks.number(1) << 4
+        )
+        self._put(stranger, Kind.PULL, 1 + picks.number(1), b"", payload)
+
+    def _a_subscription(self, picks: Picks) -> int:
+        """One of the last that the broker gave."""
+        return max(self._subscribed - picks.number(1) % 4, 0)
+
+    def _subscribe(self, picks: Picks, stranger: Wire) -> None:
+        names: list[Any] = [_NAMES[picks.number(1) % len(_NAMES)] for _ in range(picks.number(1) % 5)]
+        fields = {
+            "group": _GROUPS[picks.number(1) % len(_GROUPS)],
+            "prefixes": names,
+            "consumer": "c",
+            "start": _STARTS[picks.number(1) % len(_STARTS)],
+        }
+        meta = memoryview(bytearray(msgpack.packb(fields)))
+        if picks.number(1) & 128:
+            picks.edit(meta)
+        self._put(stranger, Kind.SUBSCRIBE, 1 + picks.number(1), bytes(meta), b"")
+        self._learn(stranger)
+
+    def _learn(self, stranger: Wire) -> None:
+        assert self._core is not None
+        self._core.run()
+        for frame in stranger.frames():
+            check_answer(frame)
+            if frame.kind == Kind.SUBSCRIBED:
+                self._subscribed = wire.unpack_meta(frame.meta)["subscription"]
+
+    def _numbers(self, picks: Picks, stranger: Wire) -> None:
+        request, which = 1 + picks.number(1), picks.number(1) % 3
+        if which == 0:
+            self._put(stranger, Kind.WITHDRAW, request, b"", wire.WITHDRAW.pack(1 + picks.number(1)))
+        elif which == 1:
+            number = self._a_subscription(picks)
+            self._put(stranger, Kind.UNSUBSCRIBE, request, b"", wire.UNSUBSCRIBE.pack(number))
+        else:
+            self._put(stranger, Kind.LAST_SEQUENCE, request, b"", picks.take(2).ljust(16, b"\0"))
+
+    def _subjects(self, picks: Picks, stranger: Wire) -> None:
+        fields = {
+            "prefix": _NAMES[picks.number(1) % len(_NAMES)],
+            "after": picks.number(2),
+            "limit": picks.number(2),
+        }
+        self._put(stranger, Kind.SUBJECTS, 1 + picks.number(1), msgpack.packb(fields), b"")
+
+    def _silence(self, picks: Picks, stranger: Wire) -> None:
+        assert self._core is not None
+        self._core.run()
+        self._core.loop.advance(picks.number(1) / 10)
+
+    def _behave(self, picks: Picks, stranger: Wire) -> None:
+        which = picks.number(1) % 4
+        if which == 0:
+            stranger.reads = False
+        elif which == 1:
+            stranger.reads = True
+            stranger.read_all()
+        elif which == 2:
+            stranger.hang_up()
+        else:
+            self._bytes(picks, stranger)
+
+    def seeds(self) -> list[bytes]:
+        hello, subscribe = b"\x81", b"\x87\x01\x00\x01\x00\x00\x00\x05"
+        send, pull = b"\x83\x00\x00\x00\x05\x01", b"\x85\x00\xff\x01\xff\x01\x07"
+        stories = [
+            hello + send + subscribe + pull,
+            hello + subscribe + pull + send * 3 + b"\x8a\x50" + pull,
+            hello + b"\x8b\x00" + subscribe + send * 4 + pull * 8 + b"\x8b\x01",
+            hello + b"\x89\x02\x00\x00\x10\x00\x05" * 18,
+            hello + subscribe * 10 + b"\x88\x05\x01\x00" + b"\x88\x06\x00\x01" + b"\x88\x07\x02\x00\x00",
+            b"\x8a\xff" + b"\x90\x10GET / HTTP/1.1\r\n",
+            hello + b"\x80\x10" + b"\xff" * 16 + hello,
+        ]
+        stories += [
+            hello + bytes([0x84, number, 0, how, 1, 30, 0, 7, 3]) for number in range(9) for how in range(0, 64, 7)
+        ]
+        return stories
