@@ -36,7 +36,7 @@ class Found:
     #: Behind the last batch that stands; where the scan began when there is none.
     end: int
     batches: int = 0
-    #: Bad bytes that stand: with a valid batch after them, or whole batches with a good header at the very end.
+    #: Bad bytes that stand: with a valid batch after them, or bad batches with good headers at the very end.
     holes: list[Hole] = field(default_factory=list)
     #: How many of these bytes no header explains: what was in them cannot be told.
     blind_bytes: int = 0
@@ -88,7 +88,7 @@ class Scanner:
             self._buffer = bytearray(size)
         window = _Window(self._disk, segment, self._buffer, stop)
         found = Found(start)
-        position, blind, known, known_end = start, 0, list[bytes](), start
+        position, blind, known_blind, known, known_end = start, 0, 0, list[bytes](), start
         self._foreign = 0
         while position < stop:
             batch = window.at(position)
@@ -103,6 +103,7 @@ class Scanner:
                     found.rotten.append(Hole(position, position + header.size))
                 elif right is not None:
                     known.append(bytes(batch[: right.data_start]))
+                    known_blind = blind
                     position = known_end = position + right.size
                     continue
                 else:
@@ -123,12 +124,12 @@ class Scanner:
             position = found.end = position + header.size
         window.write_kept()
         last = window.last_data(found.end)
-        if known and last == known_end:  # not torn while it was written, but whole, seen perhaps, and rotten since
+        if known:  # nobody can tell whether it was torn while it was written, or seen and rotten since
             found.holes.append(Hole(found.end, known_end))
-            found.blind_bytes += blind
+            found.blind_bytes += known_blind
             found.damaged += known
             found.end = known_end
-        found.junk_bytes = last - found.end
+        found.junk_bytes = max(last - found.end, 0)
         room = segment.base + segment.size() - found.end
         found.full = room < BATCH_HEADER_SIZE
         found.severed = last > found.end and window.wanted(found.end) > room

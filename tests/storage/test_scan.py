@@ -163,6 +163,25 @@ def test_a_whole_end_that_has_rotten_stands(tmp_path: Path) -> None:
     assert (found.end, found.junk_bytes, len(found.damaged)) == (BASE + len(data), 0, 1)
 
 
+@pytest.mark.parametrize("behind", [0, 3_000], ids=["the end", "zeros"])
+def test_a_rotten_end_stands_when_it_ends_with_zeros_and_its_zeros_are_not_blind(tmp_path: Path, behind: int) -> None:
+    data, places = log_of([b"x", b"y" * 100 + bytes(900)])
+    data[-950] ^= 1
+    found, fed = scan_bytes(tmp_path, data + bytes(behind))
+    assert fed == places[:1]
+    assert found.holes == [Hole(places[1][0], BASE + len(data))]
+    assert (found.end, found.junk_bytes, found.blind_bytes) == (BASE + len(data), 0, 0)
+    assert [parse_header(prefix).position for prefix in found.damaged] == [places[1][0]]
+
+
+def test_junk_behind_a_rotten_end_is_cut(tmp_path: Path) -> None:
+    data, places = log_of([b"x", b"y" * 100])
+    data[-50] ^= 1
+    found, _ = scan_bytes(tmp_path, data + b"junk" * 50)
+    assert found.holes == [Hole(places[1][0], BASE + len(data))]
+    assert (found.junk_bytes, found.blind_bytes) == (200, 0)
+
+
 def test_batches_larger_than_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "WINDOW_BYTES", 1_000)
     data, places = log_of([b"x" * size for size in (10, 5_000, 100, 900, 3_000, 700, 1)])
