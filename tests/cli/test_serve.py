@@ -30,6 +30,7 @@ def test_it_says_when_it_serves_and_ends_clean(tmp_path: Path, number: signal.Si
     assert re.findall(r"(INFO|WARNING|ERROR) qmq\.broker: (\w+)", log) == [
         ("INFO", "made"),
         ("INFO", "stopping"),
+        ("INFO", "in"),  # this run: what it counted
         ("INFO", "stopped"),
     ]
 

@@ -351,7 +351,7 @@ async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_ro
 
 async def test_a_disk_that_stays_full_ends_in_an_error_that_names_it(tmp_path: Path) -> None:
     disk, ledger = FaultyDisk(), Ledger()
-    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=0.6) as client:
+    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=3) as client:
         disk.fail_always("pwritev", errno.ENOSPC, ".messages")
         entry, unawaited = ledger.open("a", key="k"), ledger.open("a")
         client.send_nowait("a", unawaited.body)

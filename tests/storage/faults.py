@@ -116,6 +116,8 @@ class FaultyDisk(Disk):
     def rename(self, source: Path, target: Path) -> None:
         self._count("rename", target)
         super().rename(source, target)
+        renamed = str(source)
+        self._paths.update({fd: str(target) for fd, path in self._paths.items() if path == renamed})
 
     def unlink(self, path: Path) -> None:
         self._count("unlink", path)
