@@ -98,6 +98,7 @@ class Wires:
         self._strangers: list[Wire | None] = []
         self._rounds = 0
         self._subscribed = 1  # the last number that the broker gave
+        self._stored = 0  # where it put the last batch
         sends, pulls, frames = self._batch, self._pull, self._frame
         self._acts: tuple[Callable[[Picks, Wire], None], ...] = (
             self._bytes, self._hello, frames, sends, sends, pulls, pulls, self._subscribe, self._numbers,
@@ -160,6 +161,8 @@ class Wires:
         if stranger is not None:
             for frame in stranger.frames():
                 check_answer(frame)
+                if frame.kind == Kind.SENT:
+                    self._stored = wire.SENT.unpack_from(frame.payload)[0]
 
     # --- what a stranger does ----------------------------------------------------------------------------------------
 
@@ -175,7 +178,7 @@ class Wires:
         self._put(stranger, Kind.HELLO, 1, _HELLO, b"")
 
     def _frame(self, picks: Picks, stranger: Wire) -> None:
-        kind, how = picks.number(1) % 12, picks.number(1)
+        kind, how = picks.number(1) % 13, picks.number(1)
         meta, payload = picks.take(how & 15), picks.take(how >> 4)
         frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 1) + payload)
         if how & 1:
@@ -217,12 +220,18 @@ class Wires:
         self._core.run()
         for frame in stranger.frames():
             check_answer(frame)
-            if frame.kind == Kind.SUBSCRIBED:
+            if frame.kind == Kind.SENT:
+                self._stored = wire.SENT.unpack_from(frame.payload)[0]
+            elif frame.kind == Kind.SUBSCRIBED:
                 self._subscribed = wire.unpack_meta(frame.meta)["subscription"]
 
     def _numbers(self, picks: Picks, stranger: Wire) -> None:
-        request, which = 1 + picks.number(1), picks.number(1) % 3
-        if which == 0:
+        request, which = 1 + picks.number(1), picks.number(1) % 4
+        if which == 3:
+            position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
+            report = wire.REPORT.pack(position, picks.number(1) & 3, picks.number(1) & 3, picks.number(1) & 1)
+            self._put(stranger, Kind.REPORT, request, msgpack.packb({"reason": "fuzz"}), report)
+        elif which == 0:
             self._put(stranger, Kind.WITHDRAW, request, b"", wire.WITHDRAW.pack(1 + picks.number(1)))
         elif which == 1:
             number = self._a_subscription(picks)
@@ -267,6 +276,7 @@ class Wires:
             b"\x8a\xff" + b"\x90\x10GET / HTTP/1.1\r\n",
             hello + b"\x80\x10" + b"\xff" * 16 + hello,
         ]
+        stories.append(hello + send + subscribe + b"\x88\x05\x03\x00\x00\x00\x00" * 18)
         stories += [
             hello + bytes([0x84, number, 0, how, 1, 30, 0, 7, 3]) for number in range(9) for how in range(0, 64, 7)
         ]

@@ -403,7 +403,7 @@ class Server:
     def _reported(self, effect: commands.Reported) -> None:
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.in_flight -= 1
+            self._answered_one(connection)
             self._put(connection, answers.reported(effect))
             connection.answers += effect.buffers
 
