@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +90,7 @@ async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.L
         first, second, *_ = segment_files(tmp_path)
         first.rename(tmp_path / "elsewhere")
         cut = next(body for body in bodies[::-1] if body in second.read_bytes())
-        second.write_bytes(second.read_bytes()[: place_in(second, cut) + 100])
+        os.truncate(second, place_in(second, cut) + 100)
         await rounds(broker, 3)
         assert broker.counters.damaged == {"scrub": 2}
         assert f"{first} is not there any more" in caplog.text

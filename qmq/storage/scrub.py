@@ -35,6 +35,7 @@ READ_BYTES: Final = 64 << 10
 _SEARCH_OVERLAP: Final = 31
 #: A sector that cannot be read is passed over.
 _SECTOR: Final = 4_096
+_SHORTER: Final = "the file is shorter than it was"
 
 
 class Damage(NamedTuple):
@@ -179,7 +180,7 @@ class SegmentReader:
 
     def _one_batch(self, position: int) -> Generator[int | Damage, None, int]:
         """Look at what begins at *position*: a batch of any size, or bad bytes; returns where the next one begins."""
-        reason = "no batch begins here" if self._limit == self._end else "the file is shorter than it was"
+        reason = "no batch begins here"
         try:
             header = yield from self._right_header(position)
             if header is not None:
@@ -192,6 +193,8 @@ class SegmentReader:
                 return position + header.size
         except OSError as error:
             reason = str(failure(error, "read", self.path))
+        if self._limit < self._end:
+            reason = _SHORTER
         following = yield from self._next_place(position + 1)
         if following == self._limit:
             following = self._end
@@ -268,7 +271,7 @@ class SegmentReader:
         """Which messages are bad of a batch with a right header whose data does not fit its checksum."""
         header = parse_header(view)
         if len(view) < header.size:
-            return self._bad(position, position + header.size, reason)
+            return self._bad(position, position + header.size, _SHORTER)
         return self._marked(view, position, marks_of(view, header), reason)
 
     def _marked(self, view: memoryview, position: int, marks: Marks, reason: str) -> Damage:
@@ -294,4 +297,6 @@ class SegmentReader:
             if error.errno in BAD_SECTOR:
                 raise
             raise failure(error, "read", self.path, position) from error
+        if done < len(buffer):  # it may be cut while it is read
+            self._limit = min(self._limit, position + done)
         return buffer[:done]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -87,6 +88,26 @@ def test_a_step_reads_little(sender: Sender, monkeypatch: pytest.MonkeyPatch) ->
     reader.close()
     assert max(sizes) == 1_000
     assert sum(sizes) >= span.end - span.base
+
+
+@pytest.mark.parametrize("left", [0, 20, 200])
+def test_a_file_that_is_cut_while_it_is_read(
+    sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """*left*: bytes of its last batch."""
+    monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
+    store, span = sender.store, spans(sender.store)[0]
+    last = sealed_batches(sender, span)[-1]
+    path, start = file_of(tmp_path, last)
+    reader = SegmentReader(Disk(), path.parent, span, Owner(store.store_id, 0), store.secret)
+    assert not reader.step().is_last
+    os.truncate(path, start + left)
+    found = list[Damage]()
+    while not (step := reader.step()).is_last:
+        found += step.found
+    reader.close()
+    (bad,) = [*found, *step.found]
+    assert (bad.start, bad.end, bad.reason) == (last.position, span.end, "the file is shorter than it was")
 
 
 @pytest.mark.parametrize("read_bytes", [300, 64 << 10])
