@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -37,7 +37,7 @@ class Sent(NamedTuple):
 
 Contents = Sequence[Sequence[Sent]]  # run by run
 
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 bodies = st.binary(max_size=24)
 
 
@@ -143,7 +143,7 @@ def received(runs: Iterable[Run]) -> list[Received]:
 
 def expected(runs: Contents, position: int = POSITION) -> list[Received]:
     """What `stored` must come out as."""
-    found = []
+    found = list[Received]()
     for run, first in zip(runs, first_sequences_of(runs), strict=True):
         for index, sent in enumerate(run):
             found.append(Received(sent, first + index, STORE.hex() + f"{3:04x}{position + len(found):016x}"))
@@ -186,7 +186,7 @@ def reseal(view: memoryview, run_crcs: bool = True) -> memoryview:
     return view
 
 
-def set_header(view: memoryview, **fields: int | bytes) -> None:
+def set_header(view: memoryview, **fields: Any) -> None:
     """Overwrite fields of a batch's header."""
     BATCH_HEADER.pack_into(view, 0, *parse_header(view)._replace(**fields))
 
