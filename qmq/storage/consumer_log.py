@@ -34,6 +34,9 @@ from qmq.storage.sealed import Reread, SealedSegments, find_sealed, make_again
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.
 Journaled = tuple[int, int, int]
 
+#: Rows, the newest, whose orders have their checksums looked at when a log is loaded; the others at their first use.
+CHECKED_ORDER_ROWS: Final = 1 << 24
+
 _pack_into: Final = ENTRY.pack_into
 _unpack_from: Final = ENTRY.unpack_from
 
@@ -123,7 +126,11 @@ class ConsumerLog:
             position = segments[-1][1] if segments else 0
         self._clean()
         self.visible_row = self.end_row
-        self._orders_missing = [s for s in self._sealed.segments if not self._disk.exists(s.order_path)]
+        self._orders_missing = [
+            segment
+            for segment in self._sealed.segments
+            if not segment.has_order(check=self.end_row - segment.first_row <= CHECKED_ORDER_ROWS)
+        ]
         return position
 
     def _resume(self, base: int, covered: int, journaled: Journaled | None) -> int:

@@ -24,11 +24,13 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, DERIVED_VERSION
+from qmq.storage.disk import Disk
 
 ENTRIES_SUFFIX: Final = ".entries"
 ORDER_SUFFIX: Final = ".order"
 
 _CHECKED: Final = DERIVED_HEADER_SIZE - 4
+_READ_BYTES: Final = 1 << 20
 
 
 class DerivedHeader(NamedTuple):
@@ -67,6 +69,18 @@ def parse_derived(data: bytes, magic: bytes, path: Path) -> DerivedHeader:
     if version > DERIVED_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {DERIVED_VERSION}: use a newer one")
     return DerivedHeader(partition, store_id, bool(sealed), base, covered, rows, first_row, body_crc)
+
+
+def crc_of_body(disk: Disk, fd: int, size: int) -> int:
+    """The crc32c of *size* bytes after the header of such a file, read in pieces. Raises OSError."""
+    crc, offset, end = 0, DERIVED_HEADER_SIZE, DERIVED_HEADER_SIZE + size
+    while offset < end:
+        piece = disk.pread(fd, min(_READ_BYTES, end - offset), offset)
+        if not piece:
+            break
+        crc = crc32c(piece, crc)
+        offset += len(piece)
+    return crc
 
 
 def entries_path(directory: Path, base: int) -> Path:

@@ -17,11 +17,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from qmq.errors import BadBytes, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE
-from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
 from qmq.storage.disk import Disk, failure, read_fully
 from qmq.storage.order import Order, Rows, derive_order, open_order, write_order
 
@@ -31,7 +30,6 @@ SEQUENCES: Final = struct.Struct("<Q20xI")
 SUBJECT: Final = struct.Struct("<24xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
-_READ_BYTES: Final = 1 << 20
 NO_ROWS: Final[Rows] = np.empty(0, ENTRY_DTYPE)
 
 assert PLACE.size == ENTRY_SIZE
@@ -43,18 +41,6 @@ def map_entries(disk: Disk, fd: int, count: int) -> Rows:
         return NO_ROWS
     mapped = disk.map(fd, DERIVED_HEADER_SIZE + count * ENTRY_SIZE)
     return np.frombuffer(mapped, ENTRY_DTYPE, count, DERIVED_HEADER_SIZE)
-
-
-def crc_of_body(disk: Disk, fd: int, size: int) -> int:
-    """The crc32c of *size* bytes after the header, read in pieces. Raises OSError."""
-    crc, offset, end = 0, DERIVED_HEADER_SIZE, DERIVED_HEADER_SIZE + size
-    while offset < end:
-        piece = disk.pread(fd, min(_READ_BYTES, end - offset), offset)
-        if not piece:
-            break
-        crc = crc32c(piece, crc)
-        offset += len(piece)
-    return crc
 
 
 def count_before(rows: Rows, position: int) -> int:
@@ -147,6 +133,16 @@ class SealedSegment:
         """The bytes of rows()."""
         self.rows()
         return self._data
+
+    def has_order(self, *, check: bool) -> bool:
+        """Whether the order file is there; with *check*, whether it is right, too."""
+        if not check:
+            return self._disk.exists(self.order_path)
+        try:
+            open_order(self._disk, self.order_path, self.header, check=True)
+        except (OSError, StorageError, ValueError):
+            return False
+        return True
 
     def order(self) -> Order:
         """The order of the rows. A file that is missing or rotten is made again. Raises as rows() does."""

@@ -25,6 +25,7 @@ from qmq.format.layout import (
     INDEX_ENTRY_SIZE,
     INDEX_MAGIC,
 )
+from qmq.storage.derived import crc_of_body
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.segment import Owner
 
@@ -63,8 +64,10 @@ def pack_index_header(owner: Owner, base: int, *, sealed: bool, covered: int, co
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 
-def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covered: int) -> bool:
-    """Whether a sealed index of that segment, up to position *covered*, is there: header and size are looked at."""
+def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covered: int, *, check: bool = True) -> bool:
+    """Whether a sealed index of that segment, up to position *covered*, is there: header and size are looked at, with
+    *check* the checksum of all of it, too.
+    """
     try:
         fd = disk.open(index_path(directory, base), os.O_RDONLY)
     except OSError:
@@ -72,13 +75,15 @@ def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covere
     try:
         data = read_fully(disk, fd, DERIVED_HEADER_SIZE, 0)
         size = disk.size(fd)
+        if len(data) < DERIVED_HEADER_SIZE:
+            return False
+        *_, count, _, body_crc, _ = DERIVED_HEADER.unpack(data)
+        if check and crc_of_body(disk, fd, size - DERIVED_HEADER_SIZE) != body_crc:
+            return False
     except OSError:
         return False
     finally:
         disk.close(fd)
-    if len(data) < DERIVED_HEADER_SIZE:
-        return False
-    *_, count, _, body_crc, _ = DERIVED_HEADER.unpack(data)
     whole = DERIVED_HEADER_SIZE + count * INDEX_ENTRY_SIZE
     expected = pack_index_header(owner, base, sealed=True, covered=covered, count=count, body_crc=body_crc)
     return size == whole and data == expected

@@ -19,9 +19,9 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
-from qmq.storage.entries import NO_ROWS, PLACE, SUBJECT, SealedSegment, count_before, crc_of_body, map_entries
+from qmq.storage.entries import NO_ROWS, PLACE, SUBJECT, SealedSegment, count_before, map_entries
 from qmq.storage.lookup import Shelves, no_touch
 from qmq.storage.order import BLOCK_ROWS, Numbers, Order, Rows, derive_order, order_block, sort_block, write_order
 

@@ -43,6 +43,10 @@ class LogReader:
         except (BadBatch, BadBytes, OSError, StorageError):
             return None
 
+    def has_rows(self, number: int) -> bool:
+        """Whether there are any of a subject here."""
+        return len(self._consumer.subject_rows(number, 0, 1)) > 0
+
     def _read(self, row: EntryRow) -> str:
         position, run, size = row[1], row[5], row[10]
         base = max(span.base for span in self._spans if span.base <= position)
@@ -55,13 +59,14 @@ class LogReader:
         return stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])]
 
 
-def restore_names(table: SubjectTable, count: int, readers: list[LogReader]) -> list[str]:
+def restore_names(table: SubjectTable, count: int, readers: list[LogReader]) -> tuple[list[int], list[str]]:
     """Give every damaged record of *table*, and those that are missing of *count*, a name again; on disk when this
-    returns. Gives a sentence on what was done, none when nothing was wrong. Raises StorageFull or StorageFailed.
+    returns. Gives the subjects whose names are lost (who is told of them by the log gets a new number, and must get new
+    sequences), and a sentence on what was done, none when nothing was wrong. Raises StorageFull or StorageFailed.
     """
     lost = [number for number in range(max(table.count, count)) if not _is_known(table, number)]
     if not lost:
-        return []
+        return [], []
     names: dict[int, str] = {}
     for number in lost:
         found = (reader.name_of(number) for reader in readers)
@@ -73,8 +78,9 @@ def restore_names(table: SubjectTable, count: int, readers: list[LogReader]) -> 
         table.restore(damaged)
     for number in missing:
         table.add(names[number])
-    unknown = sum(name.startswith(LOST_PREFIX) for name in names.values())
-    return [f"{table.path} had lost {len(lost)} names; {len(lost) - unknown} were found again in the message log"]
+    unknown = [number for number, name in names.items() if name.startswith(LOST_PREFIX)]
+    found_again = f"{len(lost) - len(unknown)} were found again in the message log"
+    return unknown, [f"{table.path} had lost {len(lost)} names; {found_again}"]
 
 
 def _is_known(table: SubjectTable, number: int) -> bool:

@@ -52,6 +52,9 @@ from qmq.storage.subjects import SubjectTable
 SUBJECTS_NAME: Final = "subjects"
 CONSUMER_LOG_NAME: Final = "consumer-log"
 
+#: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
+CHECKED_LOG_BYTES: Final = 1 << 30
+
 _CHUNK_ROWS: Final = 65_536
 
 
@@ -107,6 +110,7 @@ class _Opening:
         self._consumers: list[ConsumerLog] = []
         self._logs: list[MessageLog] = []
         self._notes: list[str] = []
+        self._lost_end = 0  # the highest next sequence among subjects whose names are lost
         self._unsealed: list[tuple[SegmentIndex, int]] = []
 
     def abandon(self) -> None:
@@ -238,7 +242,7 @@ class _Opening:
         tails = [tail | (Tail.SEVERED if until else Tail.WHOLE) for tail, until in zip(tails, blocked, strict=True)]
         plans = [decide(facts._replace(tail=tail)) for tail in tails]
         report.power_loss = not (report.created or facts.clean or facts.same_boot)
-        raised = sum(replay.blind_bytes for replay in replays)
+        raised = sum(replay.blind_bytes for replay in replays) + max(self._lost_end - identity.sequence_base, 0)
         partitions = []
         for partition, replay, plan, until in zip(identity.partitions, replays, plans, blocked, strict=True):
             if plan.record_holes:
@@ -292,13 +296,19 @@ class _Opening:
         path = self._directory / SUBJECTS_NAME
         length = claim.length_bytes if claim is not None else None
         self._subjects = table = SubjectTable.open(self._disk, path, identity.store_id, length)
+        lost, readers = list[int](), list[LogReader]()
         if table.damaged or (claim is not None and table.count < claim.count):
             readers = self._readers(identity, claims) if claims is not None else []
-            self._notes += restore_names(table, claim.count if claim is not None else 0, readers)
+            lost, notes = restore_names(table, claim.count if claim is not None else 0, readers)
+            self._notes += notes
         if claim is not None:
             table.ends[: claim.count] = np.frombuffer(claim.ends, "<u8")
             table.firsts[: claim.count] = np.frombuffer(claim.firsts, "<u8")
             table.gaps = Gaps.unpack(claim.gaps)
+            for number in lost:
+                self._lost_end = max(self._lost_end, int(table.ends[number]))
+                if not any(reader.has_rows(number) for reader in readers):
+                    table.firsts[number] = table.ends[number]  # what there was has another number now
         return table
 
     def _readers(self, identity: Identity, claims: Claims) -> list[LogReader]:
@@ -372,7 +382,8 @@ class _Opening:
     def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
         """Make the indexes again that are missing or do not fit, and the current one always; gives that one."""
         for span in log.sealed:
-            if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end):
+            check = log.end - span.base <= CHECKED_LOG_BYTES
+            if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end, check=check):
                 continue
             index = self._derived(log, consumer, span.base, span.end)
             try:

@@ -78,6 +78,9 @@ def test_an_index_that_is_not_what_it_should_be_is_made_again(tmp_path: Path) ->
     for bad in (b"", good[:-1], good + b"x", good[:50], good[:20] + b"\x07" + good[21:]):
         path.write_bytes(bad)
         assert not is_sealed_index(disk, tmp_path, OWNER, 64, 9_999)
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert not is_sealed_index(disk, tmp_path, OWNER, 64, 9_999)
+    assert is_sealed_index(disk, tmp_path, OWNER, 64, 9_999, check=False)
     path.unlink()
     assert not is_sealed_index(disk, tmp_path, OWNER, 64, 9_999)
 

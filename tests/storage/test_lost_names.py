@@ -47,7 +47,7 @@ def open_parts(path: Path) -> tuple[SubjectTable, Claims, list[LogReader], list[
 
 def names_after(path: Path) -> tuple[list[str], list[str]]:
     table, claims, readers, consumers = open_parts(path)
-    notes = restore_names(table, claims.subjects.count, readers)
+    _, notes = restore_names(table, claims.subjects.count, readers)
     names = [table.name(number) for number in range(table.count)]
     table.flush()
     assert parse_records((path / "subjects").read_bytes()).names == names
