@@ -162,6 +162,14 @@ class PartitionReplay:
             self.report.damaged.append(hole)
             self.holes.append(hole)
 
+    def _lose_claimed(self, found: Found, end: int) -> None:
+        """Record what a scan of claimed bytes up to *end* has not found."""
+        self.report.damaged += found.rotten
+        for hole in found.holes:
+            self._lose(hole)
+        if found.end < end:
+            self._lose(Hole(found.end, end))
+
     def _feed_claimed(self, position: int) -> None:
         """Feed the batches from *position* up to the checkpoint's."""
         for span in self._spans:
@@ -170,11 +178,7 @@ class PartitionReplay:
             self._enter(span.base)
             self.report.rebuilt_bytes += span.end - max(position, span.base)
             found = self._scan(span.base, max(position, span.base), span.end, vouched=True)
-            self.report.damaged += found.rotten
-            for hole in found.holes:
-                self._lose(hole)
-            if found.end < span.end:
-                self._lose(Hole(found.end, span.end))
+            self._lose_claimed(found, span.end)
 
     def reread(self, base: int, end: int) -> list[EntryRow | Rows]:
         """The rows of the batches of the segment at *base*, before position *end*. Raises StorageFailed."""
@@ -197,9 +201,10 @@ class PartitionReplay:
 
         segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
         try:
-            Scanner(self._disk, self._secret, self._owner.store_id, feed).scan(segment, base, end, vouched=True)
+            found = Scanner(self._disk, self._secret, self._owner.store_id, feed).scan(segment, base, end, vouched=True)
         finally:
             segment.close()
+        self._lose_claimed(found, end)
         if few:
             pieces.append(np.array(few, ENTRY_DTYPE))
         return pieces

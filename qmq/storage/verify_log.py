@@ -39,7 +39,7 @@ _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
 #: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
 _NO_LIMITS: Final = BatchLimits(max_message_bytes=1 << 32)
-_KEEP: Final = "keep a copy of the file; the next start records the bytes as a hole and serves what follows"
+_LOST: Final = "put back a good copy of the file; without one what they held is lost, and all else is served"
 _RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"
 _NEXT_START: Final = "nothing: the next start takes care of it"
 
@@ -140,7 +140,8 @@ class PartitionCheck:
         for base, span in self._spans.items():
             if base not in there and not self._is_recorded(base, span.end):
                 path = segment_path(self._directory, base)
-                self._report.fault(path, None, f"is missing; it held positions {base} to {span.end}", "put it back")
+                what = f"is missing; it held positions {base} to {span.end}"
+                self._report.fault(path, None, what, "put it back before the next start, which gives up what it held")
                 self.holes.append(Hole(base, span.end))
         self.bases = known
         self._row = None  # segments before the first may have been there
@@ -180,7 +181,7 @@ class PartitionCheck:
             self._report.tell(claimed, path, 0, "the segment's header does not fit its checksum", _NEXT_START)
         elif previous is not None and previous_end > previous and not self._is_recorded(previous, previous_end):
             what = f"the segment before should end at position {previous_end}, its last batch ends at {previous}"
-            self._report.tell(previous_end <= self._position, path, 0, what, _KEEP)
+            self._report.tell(previous_end <= self._position, path, 0, what, _LOST)
             self.holes.append(Hole(previous, previous_end))
         return True
 
@@ -221,7 +222,7 @@ class PartitionCheck:
         self._progress(max(0, file.base + file.size - told))
         if end < claimed_end and not self._is_recorded(end, claimed_end):
             what = f"its last batch ends at position {end}, the checkpoint knows it up to {claimed_end}"
-            self._report.fault(path, end - file.base, what, _KEEP)
+            self._report.fault(path, end - file.base, what, _LOST)
             self.holes.append(Hole(end, claimed_end))
         self._report.counts["messages"].records += batches
         if derived is not None:
@@ -272,7 +273,7 @@ class PartitionCheck:
             return end
         what = f"{end - start} bytes from position {start} on are bad: {reason}"
         if start < claimed_end:
-            self._report.fault(path, start - file.base, what, _KEEP)
+            self._report.fault(path, start - file.base, what, _LOST)
         else:
             self._report.note(path, start - file.base, f"behind the checkpoint, {what}", _NEXT_START)
         self.holes.append(Hole(start, end))

@@ -23,6 +23,7 @@ from qmq.storage.disk import Disk
 from qmq.storage.envelope import pack_envelope, read_envelope
 from qmq.storage.identity import COPY_NAMES, pack_identity
 from qmq.storage.recovery import Source
+from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (
@@ -209,6 +210,26 @@ def test_a_segment_that_is_gone_is_a_hole(tmp_path: Path) -> None:
     assert store.recovery.partitions[0].damaged == [Hole(int(gone.stem, 16), end)]
     store = open_store(tmp_path, HastyDisk())
     assert store.recovery.partitions[0].damaged == []  # reported once
+    kill(store)
+
+
+@pytest.mark.parametrize(("offset", "blind"), [(100, True), (-1, False)])
+def test_rot_met_while_rows_are_made_again_is_reported(tmp_path: Path, offset: int, blind: bool) -> None:
+    """A bad header takes its batch away for good; of a batch with a bad body the other runs may still be served."""
+    sender = _many(tmp_path)
+    bad = next(sent for sent in sender.sent if file_of(tmp_path, sent)[0] == segment_files(tmp_path)[1])
+    close_cleanly(open_store(tmp_path, HastyDisk()))
+    damage(tmp_path, bad, offset % len(bad.data))
+    shutil.rmtree(tmp_path / "consumer-log")
+    rest = [sent for sent in sender.sent if sent != bad]
+    store = open_store(tmp_path, HastyDisk())
+    assert store.recovery.partitions[0].damaged == [Hole(bad.position, bad.position + len(bad.data))]
+    if blind:
+        check_stored(store, rest)
+    close_cleanly(store)
+    assert verify(tmp_path, Disk()).is_good == blind, "what is recorded is no fault any more"
+    store = open_store(tmp_path, HastyDisk())
+    assert store.recovery.partitions[0].damaged == []
     kill(store)
 
 
