@@ -143,7 +143,7 @@ def received(runs: Iterable[Run]) -> list[Received]:
 
 def expected(runs: Contents, position: int = POSITION) -> list[Received]:
     """What `stored` must come out as."""
-    found = list[Received]()
+    found: list[Received] = []
     for run, first in zip(runs, first_sequences_of(runs), strict=True):
         for index, sent in enumerate(run):
             found.append(Received(sent, first + index, STORE.hex() + f"{3:04x}{position + len(found):016x}"))
