@@ -18,10 +18,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
 
-from qmq.broker.commands import Checked, CheckWanted, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
+from qmq.broker.commands import Checked, CheckWanted, Now, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
 from qmq.broker.limits import BrokerLimits
@@ -40,8 +41,18 @@ _PATIENCE_S: Final = 3.0
 #: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
 #: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
+#: A clock that shows less has not been set: 2000-01-01.
+_EARLIEST_US: Final = 946_684_800_000_000
+#: Bad places that a start names one by one.
+_HOLES_SHOWN: Final = 100
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
+
+
+class ClockNotSet(QmqError):
+    """The machine's clock shows a time before 2000: what is stored would bear it for good."""
+
+    code = "clock_not_set"
 
 
 class Worker:
@@ -104,6 +115,7 @@ class Checkpoints:
         broker: Broker,
         changes: Callable[[], int],
         done: Callable[[], None],
+        clock: Callable[[], Now],
     ) -> None:
         """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
         self._settings = settings
@@ -111,6 +123,7 @@ class Checkpoints:
         self._broker = broker
         self._changes = changes
         self._done = done
+        self._clock = clock
         self._worker = Worker("qmq-checkpoint")
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
@@ -168,7 +181,7 @@ class Checkpoints:
             pass
 
     async def _take(self) -> None:
-        changes, now = self._changes(), clock()
+        changes, now = self._changes(), self._clock()
         self.running = True
         try:
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
@@ -183,13 +196,15 @@ class Checkpoints:
 class RunningBroker:
     """One broker, from its settings. Made: its directory is locked and recovered, its port bound. ``start`` serves."""
 
-    def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
-        """Open everything; may take as long as recovery. Raises CannotListen and StorageError."""
+    def __init__(self, settings: Settings, disk: Disk | None = None, clock: Callable[[], Now] = clock) -> None:
+        """Open everything; may take as long as recovery. Raises ClockNotSet, CannotListen and StorageError."""
         self.settings = settings
+        self._clock = clock
+        now = clock()
+        _check_clock(now)
         self._sockets, self.address = bind(*parse_address(settings.listen))
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
-            now = clock()
             options = _store_options(settings, self.address)
             self.store = Store.open(settings.data_dir, options, disk if disk is not None else Disk(), now.wall_us)
             undo.callback(self.store.close, clean=False)
@@ -218,15 +233,17 @@ class RunningBroker:
         self._scrub_worker = Worker("qmq-scrub")
         self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
         self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
-        self.server = Server(self.broker, _server_options(self.settings, self.store), self._work, self._turned)
+        self.server = Server(
+            self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
+        )
         self._broken: set[int] = set()  # partitions
         self._checkpoints = Checkpoints(
-            self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed
+            self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
         self._scrubbing = None
         if self.settings.scrub_bytes_per_s:
             self._scrubbing = Scrubbing(
-                self.settings, self.store, self.broker, self._scrub_worker, clock, self._tell_damage
+                self.settings, self.store, self.broker, self._scrub_worker, self._clock, self._tell_damage
             )
         try:
             self.server.listen(self._sockets)
@@ -417,10 +434,32 @@ def _log_recovery(settings: Settings, store: Store) -> None:
         "clean" if report.clean else "not clean",
         messages,
     )
+    _log_holes(store)
     if report.power_loss:
         log.warning(
             "unsynced data may be gone (the machine was started again, or a sync had failed): positions and sequences "
             "skip ahead"
+        )
+    elif report.raised_by:
+        log.warning("it cannot be told which messages are lost: sequences skip ahead by %d", report.raised_by)
+
+
+def _log_holes(store: Store) -> None:
+    """Name what the start found to be bad or gone; it stands in the next checkpoint and is not named again."""
+    holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
+    for partition, hole in holes[:_HOLES_SHOWN]:
+        place = store.place_of(partition, hole.start)
+        log.error("%s, %d bytes are bad or gone: the messages in them are lost", place, hole.end - hole.start)
+    if len(holes) > _HOLES_SHOWN:
+        log.error("and at %d more places; qmq verify names them", len(holes) - _HOLES_SHOWN)
+
+
+def _check_clock(now: Now) -> None:
+    if now.wall_us < _EARLIEST_US:
+        shown = datetime.fromtimestamp(now.wall_us / 1_000_000, UTC)
+        raise ClockNotSet(
+            f"the clock of this machine shows {shown:%Y-%m-%d %H:%M} UTC, which cannot be: set it (NTP, `date -s`), "
+            "then start the broker again"
         )
 
 

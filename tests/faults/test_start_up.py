@@ -1,14 +1,18 @@
-"""Starting and stopping a broker where something is not as it should be: refused by name, and nothing is touched."""
+"""Starting a broker where something is not as it should be: refused by name, and nothing is touched."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import re
 import shutil
-import signal
 import socket
 import stat
 import struct
-import time
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +21,10 @@ import pytest
 from crc32c import crc32c
 
 import qmq
+from qmq.broker.commands import Now
 from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    BATCH_MAGIC,
     CHECKPOINT_MAGIC,
     CHECKPOINT_VERSION,
     DERIVED_HEADER_SIZE,
@@ -28,16 +35,16 @@ from qmq.format.layout import (
     SEGMENT_VERSION,
     SUBJECTS_VERSION,
 )
-from qmq.net import wire
-from qmq.net.wire import Kind
+from qmq.settings import Settings
 from qmq.storage.checkpoint import list_checkpoints
 from qmq.storage.disk import Disk
 from qmq.storage.envelope import pack_envelope, unpack_envelope
 from qmq.storage.verify import verify
+from qmq.wiring import ClockNotSet, RunningBroker
 from tests.broker_process import running
-from tests.faults.brokers import broker_in, serve_and_fail
-from tests.faults.ledger import Ledger, drain
-from tests.net.frames import HELLO, on_uvloop
+from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail
+from tests.faults.ledger import drain
+from tests.storage.faults import FaultyDisk
 
 BODIES: Final = [b"%d" % number * 10_000 for number in range(30)]
 SMALL: Final[dict[str, Any]] = {
@@ -55,10 +62,10 @@ async def filled(path: Path, bodies: list[bytes] = BODIES) -> None:
             await client.send("a.b", body)
 
 
-async def still_has(path: Path, bodies: list[bytes] = BODIES) -> None:
-    """A broker starts on it and has those messages, and nothing is wrong with its files."""
+async def still_has(path: Path, bodies: list[bytes] = BODIES, group: str = "check") -> None:
+    """A broker starts on it and has those messages for a new group, and nothing is wrong with its files."""
     async with running(path, **SMALL) as broker:
-        assert [message.body for message in await drain(broker.url, "check")] == bodies
+        assert [message.body for message in await drain(broker.url, group)] == bodies
     assert verify(path, Disk()).is_good
 
 
@@ -139,6 +146,86 @@ async def test_a_port_in_use_is_refused_before_the_directory_is_touched(tmp_path
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o000])
+async def test_a_directory_of_another_user_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "data"
+    await filled(path, BODIES[:1])
+    modes = {entry: stat.S_IMODE(entry.stat().st_mode) for entry in [path, *path.rglob("*")]}
+    if os.geteuid() == 0:
+        for entry in modes:
+            os.chown(entry, 12_345, 12_345)
+    else:
+        mode = 0o000  # nobody but root can give a file away: what is left is a directory that is closed to us
+    path.chmod(mode)
+    try:
+        ended = await asyncio.to_thread(serve_and_fail, path)
+    finally:
+        for entry, before in modes.items():
+            os.chown(entry, os.geteuid(), os.getegid())
+            entry.chmod(before)
+    assert ended.code == 1
+    assert "Permission denied; give the user that runs QMQ read and write access" in ended.error
+    assert str(path) in ended.error
+    assert ended.error.count("\n") == 1, ended.error
+    await still_has(path, BODIES[:1])
+
+
+@pytest.mark.parametrize(("code", "says"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "mount the file system")])
+@pytest.mark.parametrize("there", ["nothing", "messages"])
+async def test_a_start_that_the_disk_refuses_names_the_cause_and_works_later(
+    tmp_path: Path, there: str, code: int, says: str
+) -> None:
+    """Every write of a start is refused once: the error says what to do, nothing is lost, and the next start works."""
+    path, steps = tmp_path / "data", Counter[str]()
+    for step in range(1, 100):
+        if there == "messages" and step == 1:
+            await filled(path)
+        elif there == "nothing":
+            shutil.rmtree(path, ignore_errors=True)
+        disk = FaultyDisk(Disk().boot_id())
+        disk.fail("pwritev", step, code)
+        error = await start_refused(path, disk)
+        if error is not None:
+            steps[type(error).__name__] += 1
+            assert says in str(error)
+            assert str(path) in str(error)
+            assert isinstance(error, qmq.StorageFull) is (code == errno.ENOSPC)
+        await still_has(path, BODIES if there == "messages" else [], f"check-{step}")
+        if disk.calls["pwritev"] < step:
+            break
+    print(f"starts refused: {steps}")
+    assert steps.total() > 3, "hardly a start was refused"
+
+
+async def start_refused(path: Path, disk: Disk) -> qmq.StorageError | None:
+    """Start a broker there; the error that it ended with, if it did."""
+    try:
+        async with running(path, disk, **SMALL):
+            return None
+    except qmq.StorageError as error:
+        return error
+
+
+@pytest.mark.parametrize("wall_us", [0, 915_148_800_000_000])
+async def test_a_clock_before_2000_is_refused_before_anything_is_made(tmp_path: Path, wall_us: int) -> None:
+    settings = Settings.model_validate({"data_dir": tmp_path / "data", "listen": "127.0.0.1:0"})
+    with pytest.raises(ClockNotSet, match=r"shows 19[79]\d-01-01 00:00 UTC, which cannot be: set it"):
+        RunningBroker(settings, clock=lambda: Now(0, wall_us))
+    assert not (tmp_path / "data").exists()
+
+
+async def test_serve_ends_with_a_word_on_the_clock(tmp_path: Path) -> None:
+    script = "import time; time.time_ns = lambda: 10**9; from qmq.cli.main import cli; cli()"
+    command = [sys.executable, "-c", script, "serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("qmq: the clock of this machine shows 1970-01-01 00:00 UTC, which cannot be: set it")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("there", ["nothing", "an empty directory"])
 async def test_an_empty_directory_becomes_a_store(tmp_path: Path, there: str) -> None:
     path = tmp_path / "some" / "where"
@@ -146,6 +233,27 @@ async def test_an_empty_directory_becomes_a_store(tmp_path: Path, there: str) ->
         path.mkdir(parents=True)
     await filled(path)
     await still_has(path)
+
+
+async def test_messages_that_cannot_be_counted_any_more_are_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, killed = tmp_path / "data", tmp_path / "killed"
+    async with running(path, checkpoint_ms=3_600_000, **SMALL) as broker, qmq.connect(broker.url) as client:
+        for number in range(3):
+            await client.send("a", b"%d" % number)
+        shutil.copytree(path, killed)
+    (segment,) = (killed / "log-0").glob("*.messages")
+    data = bytearray(segment.read_bytes())
+    magic = struct.pack("<I", BATCH_MAGIC)
+    second = data.index(magic, data.index(magic) + 1)
+    data[second : second + BATCH_HEADER_SIZE] = bytes(BATCH_HEADER_SIZE)
+    segment.write_bytes(data)
+    async with running(killed, **SMALL) as broker:
+        assert await all_there(broker.url) == [b"0", b"2"]
+    assert re.search(rf"{segment} at offset {second} .*, \d+ bytes are bad or gone", caplog.text)
+    assert broker.counters.holes_in_recovery == 1
+    assert "it cannot be told which messages are lost: sequences skip ahead by " in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -243,9 +351,12 @@ async def test_derived_files_of_a_newer_version_are_made_again(tmp_path: Path) -
     assert [file.name for file in derived if again[file] != old[file]] == []
 
 
-async def test_serve_ends_with_the_name_and_the_version_of_a_newer_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [newer_identity, newer_checkpoint, newer_current_segment, newer_subjects])
+async def test_serve_ends_with_the_name_and_the_version_of_a_newer_file(
+    tmp_path: Path, change: Callable[[Path], Path]
+) -> None:
     await filled(tmp_path / "data")
-    file = newer_checkpoint(tmp_path / "data")
+    file = change(tmp_path / "data")
     arguments = [argument for key, value in SMALL.items() for argument in ("--set", f"{key}={value}")]
     ended = await asyncio.to_thread(serve_and_fail, tmp_path / "data", "127.0.0.1:0", *arguments)
     assert (ended.code, ended.error) == (1, f"qmq: {file} has format version 2; this QMQ reads 1: use a newer one\n")
@@ -359,94 +470,3 @@ async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     await still_has(path)
     assert {file: file.read_bytes() for file in strange} == strange
     assert (path / "README.txt").read_text() == "put here before the store was made"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Stopping
-
-
-async def test_a_stop_under_load_answers_what_is_in_and_ends_with_0_within_5_s(tmp_path: Path) -> None:
-    ledger, ended = Ledger(), asyncio.Event()
-
-    async def produce(url: str, durability: str) -> None:
-        async with qmq.connect(url, durability="flush" if durability == "flush" else "append") as client:
-            while not ended.is_set():
-                entries = [ledger.open(f"{durability}.{number % 3}", 300) for number in range(20)]
-                sends = [client.send(entry.subject, entry.body) for entry in entries]
-                ledger.acknowledged(entries, await asyncio.gather(*sends))
-
-    async def consume(url: str, timeout: float | None) -> None:
-        async with qmq.connect(url) as client, client.subscribe("", group="g") as consumer:
-            while True:
-                for message in await consumer.pull(timeout=timeout):
-                    ledger.entry_of(message)
-
-    async with broker_in(tmp_path / "data") as broker:
-        async with asyncio.TaskGroup() as consuming:
-            consumers = [consuming.create_task(consume(broker.url, timeout)) for timeout in (None, 0.1, 5.0)]
-            async with asyncio.TaskGroup() as producing:
-                for durability in ("flush", "append", "flush"):
-                    producing.create_task(produce(broker.url, durability))
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    await ledger.acknowledgements(300)
-                    began = time.monotonic()
-                    code = await asyncio.to_thread(broker.stop, number)
-                    took = time.monotonic() - began
-                    assert code == 0, broker.log()
-                    assert took < 5
-                    assert verify(tmp_path / "data", Disk()).findings == []
-                    await asyncio.to_thread(broker.start)
-                    assert "after a stop that was clean; 0 messages behind" in broker.log().splitlines()[-1]
-                ended.set()
-            for consumer in consumers:
-                consumer.cancel()
-        ledger.check(await drain(broker.url, "all"))
-        assert "ERROR" not in broker.log()
-        assert "WARNING" not in broker.log()
-
-
-async def test_parked_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path: Path) -> None:
-    async with (
-        broker_in(tmp_path / "data") as broker,
-        qmq.connect(broker.url) as client,
-        client.subscribe("a", group="g") as consumer,
-    ):
-        pull = asyncio.create_task(consumer.pull())
-        answers: list[object] = []
-        connection = client._link.connection
-        assert connection is not None
-        subscription = (await connection.request(Kind.SUBSCRIBE, SOLO)).meta["subscription"]
-        connection.ask(Kind.PULL, answers.append, payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000))
-        assert await asyncio.to_thread(broker.stop) == 0
-        await asyncio.to_thread(broker.start)
-        assert [type(answer) for answer in answers] == [qmq.BrokerStopping]
-        assert "shutting down" in str(answers[0])
-        assert not pull.done()
-        await client.send("a", b"after the restart")
-        assert [message.body for message in await pull] == [b"after the restart"]
-
-
-SOLO: Final = {"group": None, "prefixes": ["a"], "consumer": "c", "start": None}
-
-
-async def _stop_while_clients_leave(path: Path) -> None:
-    async with running(path) as broker:
-        connections = [socket.create_connection(broker.address) for _ in range(5)]
-        for connection in connections:
-            connection.sendall(wire.encode_frame(Kind.HELLO, 1, HELLO))
-            connection.setblocking(False)
-        for connection in connections:
-            assert await asyncio.get_running_loop().sock_recv(connection, 4_096)
-        for connection in connections:
-            connection.close()
-        # and before the broker has seen that, it stops
-    assert verify(path, Disk()).findings == []
-
-
-async def test_a_stop_bears_clients_that_leave_in_the_same_moment(tmp_path: Path) -> None:
-    await _stop_while_clients_leave(tmp_path / "data")
-
-
-@on_uvloop
-async def test_a_stop_bears_clients_that_leave_in_the_same_moment_on_its_own_loop(tmp_path: Path) -> None:
-    await _stop_while_clients_leave(tmp_path / "data")
