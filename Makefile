@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz kills
+.PHONY: help env demo serve test lint bench sim fuzz kills mutants
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -38,3 +38,6 @@ fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, CO
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))
+
+mutants: env  ## switch off each safeguard, one at a time: some test must fail (ARGS='NAME'... for some)
+	@$(BIN)/python -m tests.mutants $(ARGS)

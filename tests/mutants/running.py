@@ -1,0 +1,114 @@
+"""Break the source in one place in a copy of the tree, run the tests that should notice, and say which one did."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+TREE: Final = Path(__file__).resolve().parents[2]
+#: What the tests need of the tree.
+PARTS: Final = (
+    "qmq",
+    "tests",
+    "examples",
+    "docs",
+    "scripts",
+    "bench",
+    "fuzz",
+    "pyproject.toml",
+    "Makefile",
+    "README.md",
+)
+#: Tests that have not ended by then never would: the mutant made something wait for ever.
+PATIENCE_S: Final = 120
+
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+
+
+class Mutant(NamedTuple):
+    """One safeguard switched off: *before* stands once in the file at *path*, and becomes *after*."""
+
+    name: str
+    path: str
+    before: str
+    after: str
+    #: Test files (or nodes) of which one must fail, the likeliest first.
+    tests: tuple[str, ...]
+
+
+class Outcome(NamedTuple):
+    """What the tests said. ``caught_by`` is the first test that failed; None: all passed, nobody noticed."""
+
+    mutant: Mutant
+    caught_by: str | None
+    seconds: float
+
+
+class Broken(Exception):
+    """A mutant can't be made, or its tests can't be run: the list is out of date."""
+
+
+def places(mutant: Mutant, tree: Path = TREE) -> int:
+    """How often what is to be changed stands in its file."""
+    return (tree / mutant.path).read_text("utf-8").count(mutant.before)
+
+
+def copy_tree(target: Path) -> None:
+    """A copy of what the tests need."""
+    for part in PARTS:
+        source = TREE / part
+        if source.is_dir():
+            shutil.copytree(source, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, target / part)
+
+
+def run(mutant: Mutant, tree: Path) -> Outcome:
+    """Run the mutant's tests in *tree*, a copy that is as it was when this returns. Raises Broken."""
+    path = tree / mutant.path
+    text = path.read_text("utf-8")
+    if places(mutant, tree) != 1:
+        raise Broken(f"{mutant.name}: what is to be changed stands {places(mutant, tree)} times in {mutant.path}")
+    started = time.monotonic()
+    path.write_text(text.replace(mutant.before, mutant.after), "utf-8")
+    try:
+        caught_by = _first_failure(mutant, tree)
+    finally:
+        path.write_text(text, "utf-8")
+    return Outcome(mutant, caught_by, time.monotonic() - started)
+
+
+def _first_failure(mutant: Mutant, tree: Path) -> str | None:
+    for test in mutant.tests:
+        try:
+            code, output = pytest([test], tree)
+        except subprocess.TimeoutExpired:
+            return f"{test} (did not end)"
+        if code == 1:
+            found = _FAILED.search(output)
+            return found.group(1) if found else test
+        if code != 0:
+            raise Broken(f"{mutant.name}: {test} could not be run:\n{output[-2_000:]}")
+    return None
+
+
+def pytest(tests: Sequence[str], tree: Path) -> tuple[int, str]:
+    """Exit code and output of these tests; they stop at the first failure."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE_S,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout

@@ -1,0 +1,43 @@
+"""The list of mutants is up to date, and the runner tells a caught one from one that lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.running import TREE, Broken, Mutant, places, run
+from tests.mutants.safeguards import SAFEGUARDS
+
+
+@pytest.mark.parametrize("mutant", SAFEGUARDS, ids=lambda mutant: mutant.name)
+def test_what_is_switched_off_stands_there_once(mutant: Mutant) -> None:
+    assert places(mutant) == 1
+    assert mutant.before != mutant.after
+    compile((TREE / mutant.path).read_text("utf-8").replace(mutant.before, mutant.after), mutant.path, "exec")
+    for test in mutant.tests:
+        assert (TREE / test.partition("::")[0]).exists(), test
+
+
+def test_there_are_enough_and_no_name_stands_twice() -> None:
+    names = [mutant.name for mutant in SAFEGUARDS]
+    assert len(set(names)) == len(names) >= 15
+
+
+def small_tree(directory: Path) -> Path:
+    (directory / "safe.py").write_text("def limit(x):\n    return min(x, 10)\n")
+    (directory / "test_safe.py").write_text("from safe import limit\n\ndef test_it():\n    assert limit(11) == 10\n")
+    (directory / "test_other.py").write_text("def test_nothing_of_it():\n    pass\n")
+    return directory
+
+
+def test_a_caught_one_a_living_one_and_one_out_of_date(tmp_path: Path) -> None:
+    tree = small_tree(tmp_path)
+    mutant = Mutant("limit", "safe.py", "min(x, 10)", "x", ("test_other.py", "test_safe.py"))
+    assert run(mutant, tree).caught_by == "test_safe.py::test_it"
+    assert run(mutant._replace(tests=("test_other.py",)), tree).caught_by is None
+    assert "min(x, 10)" in (tree / "safe.py").read_text(), "the tree is as it was"
+    with pytest.raises(Broken, match="stands 0 times"):
+        run(mutant._replace(before="max(x, 10)"), tree)
+    with pytest.raises(Broken, match="could not be run"):
+        run(mutant._replace(tests=("test_missing.py",)), tree)
