@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from qmq.broker.arrivals import Arrivals
@@ -16,21 +17,19 @@ from qmq.broker.commands import (
     Messages,
     Pull,
     ReadDone,
-    ReadWanted,
     Refused,
     Subscribe,
     Subscribed,
     Withdraw,
 )
-from qmq.broker.groups import Following, Group, Subscription, Waiting, check_followed, resolve_start
+from qmq.broker.groups import Begin, Following, Group, Subscription, Waiting, check_followed, resolve_start
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.reads import Postponed, Reads
 from qmq.broker.selection import Selection
-from qmq.errors import InvalidOption, Overloaded, QmqError, TooManyGroups, UnknownSubscription
+from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError, TooManyGroups, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
-from qmq.storage.store import Read, Store
+from qmq.storage.store import NotAtHand, Store
 
-#: So many reads that brought a following nothing are enough: then it is served with waits.
-_READS_IN_VAIN: Final = 1_000
 #: What an answer that waits for the disk may have.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -51,13 +50,30 @@ class Delivery:
         self._parked_count = 0
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._overdue: list[Waiting] = []  # parked pulls whose time is up, and which wait for a read
-        self._reads: dict[int, tuple[Following, Read]] = {}  # by number
+        self._reads = Reads(effects)
         self._arrivals = Arrivals(store)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
-    def subscribe(self, command: Subscribe) -> None:
-        """Join a group (made now, if it is new) or follow alone."""
+    def subscribe(self, command: Subscribe, postponed: Postponed | None = None) -> None:
+        """Join a group (made now, if it is new) or follow alone; when its start has been read, if it must be."""
+        try:
+            self._subscribe(command)
+        except NotAtHand as missing:
+            if not self._reads.begin(missing.read, postponed or Postponed(command)):
+                with self._waiting():
+                    self._subscribe(command)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Read what is not in memory at once, while everybody waits."""
+        self._store.may_wait(True)
+        try:
+            yield
+        finally:
+            self._store.may_wait(False)
+
+    def _subscribe(self, command: Subscribe) -> None:
         mine = self._by_connection.setdefault(command.connection, set())
         if len(mine) >= self._limits.max_subscriptions:
             raise Overloaded(f"this connection has {len(mine)} subscriptions, the most one may have; use another")
@@ -70,18 +86,17 @@ class Delivery:
             check_group(command.group)
         known = self.groups.get(command.group) if command.group is not None else None
         check_followed(command, known, self._limits.max_prefixes)
+        default = "last" if command.group is None else "first"
+        begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
         group = self._group(command.group)
-        default = "last" if group.name is None else "first"
         followings = []
         for prefix in dict.fromkeys(command.prefixes):
             following = group.followings.get(prefix)
             if following is None:
                 wider = group.covering(prefix)
-                if wider is None:
-                    start, scan = resolve_start(self._store, command.start, default)
-                else:  # the group is in these subjects already: it goes on where it is
-                    start, scan = wider.start, list(wider.scan)
-                following = group.follow(prefix, start, scan)
+                # Where the group is in these subjects already, it goes on where it is.
+                at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
+                following = group.follow(prefix, at)
             followings.append(following)
             self._arrivals.watch(following)
         number = next(self._numbers)
@@ -89,10 +104,10 @@ class Delivery:
         self._subscriptions[command.connection, number] = Subscription(
             number, command.connection, command.consumer, group, followings
         )
-        begin = followings[0].start
+        start = followings[0].start
         start_us = None
-        if group.name is None and begin.kind == "time":
-            start_us = min([begin.value, *self._hidden_since()])
+        if group.name is None and start.kind == "time":
+            start_us = min([start.value, *self._hidden_since()])
         self._effects.append(Subscribed(command.connection, command.request, number, start_us))
 
     def _group(self, name: str | None) -> Group:
@@ -128,6 +143,7 @@ class Delivery:
         for number in list(self._by_connection.get(connection, ())):
             self._drop(self._subscriptions[connection, number])
         self._by_connection.pop(connection, None)
+        self._reads.disconnected(connection)
 
     def _subscription(self, connection: int, number: int) -> Subscription:
         subscription = self._subscriptions.get((connection, number))
@@ -217,7 +233,7 @@ class Delivery:
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
         selection = self._select(waiting, need, max_bytes)
         wanted = selection.wanted
-        in_vain = wanted is not None and not self._begin_read(wanted, selection.stopped_at)
+        in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
             selection.take_back()
             return self._serve_with_waits(waiting)
@@ -250,8 +266,7 @@ class Delivery:
 
     def _serve_with_waits(self, waiting: Waiting) -> int | None:
         """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
-        self._store.may_wait(True)
-        try:
+        with self._waiting():
             selection = self._select(waiting, 1, _WAITED_BYTES, undo=True)
             carrier = Carrier(self._store, self.damaged)
             buffers = carrier.carry(selection.parts)
@@ -261,8 +276,6 @@ class Delivery:
             selection.take_back()
             self._refuse(waiting, failed)
             return None
-        finally:
-            self._store.may_wait(False)
 
     def _answer(self, waiting: Waiting, selection: Selection, final: bool) -> int | None:
         """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
@@ -286,29 +299,26 @@ class Delivery:
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    def _begin_read(self, read: Read, following: Following) -> bool:
-        """Have it read what a pull needs next; False when that has just been done, and is not in memory again."""
-        if read.key in following.reads or len(following.reads) >= _READS_IN_VAIN:
-            following.reads.clear()
-            return False
-        following.reads.add(read.key)
-        following.reading = True
-        number = next(self._numbers)
-        self._reads[number] = following, read
-        self._effects.append(ReadWanted(number, read))
-        return True
-
     def read_done(self, done: ReadDone) -> None:
-        """What a pull needs is in memory; whoever waits for it is served at the end of the turn."""
-        following, read = self._reads.pop(done.number)
-        following.reading = False
+        """What was asked for is in memory; whoever waits for it is served at the end of the turn."""
+        waiter, read = self._reads.end(done.number, failed=done.error is not None)
         self.damaged += self._store.finish_read(read)
-        if done.error is None:
-            self._arrivals.make_ready([following])
-            return
-        following.reads.discard(read.key)
-        for waiting in list(following.waiting.values()):
-            self._refuse(waiting, done.error)
+        if isinstance(waiter, Postponed):
+            self._subscribe_again(waiter, done.error)
+        elif waiter is not None and done.error is None:
+            self._arrivals.make_ready([waiter])
+        elif waiter is not None and done.error is not None:
+            for waiting in list(waiter.waiting.values()):
+                self._refuse(waiting, done.error)
+
+    def _subscribe_again(self, postponed: Postponed, error: QmqError | None) -> None:
+        command = postponed.command
+        try:
+            if error is not None:
+                raise error
+            self.subscribe(command, postponed)
+        except QmqError as refused:
+            self._effects.append(Refused(command.connection, command.request, refused))
 
     def _refuse(self, waiting: Waiting, error: QmqError) -> None:
         self._unpark(waiting)
@@ -326,13 +336,20 @@ class Delivery:
         if subscription.group.name is not None or self._store.partitions == 1:
             return None
         ahead = [
-            self._store.read_entry(partition, row)[2]
+            self._stored_at(following, partition, row)
             for following in subscription.followings
             if not following.exact
             for partition, row in enumerate(following.scan)
             if row < self._store.visible_row(partition)
         ]
         return min([*ahead, *self._hidden_since()], default=None)
+
+    def _stored_at(self, following: Following, partition: int, row: int) -> int:
+        """When a row was stored; a time before it for one that would have to be read."""
+        for known in (row, row - 1):
+            with suppress(NotAtHand, StorageError):
+                return self._store.read_entry(partition, known)[2]
+        return following.start.value if following.start.kind == "time" else 0
 
     def _hidden_since(self) -> list[int]:
         """When the first batch was stored that cannot be read yet, of each partition that has one."""

@@ -11,15 +11,16 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Pull, Subscribe
-from qmq.errors import InvalidOption
+from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
-from qmq.storage.store import Store
+from qmq.storage.store import NotAtHand, Store
 
 RELIABLE: Final = "reliable"
 
@@ -76,11 +77,13 @@ class Waiting:
 class Following:
     """One prefix (or exact subject) that a group follows."""
 
-    def __init__(self, group: Group, prefix: str, start: Start, scan: list[int]) -> None:
+    def __init__(self, group: Group, prefix: str, start: Start, scan: list[int], places: list[int]) -> None:
         self.group = group
         self.prefix = prefix
         self.start = start
         self.scan = scan  # by partition: the row to go on at; unused for an exact subject
+        #: By partition: a position at or before that of the row, for the checkpoint.
+        self.places = places
         self.exact = prefix != "" and not prefix.endswith(".")
         self.number: int | None = None  # of an exact subject, once it exists
         #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
@@ -125,9 +128,9 @@ class Group:
         self.dirty = True
         self._packed: dict[str, Any] = {}
 
-    def follow(self, prefix: str, start: Start, scan: list[int]) -> Following:
+    def follow(self, prefix: str, begin: Begin) -> Following:
         """Begin to follow a prefix."""
-        following = self.followings[prefix] = Following(self, prefix, start, scan)
+        following = self.followings[prefix] = Following(self, prefix, begin.start, list(begin.scan), list(begin.places))
         self.dirty = True
         return following
 
@@ -174,7 +177,7 @@ class Group:
                 "mode": self.mode,
                 "cursors": self.cursors.packed(),
                 "followings": [
-                    (following.prefix, tuple(following.start), _positions(store, following.scan, visible))
+                    (following.prefix, tuple(following.start), _places(store, following, visible))
                     for following in self.followings.values()
                 ],
             }
@@ -190,14 +193,29 @@ class Group:
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
                 for partition in range(store.partitions)
             ]
-            self.follow(prefix, Start(*start), scan)
+            places = [*positions, *[0] * store.partitions][: store.partitions]
+            self.follow(prefix, Begin(Start(*start), scan, places))
 
 
-def _positions(store: Store, scan: list[int], visible: list[int]) -> list[int]:
-    return [
-        store.read_entry(partition, row)[1] if row < store.visible_row(partition) else visible[partition]
-        for partition, row in enumerate(scan)
-    ]
+class Begin(NamedTuple):
+    """Where a group begins to follow: the rule for cursors; by partition, the row to scan from and its position."""
+
+    start: Start
+    scan: list[int]
+    places: list[int]
+
+
+def _places(store: Store, following: Following, visible: list[int]) -> list[int]:
+    """Where the rows of its scan lie. The place before is as good for one that would have to be read: what was handed
+    out since then is known by its cursors.
+    """
+    for partition, row in enumerate(following.scan):
+        if row >= store.visible_row(partition):
+            following.places[partition] = visible[partition]
+            continue
+        with suppress(NotAtHand, StorageError):
+            following.places[partition] = store.read_entry(partition, row)[1]
+    return list(following.places)
 
 
 class Subscription:
@@ -251,8 +269,22 @@ def _check_wider(command: Subscribe, group: Group) -> None:
             )
 
 
-def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:
-    """What a subscription's ``start`` means now: the rule for cursors, and the rows at which a scan begins."""
+def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> Begin:
+    """What a subscription's ``start`` means now. Raises NotAtHand."""
+    rule, rows = _resolve(store, start, default)
+    return Begin(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
+
+
+def _position(store: Store, partition: int, row: int) -> int:
+    """A position that leads back to that row, also when it is the one behind all that can be read."""
+    if row <= store.first_row(partition):
+        return 0
+    if row < store.visible_row(partition):
+        return store.read_entry(partition, row)[1]
+    return store.read_entry(partition, row - 1)[1] + 1
+
+
+def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:
     partitions = range(store.partitions)
     subjects = store.subject_count
     start = default if start is None else start

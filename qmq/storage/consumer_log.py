@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from qmq.errors import BadBytes
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
 from qmq.storage.derived import DerivedHeader, base_of
@@ -29,6 +31,7 @@ from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT, SealedSegm
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take
 from qmq.storage.order import BLOCK_ROWS, Rows
+from qmq.storage.reading import Residence
 from qmq.storage.sealed import Reread, SealedSegments, find_sealed, make_again
 
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.
@@ -48,8 +51,8 @@ class ConsumerLog:
     """
 
     __slots__ = (
-        "_data", "_directory", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_retired", "_sealed",
-        "_started", "_store_id", "buffer_row", "end_row", "first_row", "visible_row",
+        "_data", "_directory", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_residence",
+        "_retired", "_sealed", "_started", "_store_id", "buffer_row", "end_row", "first_row", "visible_row",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
@@ -57,6 +60,7 @@ class ConsumerLog:
         self._directory = directory
         self._partition = partition
         self._store_id = store_id
+        self._residence: Residence | None = None
         self._reset(None)
 
     @classmethod
@@ -84,6 +88,7 @@ class ConsumerLog:
 
     def _use(self, journal: Journal) -> None:
         """Add rows to *journal* from here on."""
+        journal.residence = self._residence
         self._journal = journal
         self._data = journal.data
         #: The rows from here on are in the buffer.
@@ -206,11 +211,22 @@ class ConsumerLog:
         """
         for journal in tuple(self._frozen):
             if journal.sealed is None:
-                journal.seal()
+                self._seal(journal)
         while self._orders_missing:
-            segment = self._orders_missing[-1]
-            segment.write_order()
+            with suppress(BadBytes):  # the entries are made again when they are used
+                self._orders_missing[-1].write_order()
             self._orders_missing.pop()
+
+    def _seal(self, journal: Journal) -> None:
+        reread = self._sealed.reread
+        if reread is None or not journal.is_rotten:
+            try:
+                journal.seal()
+                return
+            except BadBytes:
+                if reread is None:
+                    raise
+        journal.sealed = make_again(self._disk, self._directory, journal.owner, journal.covered, reread)
 
     def flush(self) -> list[int]:
         """Write the rows of the segment that is being written; the descriptors that have to be synced for a checkpoint
@@ -251,6 +267,19 @@ class ConsumerLog:
             self._sealed.add(sealed)
             self._retired.append(self._frozen.pop(0).retire())
 
+    def attend(self, residence: Residence) -> None:
+        """Look at nothing from now on that is not in memory, unless *residence* allows to wait: reading raises
+        NotAtHand then.
+        """
+        self._residence = residence
+        for journal in (*self._frozen, self._journal):
+            journal.residence = residence
+        self._sealed.attend(residence)
+
+    def distrust(self, path: Path) -> None:
+        """A part of that file cannot be read: it is made again before it is used, where it is a sealed segment's."""
+        self._sealed.distrust(path)
+
     # --- reading by row --------------------------------------------------------------------------------------------
 
     def hidden_since(self) -> int | None:
@@ -264,7 +293,7 @@ class ConsumerLog:
         stop = min(row + limit, self.visible_row)
         if row >= stop:
             return NO_ROWS
-        rows, start = self._rows_at(row)
+        rows, start = self._rows_at(row, stop)
         return rows[row - start : stop - start]
 
     def read_entry(self, row: int) -> EntryRow:
@@ -305,15 +334,19 @@ class ConsumerLog:
         rows, start = self._rows_at(row)
         return int(STORED_AT.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)[0])
 
-    def _rows_at(self, row: int) -> tuple[Rows, int]:
-        """The array that holds a row, and the number of that array's first row."""
+    def _rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
+        """The array that holds a row, and the number of that array's first row; those up to *stop* that it holds too
+        can be looked at.
+        """
+        stop = max(stop, row + 1)
         journal = self._journal
         if row < journal.first_row:
             for journal in reversed(self._frozen):
                 if row >= journal.first_row:
                     break
             else:
-                return self._sealed.rows_at(row)
+                return self._sealed.rows_at(row, stop)
+        journal.need(row - journal.first_row, stop - journal.first_row)
         rows, start = journal.rows_at(row - journal.first_row)
         return rows, journal.first_row + start
 

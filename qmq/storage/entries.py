@@ -7,13 +7,14 @@ again with sealed 1, the count and the checksum of the body.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,9 @@ import numpy.typing as npt
 from qmq.errors import BadBytes, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE
 from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.disk import Disk, failure, read_fully
+from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_fully
 from qmq.storage.order import Order, Rows, derive_order, open_order, write_order
+from qmq.storage.reading import Residence, Stretch
 
 #: Where a batch lies and how long it is; which sequences a run has; whose it is. Offsets are in an entry.
 PLACE: Final = struct.Struct("<8xQ28xI")
@@ -30,6 +32,9 @@ SEQUENCES: Final = struct.Struct("<Q20xI")
 SUBJECT: Final = struct.Struct("<24xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
+#: Read at once where some rows are not in memory.
+_AROUND_BYTES: Final = 256 << 10
+_RESTART: Final = "restart the broker, it is made again then"
 NO_ROWS: Final[Rows] = np.empty(0, ENTRY_DTYPE)
 
 assert PLACE.size == ENTRY_SIZE
@@ -43,6 +48,28 @@ def map_entries(disk: Disk, fd: int, count: int) -> Rows:
     return np.frombuffer(mapped, ENTRY_DTYPE, count, DERIVED_HEADER_SIZE)
 
 
+def _map_of(array: Any) -> mmap.mmap | None:
+    """The map that an array shows a part of, None when it shows none."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    shown = array.obj if isinstance(array, memoryview) else None
+    return shown if isinstance(shown, mmap.mmap) else None
+
+
+def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: int) -> None:
+    """Return when rows [first, stop) of a mapped entries file can be looked at without a wait.
+
+    Raises NotAtHand, or StorageFailed where waiting is allowed and the disk does not give them.
+    """
+    mapped = _map_of(rows)
+    if mapped is None or stop <= first:
+        return
+    offset, end = DERIVED_HEADER_SIZE + first * ENTRY_SIZE, DERIVED_HEADER_SIZE + stop * ENTRY_SIZE
+    start = offset // _AROUND_BYTES * _AROUND_BYTES
+    size = min(max(end - start, _AROUND_BYTES), DERIVED_HEADER_SIZE + len(rows) * ENTRY_SIZE - start)
+    residence.require(mapped, offset, end - offset, Stretch(path, start, size))
+
+
 def count_before(rows: Rows, position: int) -> int:
     """How many of the rows lie before *position*."""
     data = rows.data.cast("B") if len(rows) else memoryview(b"")
@@ -52,16 +79,23 @@ def count_before(rows: Rows, position: int) -> int:
 class SealedSegment:
     """The files of a full segment. They are mapped at first use, and their bodies checked unless that has been done."""
 
-    __slots__ = ("_data", "_directory", "_disk", "_order", "_rows", "checked", "count", "first_row", "header")
+    __slots__ = (
+        "_data", "_directory", "_disk", "_order", "_order_checked", "_order_map", "_rows", "checked", "count",
+        "first_row", "header", "residence",
+    )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, header: DerivedHeader, *, checked: bool = False) -> None:
         self._disk = disk
         self._directory = directory
-        #: Whether the body has been compared with its checksum.
+        #: Whether the body of the entries has been compared with its checksum; *checked*: both files were just made.
         self.checked = checked
+        self._order_checked = checked
+        #: What of its maps is in memory; None while whoever asks may wait for the disk.
+        self.residence: Residence | None = None
         self._rows: Rows | None = None
         self._data = memoryview(b"")
         self._order: Order | None = None
+        self._order_map: mmap.mmap | None = None
         self.header = header
         self.first_row = header.first_row
         self.count = header.rows
@@ -99,7 +133,9 @@ class SealedSegment:
         return self._rows is not None
 
     def check(self) -> None:
-        """Compare the body of the entries with its checksum, once. Raises BadBytes or StorageFailed."""
+        """Compare the body of the entries with its checksum, once. Raises BadBytes, also for what the disk does not
+        give back, or StorageFailed.
+        """
         if self.checked:
             return
         try:
@@ -109,9 +145,11 @@ class SealedSegment:
             finally:
                 self._disk.close(fd)
         except OSError as error:
+            if error.errno in BAD_SECTOR:
+                raise BadBytes(f"{failure(error, 'read', self.path)}; {_RESTART}") from error
             raise failure(error, "read", self.path) from error
         if crc != self.header.body_crc:
-            raise BadBytes(f"{self.path} does not fit its checksum; restart the broker, it is made again then")
+            raise BadBytes(f"{self.path} does not fit its checksum; {_RESTART}")
         self.checked = True
 
     def rows(self) -> Rows:
@@ -125,7 +163,7 @@ class SealedSegment:
                 finally:
                     self._disk.close(fd)
             except (OSError, ValueError) as error:
-                raise BadBytes(f"cannot map {self.path}: {error}; restart the broker, it is made again then") from error
+                raise BadBytes(f"cannot map {self.path}: {error}; {_RESTART}") from error
             self._data = self._rows.data.cast("B") if self.count else memoryview(b"")
         return self._rows
 
@@ -142,19 +180,62 @@ class SealedSegment:
             open_order(self._disk, self.order_path, self.header, check=True)
         except (OSError, StorageError, ValueError):
             return False
+        self._order_checked = True
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its files have been checked, so that mapping them is all that is left to do."""
+        return self.checked and (self._order_checked or self._order is not None)
+
+    def make_ready(self) -> None:
+        """[thread] Check the files, which nobody uses meanwhile; an order that is missing or rotten is made again.
+        Raises as check() does.
+        """
+        self.check()
+        if not self.opens_order():
+            order = SealedSegment(self._disk, self._directory, self.header).order()
+            if not self.opens_order():  # the disk takes no files
+                self._order = order
+
+    def opens_order(self) -> bool:
+        """Map the order file, unless that has been done, and check it, likewise; False when it is not good."""
+        if self._order is None:
+            try:
+                columns = open_order(self._disk, self.order_path, self.header, check=not self._order_checked)
+            except (OSError, StorageError, ValueError):
+                return False
+            self._order_checked = True
+            self._order_map = _map_of(columns.subjects)
+            self._order = Order(columns, self._need_order)
         return True
 
     def order(self) -> Order:
         """The order of the rows. A file that is missing or rotten is made again. Raises as rows() does."""
-        if self._order is None:
-            try:
-                columns = open_order(self._disk, self.order_path, self.header, check=True)
-            except (OSError, StorageError, ValueError):
-                columns = derive_order(self.rows())
-                with suppress(OSError):  # it is of use without the file, too
-                    write_order(self._disk, self.order_path, self.header, columns)
+        if not self.opens_order():
+            columns = derive_order(self.rows())
+            with suppress(OSError):  # it is of use without the file, too
+                write_order(self._disk, self.order_path, self.header, columns)
             self._order = Order(columns)
+        assert self._order is not None
         return self._order
+
+    def need(self, first: int, stop: int) -> None:
+        """Return when rows [first, stop) can be looked at without a wait. Raises as need_rows() does."""
+        if self.residence is not None:
+            need_rows(self.residence, self.path, self.rows(), first, stop)
+
+    def _need_order(self, first: int, stop: int) -> None:
+        """As ``need``, for numbers [first, stop) of the order file. Where some are missing all of it is read."""
+        mapped = self._order_map
+        if self.residence is not None and mapped is not None and first < stop:
+            offset, end = DERIVED_HEADER_SIZE + 4 * first, DERIVED_HEADER_SIZE + 4 * stop
+            self.residence.require(mapped, offset, end - offset, Stretch(self.order_path, 0, len(mapped)))
+
+    def distrust(self) -> None:
+        """A part of the files cannot be read: they are checked again before they are used, and made again."""
+        self.unmap()
+        self.checked = self._order_checked = False
 
     def write_order(self) -> None:
         """[thread] Make the order file, on disk when this returns. Raises BadBytes, StorageFull or StorageFailed."""
@@ -171,9 +252,9 @@ class SealedSegment:
 
     def subjects(self) -> npt.NDArray[np.uint32]:
         """The subjects that have rows here, ascending."""
-        return self.order().subjects
+        return self.order().subjects()
 
     def unmap(self) -> None:
         """Let go of the maps; views of them that are in use keep them alive."""
-        self._rows = self._order = None
+        self._rows = self._order = self._order_map = None
         self._data = memoryview(b"")

@@ -20,10 +20,21 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
-from qmq.storage.entries import NO_ROWS, PLACE, SUBJECT, SealedSegment, count_before, map_entries
+from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
+from qmq.storage.entries import NO_ROWS, PLACE, SUBJECT, SealedSegment, count_before, map_entries, need_rows
 from qmq.storage.lookup import Shelves, no_touch
-from qmq.storage.order import BLOCK_ROWS, Numbers, Order, Rows, derive_order, order_block, sort_block, write_order
+from qmq.storage.order import (
+    BLOCK_ROWS,
+    Numbers,
+    Order,
+    Rows,
+    Stretch,
+    derive_order,
+    order_block,
+    sort_block,
+    write_order,
+)
+from qmq.storage.reading import Residence
 
 #: Up to this many rows that a question finds not indexed go into the dict one by one, more are sorted at once.
 FEW_ROWS: Final = 4_096
@@ -61,6 +72,13 @@ class Block:
         """The subject of every row."""
         return np.asarray(self.rows()["subject"])
 
+    def need(self, first: int, stop: int) -> None:
+        """All rows are, once the block has been touched."""
+
+    def touch(self) -> None:
+        """Return when all of it can be looked at without a wait. Raises as need_rows() does."""
+        self._journal.need(self._start, self._start + self.count)
+
 
 def sorted_span(order: memoryview, data: memoryview, subject: int) -> memoryview:
     """The part of *order*, indexes of the rows in *data* sorted by subject, that belongs to one subject."""
@@ -71,6 +89,11 @@ def sorted_span(order: memoryview, data: memoryview, subject: int) -> memoryview
 
     low = bisect_left(order, subject, key=subject_of)
     return order[low : bisect_right(order, subject, low, key=subject_of)]
+
+
+def _touch(block: Stretch) -> None:
+    assert isinstance(block, Block)
+    block.touch()
 
 
 class RecentIndex:
@@ -109,6 +132,9 @@ class RecentIndex:
         """The subject of every row."""
         return np.asarray(self.rows()["subject"])
 
+    def need(self, first: int, stop: int) -> None:
+        """They are at hand."""
+
     def span(self, subject: int) -> Sequence[int]:
         """The indexes of a subject's rows, ascending: 0.1 us a row added since the last call, at most 2 ms."""
         if self._indexed < self._journal.fill:
@@ -143,8 +169,9 @@ class Journal:
     """
 
     __slots__ = (
-        "_disk", "_fd", "_mapped", "_view", "_waiting", "base", "buffer", "crc", "data", "directory", "fill",
-        "first_row", "flushed", "owner", "recent", "sealed", "shelves", "turned",
+        "_disk", "_fd", "_mapped", "_resumed", "_view", "_waiting", "base", "buffer", "covered", "crc", "data",
+        "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "recent", "residence", "sealed",
+        "shelves", "turned",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader) -> None:
@@ -158,10 +185,17 @@ class Journal:
         #: Rows before the buffer, rows that are in the file, and the checksum of those.
         self.turned = self.flushed = self.crc = 0
         #: The blocks of the rows before the buffer.
-        self.shelves = Shelves(no_touch)
+        self.shelves = Shelves(_touch)
+        #: Where the last batch ends; known once it is frozen.
+        self.covered = 0
+        #: What was written cannot be read: another file has to take its place.
+        self.is_rotten = False
         #: What ``seal`` has made of this.
         self.sealed: SealedSegment | None = None
+        #: What of its map is in memory; None while whoever asks may wait for the disk.
+        self.residence: Residence | None = None
         self._mapped: Rows = NO_ROWS
+        self._resumed = 0  # rows that were in the file before this process wrote to it
         self._waiting: list[Rows] = []
         self._new_buffer()
 
@@ -248,6 +282,7 @@ class Journal:
 
     def freeze(self) -> None:
         """The segment is full: write what the disk takes, the header that says so with it. Never fails."""
+        self.covered = self.end()
         self.turn()
         self.buffer = self._view = NO_ROWS
         self.data = memoryview(b"")
@@ -257,8 +292,8 @@ class Journal:
                 write_fully(self._disk, self._fd, [self.final_header().pack(ENTRIES_MAGIC)], 0)
 
     def final_header(self) -> DerivedHeader:
-        """The header of the sealed file."""
-        return self.owner._replace(sealed=True, covered=self.end(), rows=self.turned, body_crc=self.crc)
+        """The header of the file of a frozen segment."""
+        return self.owner._replace(sealed=True, covered=self.covered, rows=self.turned, body_crc=self.crc)
 
     def end(self) -> int:
         """The position where the last batch ends; where the first one would begin when there is none."""
@@ -271,19 +306,33 @@ class Journal:
     def seal(self) -> None:
         """[thread] Finish the files of a frozen segment, on disk when this returns, and set ``sealed``.
 
-        Nobody else writes to a frozen journal, and what readers of it use stays as it is. Raises StorageFull or
-        StorageFailed; it can be tried again.
+        Nobody else writes to a frozen journal, and what readers of it use stays as it is. Raises StorageFull,
+        StorageFailed or BadBytes; it can be tried again.
         """
         try:
             self._write_rows()
             header = self.final_header()
             write_fully(self._disk, self._fd, [header.pack(ENTRIES_MAGIC)], 0)
             self._disk.fdatasync(self._fd)
+            self._check()
             rows = map_entries(self._disk, self._fd, self.turned)
             write_order(self._disk, order_path(self.directory, self.base), header, derive_order(rows))
         except OSError as error:
             raise failure(error, "seal", self.path) from error
         self.sealed = SealedSegment(self._disk, self.directory, header, checked=True)
+
+    def _check(self) -> None:
+        """Raises BadBytes when what was written can't be read: to look at it through a map would end the process."""
+        try:
+            if crc_of_body(self._disk, self._fd, self.turned * ENTRY_SIZE) == self.crc:
+                return
+            error: OSError | None = None
+        except OSError as refused:
+            error = refused
+        self.is_rotten = True
+        raise BadBytes(
+            f"{self.path} does not hold what was written to it; restart the broker, it is made again then"
+        ) from error
 
     def close(self) -> None:
         """Close the file; what was not flushed is not in it."""
@@ -314,6 +363,14 @@ class Journal:
             start += len(rows)
         raise IndexError(index)
 
+    def need(self, first: int, stop: int) -> None:
+        """Return when rows [first, stop) of one array can be looked at without a wait: those that were added last are
+        taken to be in memory. Raises as need_rows() does.
+        """
+        old = max(self._resumed, self.turned - BLOCK_ROWS)
+        if self.residence is not None and first < min(old, len(self._mapped)):
+            need_rows(self.residence, self.path, self._mapped, first, min(stop, len(self._mapped)))
+
     # --- after a start ---------------------------------------------------------------------------------------------
 
     def resume(self, count: int, crc: int, covered: int) -> bool:
@@ -337,6 +394,8 @@ class Journal:
         except OSError as error:
             if fd >= 0:
                 self._disk.close(fd)
+            if error.errno in BAD_SECTOR:
+                return False
             raise failure(error, "open", self.path) from error
         self._fd = fd
         self._take_over(rows[:kept])
@@ -357,6 +416,7 @@ class Journal:
         self.flushed = len(rows)
         self.turned = len(rows) // BLOCK_ROWS * BLOCK_ROWS
         self._mapped = rows[: self.turned]
+        self._resumed = self.turned
         self.fill = len(rows) - self.turned
         self.buffer[: self.fill] = rows[self.turned :]
         for start in range(0, self.turned, BLOCK_ROWS):

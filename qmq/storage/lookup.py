@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from qmq.storage.entries import SEQUENCES
 from qmq.storage.order import Rows, Stretch
 
 SHELF_STRETCHES: Final = 64
+#: Rows that lie closer than this are asked about together.
+_NEAR_ROWS: Final = 4_096
 
 #: Called with a stretch before its rows are used, so that its owner can bound what is mapped.
 Touch = Callable[[Stretch], None]
@@ -137,7 +140,9 @@ class Shelves:
 def first_sequence(stretch: Stretch, subject: int, touch: Touch) -> int:
     """The first sequence of a subject in a stretch that has rows of it."""
     touch(stretch)
-    return int(SEQUENCES.unpack_from(stretch.data(), stretch.span(subject)[0] * ENTRY_SIZE)[0])
+    index = stretch.span(subject)[0]
+    stretch.need(index, index + 1)
+    return int(SEQUENCES.unpack_from(stretch.data(), index * ENTRY_SIZE)[0])
 
 
 def in_stretch(stretch: Stretch, subject: int, sequence: int, touch: Touch) -> Found | None:
@@ -146,6 +151,7 @@ def in_stretch(stretch: Stretch, subject: int, sequence: int, touch: Touch) -> F
     span, data, unpack = stretch.span(subject), stretch.data(), SEQUENCES.unpack_from
 
     def end_of(index: int) -> int:
+        stretch.need(index, index + 1)
         first, count = unpack(data, index * ENTRY_SIZE)
         return int(first + count)
 
@@ -164,5 +170,10 @@ def take(found: Found, stop_row: int, limit: int) -> Rows | None:
     first, last = span[start], span[stop - 1]
     rows = stretch.rows()
     if last - first == stop - 1 - start:
+        stretch.need(first, last + 1)
         return rows[first : last + 1]
-    return rows.take(np.asarray(span[start:stop], np.intp))
+    indexes = np.asarray(span[start:stop], np.intp)
+    heads = [0, *(np.flatnonzero(indexes[1:] - indexes[:-1] > _NEAR_ROWS) + 1).tolist(), len(indexes)]
+    for head, tail in pairwise(heads):
+        stretch.need(int(indexes[head]), int(indexes[tail - 1]) + 1)
+    return rows.take(indexes)

@@ -14,7 +14,7 @@ order by sequence. Rows of the segment that is being written are sorted in block
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -25,8 +25,8 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ORDER_MAGIC
-from qmq.storage.derived import DerivedHeader, parse_derived
-from qmq.storage.disk import Disk, write_fully
+from qmq.storage.derived import DerivedHeader, crc_of_body, parse_derived
+from qmq.storage.disk import Disk, read_fully, write_fully
 
 #: Rows of a block: an index in one takes 16 bits.
 BLOCK_ROWS: Final = 65_536
@@ -60,6 +60,9 @@ class Stretch(Protocol):
 
     def subjects(self) -> Numbers:
         """The subjects that have rows here, some perhaps more than once."""
+
+    def need(self, first: int, stop: int) -> None:
+        """Return when rows [first, stop) can be looked at without a wait. Raises NotAtHand or StorageFailed."""
 
 
 class OrderColumns(NamedTuple):
@@ -147,21 +150,20 @@ def write_order(disk: Disk, path: Path, entries: DerivedHeader, order: OrderColu
 
 
 def open_order(disk: Disk, path: Path, entries: DerivedHeader, *, check: bool) -> OrderColumns:
-    """Map the order file that belongs to a segment's *entries*. Raises OSError; BadBytes when it does not fit them,
-    and, with *check*, when its body does not fit its checksum.
+    """Map the order file that belongs to a segment's *entries*; without *check*, which has been done before then,
+    nothing of it is read. Raises OSError; BadBytes when it does not fit them or its checksum.
     """
     fd = disk.open(path, os.O_RDONLY)
     try:
         size = disk.size(fd)
-        header = parse_derived(disk.pread(fd, DERIVED_HEADER_SIZE, 0), ORDER_MAGIC, path)
         subjects, odd = divmod(size - DERIVED_HEADER_SIZE - 4 * (entries.rows + 1), 8)
-        if header[:-1] != entries[:-1] or odd or not 0 <= subjects <= entries.rows:
+        if odd or not 0 <= subjects <= entries.rows:
             raise BadBytes(f"{path} does not belong to the entries beside it; delete it, it is made again")
+        if check:
+            _check_order(disk, fd, path, entries, size - DERIVED_HEADER_SIZE)
         mapped = disk.map(fd, size)
     finally:
         disk.close(fd)
-    if check and crc32c(memoryview(mapped)[DERIVED_HEADER_SIZE:]) != header.body_crc:
-        raise BadBytes(f"{path} does not fit its checksum; delete it, it is made again")
     starts = DERIVED_HEADER_SIZE + 4 * subjects
     return OrderColumns(
         np.frombuffer(mapped, "<u4", subjects, DERIVED_HEADER_SIZE),
@@ -170,20 +172,47 @@ def open_order(disk: Disk, path: Path, entries: DerivedHeader, *, check: bool) -
     )
 
 
+def _check_order(disk: Disk, fd: int, path: Path, entries: DerivedHeader, size: int) -> None:
+    header = parse_derived(read_fully(disk, fd, DERIVED_HEADER_SIZE, 0), ORDER_MAGIC, path)
+    if header[:-1] != entries[:-1]:
+        raise BadBytes(f"{path} does not belong to the entries beside it; delete it, it is made again")
+    if crc_of_body(disk, fd, size) != header.body_crc:
+        raise BadBytes(f"{path} does not fit its checksum; delete it, it is made again")
+
+
+#: Called with a part of an order file, in numbers of 4 bytes behind its header, before it is looked at.
+NeedNumbers = Callable[[int, int], None]
+
+
+def _at_hand(first: int, stop: int) -> None:
+    """For what is always in memory."""
+
+
 class Order:
     """An order in use. ``span`` costs one binary search over the subjects, about 1 us."""
 
-    __slots__ = ("_permutation", "_starts", "subjects")
+    __slots__ = ("_need", "_permutation", "_starts", "_subjects")
 
-    def __init__(self, columns: OrderColumns) -> None:
-        self.subjects = columns.subjects
+    def __init__(self, columns: OrderColumns, need: NeedNumbers = _at_hand) -> None:
+        self._need = need
+        self._subjects = columns.subjects
         self._starts = columns.starts.data
         self._permutation = columns.permutation.data
 
+    def subjects(self) -> Numbers:
+        """The subjects that have rows, ascending. Raises what *need* does."""
+        self._need(0, len(self._subjects))
+        return self._subjects
+
     def span(self, subject: int) -> Sequence[int]:
-        """The indexes of a subject's rows, ascending."""
+        """The indexes of a subject's rows, ascending. Raises what *need* does."""
+        subjects = self.subjects()
+        count = len(subjects)
         key: Any = np.uint32(subject)  # a plain int would make numpy copy the column
-        place = int(self.subjects.searchsorted(key))
-        if place == len(self.subjects) or self.subjects[place] != subject:
+        place = int(subjects.searchsorted(key))
+        if place == count or subjects[place] != subject:
             return ()
-        return self._permutation[self._starts[place] : self._starts[place + 1]]
+        self._need(count + place, count + place + 2)
+        start, stop = self._starts[place], self._starts[place + 1]
+        self._need(2 * count + 1 + start, 2 * count + 1 + stop)
+        return self._permutation[start:stop]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -48,7 +49,7 @@ class NotAtHand(Exception):
     """What was asked for is not in memory: run ``read`` in a thread, and ask again."""
 
     def __init__(self, read: Read) -> None:
-        super().__init__(read.key)
+        super().__init__(f"{read.key} is not in memory")
         self.read = read
 
 
@@ -111,7 +112,9 @@ class Read:
         except OSError as error:
             if error.errno not in BAD_SECTOR:
                 raise failure(error, "read", stretch.path, stretch.position) from error
-            if not self._narrow(fd, stretch) and not self._reads_elsewhere(fd, stretch):
+            if self._narrow(fd, stretch) or stretch.position is None:
+                return  # what is derived is made again
+            if not self._reads_elsewhere(fd, stretch):
                 self.unreadable.clear()
                 raise failure(error, "read", stretch.path, stretch.position) from error
 
@@ -165,6 +168,15 @@ class Residence:
         self.partition = partition
         #: While set, what is missing is read at once by whoever wants it.
         self.may_wait = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it, what is missing is read at once."""
+        before, self.may_wait = self.may_wait, True
+        try:
+            yield
+        finally:
+            self.may_wait = before
 
     def holds(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
         """Whether all of these bytes of a map are in memory."""

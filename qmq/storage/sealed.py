@@ -15,11 +15,13 @@ from qmq.errors import BadBytes, ForeignFile
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_DTYPE, ENTRY_SIZE
 from qmq.storage.derived import DerivedHeader
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.entries import SealedSegment
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Shelves
-from qmq.storage.order import Rows, Stretch
+from qmq.storage.order import Rows
+from qmq.storage.order import Stretch as RowStretch
+from qmq.storage.reading import NotAtHand, Read, Residence, Stretch
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64
@@ -50,6 +52,8 @@ def find_sealed(
         except (FileNotFoundError, BadBytes, ForeignFile):
             continue
         except OSError as error:
+            if error.errno in BAD_SECTOR:
+                continue
             raise failure(error, "read the entries in", directory, base) from error
         found[base] = segment
     return found
@@ -69,42 +73,98 @@ def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, rere
     return journal.sealed
 
 
+class SegmentRead(Read):
+    """A sealed segment's files to be checked, and made again if need be, before they are used for the first time."""
+
+    __slots__ = ("_segment", "_segments")
+
+    def __init__(self, disk: Disk, partition: int, segments: SealedSegments, segment: SealedSegment) -> None:
+        super().__init__(disk, partition, [Stretch(segment.path, -1, 0)])
+        self._segments = segments
+        self._segment = segment
+
+    def step(self) -> bool:
+        """[thread] All of it: both files are derived, so that what is unreadable is no loss. Raises StorageError."""
+        self._segments.make_ready(self._segment)
+        return False
+
+
 class SealedSegments:
     """The sealed segments in use, ascending. ``reread`` is what rotten ones are made again from, if anything."""
 
-    __slots__ = ("_directory", "_disk", "_mapped", "reread", "segments", "shelves")
+    __slots__ = ("_directory", "_disk", "_mapped", "reread", "residence", "segments", "shelves")
 
     def __init__(self, disk: Disk, directory: Path, reread: Reread | None) -> None:
         self._disk = disk
         self._directory = directory
         self._mapped: deque[SealedSegment] = deque()
         self.reread = reread
+        #: What of the maps is in memory; None while whoever asks may wait for the disk.
+        self.residence: Residence | None = None
         self.segments: list[SealedSegment] = []
         #: Where the rows of a subject are.
-        self.shelves = Shelves(self._touch)
+        self.shelves = Shelves(self._touch_order)
 
     def add(self, segment: SealedSegment) -> None:
         """Put a segment behind the others."""
+        segment.residence = self.residence
         self.segments.append(segment)
         if segment.count:
             self.shelves.add(segment)
 
-    def rows_at(self, row: int) -> tuple[Rows, int]:
-        """The array that holds a row, and the number of that array's first row. Raises BadBytes, StorageFailed."""
+    def attend(self, residence: Residence) -> None:
+        """Look at nothing from now on that is not in memory, unless *residence* allows to wait."""
+        self.residence = residence
+        for segment in self.segments:
+            segment.residence = residence
+
+    def rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
+        """The array that holds a row, and the number of that array's first row; the rows up to *stop* that it holds
+        can be looked at. Raises BadBytes, StorageFailed and NotAtHand.
+        """
         segment = self.segments[bisect_right(self.segments, row, key=lambda segment: segment.first_row) - 1]
         self._touch(segment)
+        segment.need(row - segment.first_row, min(max(stop, row + 1) - segment.first_row, segment.count))
         return segment.rows(), segment.first_row
+
+    def distrust(self, path: Path) -> None:
+        """A part of that file cannot be read."""
+        for segment in self.segments:
+            if path in (segment.path, segment.order_path):
+                segment.distrust()
+
+    def make_ready(self, segment: SealedSegment) -> None:
+        """[thread] Check the files of a segment, and make them again where they do not hold. Raises StorageError."""
+        try:
+            segment.make_ready()
+        except BadBytes:
+            self._repair(segment)
+            segment.make_ready()
+
+    def _touch_order(self, stretch: RowStretch) -> None:
+        """As _touch, for who looks up subjects."""
+        self._touch(stretch)
+        assert isinstance(stretch, SealedSegment)
+        if not self._waits() and not stretch.opens_order():
+            stretch.distrust()
+            self._touch(stretch)
+
+    def _waits(self) -> bool:
+        """Whether whoever asks may wait for the disk."""
+        return self.residence is None or self.residence.may_wait
 
     def unmap(self) -> None:
         """Let go of all maps."""
         while self._mapped:
             self._mapped.pop().unmap()
 
-    def _touch(self, stretch: Stretch) -> None:
+    def _touch(self, stretch: RowStretch) -> None:
         """Map a segment that is about to be used, in the place of the one that has been mapped longest."""
         assert isinstance(stretch, SealedSegment)
         if stretch.is_mapped:
             return
+        if self.residence is not None and not self.residence.may_wait and not stretch.is_ready:
+            raise NotAtHand(SegmentRead(self._disk, self.residence.partition, self, stretch))
         try:
             stretch.rows()
         except BadBytes:

@@ -104,6 +104,8 @@ class Store:
         self._checkpoint_number = opened.checkpoint_number
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
+        for part in self._partitions:
+            part.consumer.attend(part.log.residence)
         self._closed = False
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
         self._created_at_us = opened.now_us
@@ -376,12 +378,15 @@ class Store:
 
     def finish_read(self, read: Read) -> list[StorageError]:
         """Take what a Read came upon: what the disk does not give is marked as unreadable. What is new of it."""
-        log = self._partitions[read.partition].log
-        return [
-            error
-            for stretch, error in read.unreadable
-            if stretch.position is not None and log.unreadable.add(stretch.position, stretch.size)
-        ]
+        part = self._partitions[read.partition]
+        found = []
+        for stretch, error in read.unreadable:
+            if stretch.position is None:
+                part.consumer.distrust(stretch.path)
+            elif not part.log.unreadable.add(stretch.position, stretch.size):
+                continue
+            found.append(error)
+        return found
 
     def mark_unreadable(self, partition: int, position: int, size: int) -> bool:
         """Let ``view`` refuse these bytes while the store is open: somebody found them bad, and tells of it. False
@@ -499,10 +504,11 @@ class Store:
         if given_up != self._claimed_gaps[0]:
             gaps = Gaps.unpack(self._subjects.gaps.pack())
             for number, position in given_up:
-                found = [
-                    (rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
-                    for rows in self._partitions[number].consumer.rows_since(position)
-                ]
+                with self._partitions[number].log.residence.waiting():
+                    found = [
+                        (rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
+                        for rows in self._partitions[number].consumer.rows_since(position)
+                    ]
                 if found:
                     gaps.add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
             self._claimed_gaps = given_up, gaps

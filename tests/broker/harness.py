@@ -72,6 +72,7 @@ class Driven:
         self.wanted: list[SyncWanted] = []
         self.auto_read = True
         self.reads: list[ReadWanted] = []
+        self.read_outcomes: list[ReadDone] = []
         self.open()
 
     def open(self) -> None:
@@ -142,18 +143,29 @@ class Driven:
 
     def read(self, turn: bool = True) -> list[Effect]:
         """Do the reads that are wanted by now."""
-        reads, self.reads = self.reads, []
-        for number, read in reads:
+        self.run_reads()
+        self.finish_reads()
+        return self.effects() if turn else []
+
+    def run_reads(self) -> None:
+        """What the threads do for the reads that are wanted by now."""
+        for number, read in self.reads:
             error = None
             try:
                 while read.step():
                     pass
             except QmqError as failed:
                 error = failed
-            self.broker.handle(ReadDone(number, error), self.now)
-        if reads:
+            self.read_outcomes.append(ReadDone(number, error))
+        self.reads.clear()
+
+    def finish_reads(self) -> None:
+        """Hand in what the threads have done."""
+        outcomes, self.read_outcomes = self.read_outcomes, []
+        for outcome in outcomes:
+            self.broker.handle(outcome, self.now)
+        if outcomes:
             self.broker.turn(self.now)
-        return self.effects() if turn else []
 
     def sync(self, turn: bool = True) -> list[Effect]:
         """Do the syncs that are wanted by now."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Unsubscribe, Withdraw
+from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Subscribe, Subscribed, Unsubscribe, Withdraw
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import PAGE
@@ -154,6 +155,99 @@ def test_what_is_forgotten_at_once_is_served_a_little_at_a_time(tmp_path: Path, 
         got += came
     assert got == bodies
     disk.forgets = 0.0
+    driven.close()
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def old(tmp_path: Path, messages: int = 60, partitions: int = 1) -> tuple[Driven, ForgetfulDisk, list[bytes]]:
+    """A broker that has just started on several sealed segments, of which nothing is in memory."""
+    driven, disk, bodies = cold(tmp_path, messages, partitions)
+    driven.checkpoint()  # seals
+    driven.restart()
+    disk.forget()
+    assert len(list(driven.directory.glob("consumer-log/*/*.order"))) >= 2
+    return driven, disk, bodies
+
+
+@pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_the_loop_reads_nothing_itself(tmp_path: Path, prefix: str, partitions: int) -> None:
+    driven, disk, bodies = old(tmp_path, partitions=partitions)
+    mine: Counter[str] = Counter()
+    subscription = driven.subscribe(prefix)
+    got: list[bytes] = []
+    while len(got) < len(bodies):
+        before = disk.calls.copy()
+        said = driven.do(driven.pull_command(subscription))
+        mine += disk.calls - before
+        while not said:
+            driven.run_reads()
+            before = disk.calls.copy()
+            driven.finish_reads()
+            said = driven.effects()
+            mine += disk.calls - before
+        got += [body for answer in messages_of(said) for body in bodies_of(runs_of_answer(answer))]
+    assert got == bodies
+    assert mine["pread"] <= 2 * len(list(driven.directory.glob("consumer-log/*/*.order")))  # headers of orders
+    driven.auto_read = True
+    driven.close()
+
+
+@pytest.mark.parametrize("suffix", ["entries", "order"])
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+@pytest.mark.parametrize("ready", [False, True])
+def test_rows_that_cannot_be_read_are_made_again(tmp_path: Path, suffix: str, prefix: str, ready: bool) -> None:
+    driven, disk, bodies = old(tmp_path)
+    driven.auto_read = True
+    if ready:  # all is mapped and was checked
+        assert bodies_of(driven.pull(driven.subscribe("a.x", group="first")))
+        assert [run.body(0) for run in drain(driven, driven.subscribe("", group="before"))] == bodies
+        disk.forget()
+    path = sorted(driven.directory.glob(f"consumer-log/0/*.{suffix}"))[1]
+    before = path.read_bytes()
+    disk.spoil(path, 70)
+    assert [run.body(0) for run in drain(driven, driven.subscribe(prefix))] == bodies
+    assert disk.struck["unreadable"] > 0 or (suffix, prefix) == ("order", "a.")  # a prefix needs no order
+    assert path.read_bytes() == before
+    disk.bad.clear()
+    driven.close()
+
+
+def test_a_start_by_time_is_looked_up_by_a_read(tmp_path: Path) -> None:
+    driven, disk, bodies = old(tmp_path)
+    driven.store.may_wait(True)
+    stamp = driven.store.read_entry(0, 20)[2]
+    driven.store.may_wait(False)
+    disk.forget()
+    subscribe = Subscribe(1, 500, "g", ("a.",), "c", ("time", stamp))
+    gone = Subscribe(2, 500, "h", ("a.",), "c", ("time", stamp))
+    assert driven.do(subscribe, gone, Disconnected(2)) == []
+    said: list[Effect] = []
+    while driven.reads:
+        said += driven.read()
+    (answer,) = said
+    assert isinstance(answer, Subscribed)
+    assert (answer.connection, answer.request) == (1, 500)
+    driven.auto_read = True
+    assert [run.body(0) for run in drain(driven, answer.subscription)] == bodies[20:]
+    driven.close()
+
+
+def test_a_checkpoint_reads_no_rows_and_the_next_start_doubles_nothing(tmp_path: Path) -> None:
+    driven, disk, bodies = old(tmp_path)
+    driven.auto_read = True
+    driven.checkpoint()
+    driven.send("a.x", b"last")
+    got = bodies_of(driven.pull(driven.subscribe("a."), max_count=7))
+    disk.forget()
+    calls = disk.calls["pread"]
+    driven.broker.checkpoint_state(driven.now)
+    assert disk.calls["pread"] == calls
+    driven.restart()
+    got += [run.body(0) for run in drain(driven, driven.subscribe("a."))]
+    assert got == [*bodies, b"last"]
     driven.close()
 
 

@@ -65,6 +65,18 @@ class ForgetfulDisk(FaultyDisk):
         self._kept.update(self._pages(self._paths[fd], offset, written))
         return written
 
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        self._renew(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        self._renew(target)
+
+    def _renew(self, path: Path) -> None:
+        """Another file of that name lies elsewhere on the disk."""
+        self.bad = {page for page in self.bad if page[0] != str(path)}
+
     def spoil(self, path: Path, offset: int) -> None:
         """Let the page of *path* that holds *offset* be unreadable, and forgotten."""
         page = str(path), offset // PAGE

@@ -35,6 +35,9 @@ class Listed:
     def subjects(self) -> npt.NDArray[np.uint32]:
         return np.asarray(self._rows["subject"])
 
+    def need(self, first: int, stop: int) -> None:
+        assert 0 <= first < stop <= self.count
+
 
 def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[Stretch]]:
     """Stretches with a row of 3 messages for each subject named."""

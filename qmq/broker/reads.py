@@ -1,0 +1,61 @@
+"""Reads on their way: who waits for each, and when reading the same again is in vain."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq.broker.commands import Effect, ReadWanted, Subscribe
+from qmq.broker.groups import Following
+from qmq.storage.store import Read
+
+#: So many reads that brought nothing are enough.
+_IN_VAIN: Final = 10_000
+
+
+class Postponed:
+    """A subscription whose start has to be looked up on disk."""
+
+    __slots__ = ("command", "reads")
+
+    def __init__(self, command: Subscribe) -> None:
+        self.command = command
+        self.reads: set[object] = set()
+
+
+class Reads:
+    """The reads that were asked for and are not done."""
+
+    def __init__(self, effects: list[Effect]) -> None:
+        self._effects = effects
+        self._last = 0
+        self._running: dict[int, tuple[Following | Postponed, Read]] = {}
+
+    def begin(self, read: Read, waiter: Following | Postponed) -> bool:
+        """Ask for a read; False when *waiter* has had just that read, and it is not in memory again."""
+        if read.key in waiter.reads or len(waiter.reads) >= _IN_VAIN:
+            waiter.reads.clear()
+            return False
+        waiter.reads.add(read.key)
+        if isinstance(waiter, Following):
+            waiter.reading = True
+        self._last += 1
+        self._running[self._last] = waiter, read
+        self._effects.append(ReadWanted(self._last, read))
+        return True
+
+    def end(self, number: int, *, failed: bool) -> tuple[Following | Postponed | None, Read]:
+        """It is done: who waits for it, None when that one has left, and what was read."""
+        waiter, read = self._running.pop(number)
+        if failed:
+            waiter.reads.discard(read.key)
+        if isinstance(waiter, Following):
+            waiter.reading = False
+        elif waiter.command.connection < 0:
+            return None, read
+        return waiter, read
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits any more for subscriptions of that connection."""
+        for waiter, _ in self._running.values():
+            if isinstance(waiter, Postponed) and waiter.command.connection == connection:
+                waiter.command = waiter.command._replace(connection=-1)
