@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgpack
 
+from fuzz.target import GrowthCheck
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
 from qmq.format.table import TABLE_BYTES, names_of
 from qmq.net.wire import MAX_META_BYTES, unpack_meta
+
+#: Nothing here is longer than 64 KiB.
+_MOST_GROWTH_BYTES: Final = 16 << 20
 
 
 class Tables:
     """Bytes straight into the three readers."""
 
     def once(self, data: bytes) -> int:
+        with GrowthCheck(_MOST_GROWTH_BYTES):
+            return self._read(data)
+
+    def _read(self, data: bytes) -> int:
         try:
             names = names_of(data[: 4 * TABLE_BYTES])
             assert names
@@ -51,6 +61,7 @@ class Tables:
             b"\x81\xa8subjects\xdd\xff\xff\xff\xff" + b"\xa1a" * 100,
             b"\xd6\xff\x00\x00\x00\x00",
             b"\x81\xc4\x01a\x01",
+            b"\xdc\x07\xd0" * 600,
         ]
         return [msgpack.packb(fields) for fields in maps] + bombs
 

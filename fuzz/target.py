@@ -76,11 +76,14 @@ def peak_bytes() -> int:
 
 
 class GrowthCheck:
-    """Raises when the process grew much while it was entered."""
+    """Raises when the process grew by more than *most_bytes* while it was entered."""
+
+    def __init__(self, most_bytes: int = MOST_GROWTH_BYTES) -> None:
+        self._most = most_bytes
 
     def __enter__(self) -> None:
         self._before = peak_bytes()
 
     def __exit__(self, *_: object) -> None:
         grown = peak_bytes() - self._before
-        assert grown <= MOST_GROWTH_BYTES, f"one input took {grown >> 20} MiB of memory"
+        assert grown <= self._most, f"one input took {grown >> 20} MiB of memory"

@@ -7,7 +7,6 @@ from itertools import accumulate
 from operator import add
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +14,7 @@ from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
 from qmq.format.ids import MessageId
 from qmq.format.layout import OPTIONAL_COLUMNS, PIECE_HEADER
-from qmq.format.table import cause_of
+from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
 
@@ -291,7 +290,7 @@ def read_header(packed: bytes) -> dict[str, Any]:
     if not packed:
         return {}
     try:
-        fields = msgpack.unpackb(packed)
+        fields = unpack(packed)
     except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
         raise BadBatch(f"its header is not valid msgpack: {cause_of(error)}") from None
     if type(fields) is not dict:

@@ -13,6 +13,7 @@ import msgpack
 
 from qmq.errors import BadBatch
 from qmq.format.layout import MAX_RUNS
+from qmq.format.packed import cause_of
 from qmq.names import MAX_NAME_BYTES
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
@@ -67,11 +68,6 @@ def names_of(table: bytes) -> tuple[str, ...]:
             _names.clear()
         _names[table] = names
     return names
-
-
-def cause_of(error: Exception) -> str:
-    """Why msgpack refused bytes, in few words. Its repr would show what was unpacked, which may nest past any limit."""
-    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _read(table: bytes) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import msgpack
 
 from qmq import errors
 from qmq.errors import ProtocolError, QmqError, RemoteError
-from qmq.format.table import cause_of
+from qmq.format.packed import cause_of, unpack
 
 PROTOCOL_VERSION: Final = 1
 
@@ -103,7 +103,7 @@ def unpack_meta(meta: memoryview) -> dict[str, Any]:
         return {}
     size = len(meta)
     try:
-        fields = msgpack.unpackb(
+        fields = unpack(
             meta, raw=False, max_map_len=64, max_array_len=4_096, max_str_len=size, max_bin_len=size, max_ext_len=0
         )
     except Exception as error:  # msgpack raises several kinds, all of them the sender's fault

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+
 import pytest
 
 from qmq.errors import BadBatch, ProtocolError
@@ -21,3 +24,22 @@ def test_a_deep_list_with_more_behind_it_is_refused_in_few_words() -> None:
     with pytest.raises(BadBatch, match="not a flat msgpack map") as table:
         names_of(NESTED_AND_MORE)
     assert max(len(str(caught.value)) for caught in (meta, header, table)) < 300
+
+
+#: Each list says that it has 4,000 elements; the first of each is the next list.
+COUNTS_THAT_LIE = b"\x81\xa1k" + (b"\xdc" + struct.pack(">H", 4_000)) * 1_000
+
+
+def test_lists_that_say_more_than_they_have_get_no_room_for_it() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="not valid msgpack"):
+            unpack_meta(memoryview(COUNTS_THAT_LIE))
+        with pytest.raises(BadBatch, match="not valid msgpack"):
+            read_header(COUNTS_THAT_LIE)
+        with pytest.raises(BadBatch, match="not a flat msgpack map"):
+            names_of(COUNTS_THAT_LIE)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20
