@@ -187,6 +187,12 @@ class Checkpoints:
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
             await self._worker.run(checkpoint.write)
             self._store.finish_checkpoint(checkpoint)
+        except QmqError:
+            raise
+        except Exception as error:
+            if self._last_error is None:
+                log.exception("a checkpoint failed in a way that nobody foresaw")
+            raise StorageError(f"a checkpoint failed: {error!r}; the log of the broker has the details") from error
         finally:
             self.running = False
             self._done()

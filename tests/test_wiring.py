@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from qmq import wiring
+from qmq.broker.commands import Now
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed
 from qmq.net import wire
 from qmq.net.server.listening import CannotListen
@@ -327,6 +329,31 @@ async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
         assert caplog.text.count("no checkpoint could be taken") == 1
         disk.rename_error = 0
         await until(lambda: "checkpoints can be taken again" in caplog.text)
+        await client.close()
+
+
+@on_uvloop
+async def test_a_checkpoint_that_fails_as_nobody_foresaw_is_tried_again_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(tmp_path, checkpoint_ms=10) as broker:
+        client = await RawClient.connect(broker.address)
+        failed = 0
+
+        def fail(now: Now) -> NoReturn:
+            nonlocal failed
+            failed += 1
+            raise OverflowError("an integer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "checkpoint_state", fail)
+            client.send(send(1, APPEND))
+            await client.read()
+            await until(lambda: failed > 2)
+        await until(lambda: "checkpoints can be taken again" in caplog.text)
+        assert caplog.text.count("OverflowError: an integer") == 1
+        assert broker.counters.failed_checkpoints == failed
         await client.close()
 
 

@@ -21,12 +21,14 @@ from qmq.format.layout import (
     BATCH_MAGIC,
     BATCH_PREFIX_SIZE,
     BATCH_VERSION,
+    CREATED_AT_END_US,
     ENTRY_DTYPE,
     FIXED_COLUMN_BYTES,
     KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
     OPTIONAL_COLUMNS,
+    PRODUCER_SEQUENCE_END,
     RUN,
     RUN_DTYPE,
     RUN_FIRST_SEQUENCE_OFFSET,
@@ -140,6 +142,10 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
         raise BadBatch(f"a table of {header.table_size} bytes is too large for {header.runs} runs")
     if header_crc_of(view, data_start) != header.header_crc:
         raise BadBatch("the checksum of header, runs and table is wrong")
+    if header.producer_sequence + header.messages > PRODUCER_SEQUENCE_END or header.created_at_us >= CREATED_AT_END_US:
+        raise BadBatch(
+            f"numbers are too large: producer sequence {header.producer_sequence}, made at {header.created_at_us} us"
+        )
     if header.mark != _NO_MARK:
         raise BadBatch("the mark is the store's to make; send zeros")
     data = view[data_start:]

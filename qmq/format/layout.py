@@ -106,6 +106,10 @@ RUN_DTYPE: Final = np.dtype(
     ]
 )
 MAX_RUNS: Final = 65_535
+#: Producer sequences end before this, so that who counts on from one never leaves 64 bits.
+PRODUCER_SEQUENCE_END: Final = 1 << 63
+#: Times of clients end here: with the year 9999, as calendars do.
+CREATED_AT_END_US: Final = 253_402_300_800_000_000
 #: A message's header, by its u16 column.
 MAX_HEADER_BYTES: Final = 65_535
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch, MessageTooLarge
 from qmq.format import batch as batch_module
 from qmq.format.batch import BatchLimits, check_batch, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, CREATED_AT_END_US, HAS_DELIVER_AT, PRODUCER_SEQUENCE_END, RUN_SIZE
 from qmq.format.pieces import read_answer
+from qmq.net.receipts import utc_from_us
 from tests.format.contents import (
     LIMITS,
     Contents,
@@ -57,6 +58,18 @@ ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     "a larger size": (lambda view: set_header(view, size=len(view) + 1), "sizes do not add up"),
     "more messages": (lambda view: set_header(view, messages=4), "does not add up"),
     "no messages": (lambda view: set_header(view, messages=0), "does not add up"),
+    "the last producer sequence": (
+        lambda view: set_header(view, producer_sequence=(1 << 64) - 3),
+        "numbers are too large: producer sequence 18446744073709551613",
+    ),
+    "a producer sequence past the end": (
+        lambda view: set_header(view, producer_sequence=PRODUCER_SEQUENCE_END - 2),
+        "numbers are too large",
+    ),
+    "a year that no calendar has": (
+        lambda view: set_header(view, created_at_us=CREATED_AT_END_US),
+        "made at 253402300800000000 us",
+    ),
     "a mark": (lambda view: set_header(view, mark=b"12345678"), "the mark is the store's"),
     "a subject that is not there": (lambda view: set_run(view, 0, subject=1), "run 0 is not valid"),
     "a lane": (lambda view: set_run(view, 0, lane=1), "run 0 is not valid"),
@@ -87,6 +100,13 @@ def test_lies_about_one_run_are_refused(road: str, lie: Callable[[memoryview], o
         reseal(view)
     with pytest.raises(BadBatch, match=reason):
         check_batch(view, LIMITS)
+
+
+def test_the_last_numbers_that_are_taken() -> None:
+    view = batch_of([plain("a.b", 3)])
+    set_header(view, producer_sequence=PRODUCER_SEQUENCE_END - 3, created_at_us=CREATED_AT_END_US - 1)
+    assert refused(reseal(view)) == ""
+    assert utc_from_us(parse_header(view).created_at_us).year == 9999
 
 
 RUNS_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
