@@ -89,7 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._max_frame_bytes = _MAX_WELCOME_BYTES
-        self._last_request = 0
+        self._greeted = False
+        self._counted = 0
         self._asked: dict[int, _Asked] = {}
         self._lost = False
         self._end_waiter: asyncio.Future[None] | None = None
@@ -102,9 +103,9 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def next_request(self) -> int:
-        """A number for a request."""
-        self._last_request += 1
-        return self._last_request
+        """A number for a request. All have an even number of bits: one flipped on the way is no request's number."""
+        self._counted += 1
+        return self._counted << 1 | self._counted.bit_count() & 1
 
     async def hello(self, client: str) -> Welcome:
         """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
@@ -116,6 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
             raise ProtocolError(f"the welcome of the broker at {self.address} is not made of what it should be")
         self._max_frame_bytes = max(welcome.max_frame_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
+        self._greeted = True
         return welcome
 
     async def request(self, kind: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
@@ -243,7 +245,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._filled += nbytes
                 self._take_small()
         except QmqError as error:
-            self.abort(error)
+            # From who has said a good hello such bytes were damaged on the way: another connection may well do.
+            self.abort(
+                ConnectionLost(f"the connection to {self.address} is of no use: {error}") if self._greeted else error
+            )
 
     # --- frames in ---------------------------------------------------------------------------------------------------
 
@@ -278,14 +283,16 @@ class Connection(asyncio.BufferedProtocol):
         return used
 
     def _take_answer(self, frame: Frame, keeps: bool) -> None:
-        asked = self._asked.pop(frame.request, None)
+        asked = self._asked.get(frame.request)
         if asked is None or frame.kind != asked.kind + 128:
             raise ProtocolError(
                 f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
                 f"(number {frame.request})"
             )
         payload = frame.payload if keeps else memoryview(bytes(frame.payload))
-        asked.callback(Answer(frame.kind, wire.unpack_meta(frame.meta), payload))
+        answer = Answer(frame.kind, wire.unpack_meta(frame.meta), payload)
+        del self._asked[frame.request]
+        asked.callback(answer)
 
     def _take_error(self, frame: Frame) -> None:
         error = wire.decode_error(frame)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, StorageFull, UnsupportedVersion
 from qmq.net import wire
 from qmq.net.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
-from qmq.net.wire import Frame, Kind
+from qmq.net.wire import FRAME_SIZE, Frame, Kind
 from tests.net.scripted import STORE, WELCOME, scripted_broker
+
+#: The number of a connection's first request.
+FIRST: Final = 3
 
 
 class Owner:
@@ -177,20 +181,51 @@ def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
     "nonsense",
     [
         answer(Kind.MESSAGES, 77),
-        answer(Kind.SUBSCRIBED, 1),
+        answer(Kind.SUBSCRIBED, FIRST),
         b"\xff" * 16,
-        wire.FRAME.pack(8, Kind.MESSAGES, 0, 0, 1),
-        wire.FRAME.pack(1 << 20, Kind.MESSAGES, 0, 0, 1),
-        wire.FRAME.pack(20, Kind.MESSAGES, 0, 4, 1) + b"\xc1\xc1\xc1\xc1",
-        wire.FRAME.pack(20, Kind.ERROR, 0, 4, 1) + b"\xc1\xc1\xc1\xc1",
+        wire.FRAME.pack(8, Kind.MESSAGES, 0, 0, FIRST),
+        wire.FRAME.pack(1 << 20, Kind.MESSAGES, 0, 0, FIRST),
+        wire.FRAME.pack(20, Kind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        wire.FRAME.pack(20, Kind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
     ],
 )
 def test_nonsense_ends_the_connection(held: Held, nonsense: bytes) -> None:
-    assert held.ask() == 1
+    assert held.ask() == FIRST
     held.receive(nonsense)
     assert held.transport.aborted
     ((_, error),) = held.owner.told
     assert type(error) is ProtocolError
+    assert held.answers == [error]
+
+
+def test_no_flipped_bit_of_a_header_answers_another_request() -> None:
+    """Each bit of the 16 bytes before an answer, while many requests of its kind are open."""
+    outcomes = Counter[str]()
+    for bit in range(8 * FRAME_SIZE):
+        held = Held()
+        others = list[Answer | QmqError]()
+        for _ in range(20):
+            held.connection.ask(Kind.PULL, others.append)
+        request = held.ask()
+        for _ in range(20):
+            held.connection.ask(Kind.PULL, others.append)
+        frame = bytearray(answer(Kind.MESSAGES, request, b"QMQB" * 100))
+        frame[bit // 8] ^= 1 << bit % 8
+        held.receive(bytes(frame))
+        assert not any(isinstance(other, Answer) for other in others)
+        if held.answers and isinstance(got := held.answers[0], Answer):
+            is_whole = got.payload == b"QMQB" * 100
+            outcomes["whole" if is_whole else "cut"] += 1
+            assert is_whole or (len(got.payload) < 400 and held.transport.aborted)
+        else:
+            outcomes["ended" if held.transport.aborted else "waits for more"] += 1
+        if held.transport.aborted:
+            assert len(others) == 40
+            assert len(held.answers) == 1
+        held.loop.close()
+    print(dict(outcomes))
+    assert set(outcomes) == {"whole", "cut", "ended", "waits for more"}
+    assert outcomes["whole"] == 8  # flags, which answers do not have
 
 
 @given(st.binary(max_size=300))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
@@ -346,24 +345,20 @@ async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> 
             await pulling
 
 
-async def test_damaged_pieces_are_left_out_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    rotten = bytearray(batch(b"rotten", at=1))
-    rotten[-1] ^= 1
-    async with subscribed() as s:
-        with caplog.at_level(logging.WARNING, "qmq.client"):
-            pulling = asyncio.ensure_future(s.consumer.pull())
-            request, _ = await s.peer.pulled()
-            s.peer.messages(request, bytes(rotten))
-            request, _ = await s.peer.pulled()  # nothing good was in it: on
-            s.peer.messages(request, batch(b"good"), bytes(rotten), batch(b"too", at=2))
-            assert bodies(await pulling) == [b"good", b"too"]
-        assert s.consumer.damaged == 2
-        (record,) = caplog.records  # at a limited rate
-        assert "position 6000 of partition 0" in record.getMessage()
-        assert record.levelno == logging.WARNING
-
-
 # --- reconnects ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_frame_that_is_none_ends_the_connection_and_not_the_pull() -> None:
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.transport.write(wire.encode_frame(Kind.MESSAGES, request, b"\xc1"))
+        await s.peer.gone()
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
 
 
 async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None:
