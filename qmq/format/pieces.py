@@ -23,6 +23,7 @@ from qmq.format.batch import (
     runs_of,
     stored_names,
 )
+from qmq.format.correction import corrected_header
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -48,7 +49,8 @@ class Damage(NamedTuple):
     ordinal ``first`` on (0: all of them). They belong before run number ``place`` of those that were read.
 
     Where not even a header could be read, ``size`` is how many bytes of the answer, from ``offset`` on, are left out;
-    partition, position, first and messages are what the bad header says, and may be wrong; ``is_piece`` as well.
+    partition, position, first, messages and ``is_piece`` are what the header says, with one bit turned back if that
+    makes it right: else they may be wrong.
     """
 
     reason: str
@@ -131,6 +133,8 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 _MAGICS: Final = (struct.pack("<I", BATCH_MAGIC), struct.pack("<I", PIECE_MAGIC))
 _SIZE: Final = struct.Struct("<I")
 _SIZE_OFFSET: Final = 8  # in batches and pieces
+#: Bad headers of one answer that are looked at bit by bit.
+_MOST_CORRECTED: Final = 64
 _POSITION: Final = struct.Struct("<Q")
 
 
@@ -143,25 +147,28 @@ def read_answer(answer: memoryview) -> tuple[list[Run], list[Damage]]:
         try:
             offset += _read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
-            resumed = _resume(answer, offset)
-            damaged.append(_lost(answer, offset, resumed, str(error), len(runs)))
-            offset = resumed
+            damaged.append(_lost(answer, offset, str(error), len(runs), len(damaged) < _MOST_CORRECTED))
+            offset += damaged[-1].size
     return runs, damaged
 
 
-def _lost(answer: memoryview, offset: int, resumed: int, reason: str, place: int) -> Damage:
-    """Bytes [offset, resumed) of an answer, which begin with a bad header, and what that says of them."""
-    rest = bytes(answer[offset : offset + BATCH_HEADER_SIZE]).ljust(BATCH_HEADER_SIZE, b"\0")
-    is_piece = rest[:4] == _MAGICS[1]
-    piece = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
-    size = resumed - offset
+def _lost(answer: memoryview, offset: int, reason: str, place: int, may_try: bool) -> Damage:
+    """The bytes of an answer from *offset* on that begin with a bad header, and what that says of them."""
+    header = corrected_header(answer[offset:]) if may_try else None
+    if header is not None and can_end_at(answer, offset + header.size):
+        size = header.size
+    else:
+        size = _resume(answer, offset) - offset
     reason = f"{reason}; {size} bytes of the answer are left out"
-    if is_piece:
-        return Damage(
-            reason, piece.partition, piece.position, piece.ordinal, piece.messages, place, offset, size, is_piece
-        )
-    header = parse_header(rest)
-    return Damage(reason, header.partition, header.position, 0, 0, place, offset, size, is_piece)
+    if header is None:
+        rest = bytes(answer[offset : offset + BATCH_HEADER_SIZE]).ljust(BATCH_HEADER_SIZE, b"\0")
+        is_piece = rest[:4] == _MAGICS[1]
+        header = PieceHeader._make(PIECE_HEADER.unpack_from(rest)) if is_piece else parse_header(rest)
+    if isinstance(header, Header):
+        return Damage(reason, header.partition, header.position, 0, 0, place, offset, size)
+    return Damage(
+        reason, header.partition, header.position, header.ordinal, header.messages, place, offset, size, is_piece=True
+    )
 
 
 def can_end_at(answer: memoryview, offset: int) -> bool:

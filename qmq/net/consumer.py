@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import chain
 from types import TracebackType
 from typing import Final, Self
 
+from qmq.errors import QmqError
 from qmq.format.run import Run
 from qmq.net.messages import Message, MessageBatch, each_message, messages_of, runs_of
 from qmq.net.pulling import Puller
@@ -67,8 +68,17 @@ class Consumer:
 
     @property
     def damaged(self) -> int:
-        """Pieces of answers that were left out because their bytes do not fit their checksums."""
+        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
         return self._puller.damaged
+
+    @property
+    def on_error(self) -> Callable[[QmqError], object] | None:
+        """Called with the error for each such piece, when it is set. What it raises is logged."""
+        return self._puller.on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[QmqError], object] | None) -> None:
+        self._puller.on_error = call
 
     async def __aenter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""

@@ -10,17 +10,18 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from qmq.errors import ConnectionLost, InvalidName, InvalidOption, QmqError, UnknownSubscription
-from qmq.format.pieces import Damage, Run, read_answer
+from qmq.errors import BadBatch, ConnectionLost, InvalidName, InvalidOption, QmqError, UnknownSubscription
+from qmq.format.pieces import Damage, Run
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
 from qmq.net.link import Link
+from qmq.net.mending import Mending, error_of, read_checked
 from qmq.net.resume import Progress, without_covered
 from qmq.net.wire import Kind
 
@@ -52,8 +53,9 @@ class Puller:
         names = [check_prefix(prefix) for prefix in prefixes]
         #: The consumer's id.
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
-        #: Pieces of answers that were left out because their bytes do not fit their checksums.
+        #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
+        self.on_error: Callable[[QmqError], object] | None = None
         self._link = link
         self._group = check_group(group) if group is not None else None
         self._start = start_of(start)
@@ -72,6 +74,7 @@ class Puller:
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
         self._pulling: tuple[Connection, int] | None = None  # the pull that is not answered yet: connection, request
         self._answer: Answer | QmqError | None = None  # what the last one brought, not looked at yet
+        self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
         self._waiter: asyncio.Future[None] | None = None
         self._lock = asyncio.Lock()
 
@@ -90,6 +93,9 @@ class Puller:
             self._waiter.set_result(None)
         if self._subscribing is not None and not self._subscribing.cancel() and not self._subscribing.cancelled():
             self._subscribing.exception()  # it is over, and nobody will ask
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait({self._mending})
         if self._subscribed is None or self._subscribed[0].closed:
             return
         connection, subscription = self._subscribed
@@ -133,6 +139,11 @@ class Puller:
         clock = asyncio.get_running_loop().time
         while True:
             self._check_inside()
+            if self._mending is not None:
+                if not await self._mended_by(deadline):
+                    break
+                if self._kept_count >= min_count:
+                    break
             asked_until = None
             if self._pulling is None and self._answer is None:
                 enough = self._kept_count >= min_count
@@ -147,7 +158,7 @@ class Puller:
                 self._withdraw()
                 break
             came = await self._take_answer(deadline)
-            if asked_until is None:
+            if asked_until is None or self._mending is not None:
                 continue  # it was an earlier pull's: see whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
@@ -181,7 +192,11 @@ class Puller:
     def _ask_ahead(self, max_count: int, now: float) -> None:
         """For one who follows alone and is behind: get the next messages while the last ones are handled."""
         subscribed = self._subscribed
-        if subscribed is not None and subscribed[0] is self._link.connection and not (self._pulling or self._kept):
+        if (
+            subscribed is not None
+            and subscribed[0] is self._link.connection
+            and not (self._pulling or self._kept or self._mending)
+        ):
             self._ask(subscribed, max_count, 1, now, now)
 
     def _pull_answered(self, answer: Answer | QmqError) -> None:
@@ -226,9 +241,13 @@ class Puller:
                 await asyncio.sleep(min(delay, left))
             return False
         self._backoff.reset()
-        runs, damaged = read_answer(answer.payload)
+        runs, damaged = read_checked(answer.payload)
         if damaged:
-            self._warn(damaged)
+            self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
+            return True
+        return self._keep(answer, runs)
+
+    def _keep(self, answer: Answer, runs: list[Run]) -> bool:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
         count = sum(run.count for run in runs)
@@ -237,6 +256,47 @@ class Puller:
         self._kept.extend(runs)
         self._kept_count += count
         return bool(runs)
+
+    # --- damage ------------------------------------------------------------------------------------------------------
+
+    async def _mend(self, answer: Answer, runs: list[Run], damaged: list[Damage]) -> None:
+        """Report what is bad in an answer, and keep the answer with what could be had again."""
+        assert self._store_id is not None
+        mending = Mending(answer.payload, self._link, self._store_id)
+        runs = await mending.mend(runs, damaged)
+        log.debug("consumer %s got %d of %d bad pieces again", self.id, len(damaged) - len(mending.lost), len(damaged))
+        self._keep(answer, runs)
+        for lost in mending.lost:
+            self._lose(error_of(lost))
+
+    async def _mended_by(self, deadline: float | None) -> bool:
+        """Wait until the damage of the last answer is mended, as far as it can be; False when the time is over before.
+
+        It goes on when the wait is cancelled: what it brings is for the next pull.
+        """
+        mending = self._mending
+        assert mending is not None
+        left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0) + GRACE
+        done, _ = await asyncio.wait({mending}, timeout=left)
+        self._check_inside()
+        if not done:
+            return False
+        self._mending = None
+        mending.result()
+        return True
+
+    def _lose(self, error: BadBatch) -> None:
+        """Tell of messages that nobody can read."""
+        self.damaged += 1
+        now = time.monotonic()
+        if now >= self._warned_at + _WARN_EVERY:
+            self._warned_at = now
+            log.warning("consumer %s: %s (%d pieces so far)", self.id, error, self.damaged)
+        if self.on_error is not None:
+            try:
+                self.on_error(error)
+            except Exception:
+                log.exception("consumer %s: on_error has failed", self.id)
 
     def _take_kept(self, max_count: int) -> list[Run]:
         """Hand out up to *max_count* messages of those received."""
@@ -259,21 +319,6 @@ class Puller:
             taken.append(run if count == run.count else run.slice(skip, skip + count))
             left -= count
         return taken
-
-    def _warn(self, damaged: list[Damage]) -> None:
-        self.damaged += len(damaged)
-        now = time.monotonic()
-        if now >= self._warned_at + _WARN_EVERY:
-            self._warned_at = now
-            bad = damaged[0]
-            log.warning(
-                "left out, of the batch at position %d of partition %d: %s; %d pieces so far for consumer %s",
-                bad.position,
-                bad.partition,
-                bad.reason,
-                self.damaged,
-                self.id,
-            )
 
     def _check_inside(self) -> None:
         if not self._inside:

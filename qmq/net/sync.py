@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from qmq.errors import ConnectionLost
+from qmq.errors import ConnectionLost, QmqError
 from qmq.format.build import MessageHeader, make_header
 from qmq.format.run import Run
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
@@ -246,8 +246,17 @@ class SyncConsumer:
 
     @property
     def damaged(self) -> int:
-        """Pieces of answers that were left out because their bytes do not fit their checksums."""
+        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
         return self._puller.damaged
+
+    @property
+    def on_error(self) -> Callable[[QmqError], object] | None:
+        """Called with the error for each such piece, when it is set. What it raises is logged."""
+        return self._puller.on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[QmqError], object] | None) -> None:
+        self._puller.on_error = call
 
     def __enter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
@@ -285,6 +294,7 @@ class SyncConsumer:
         session = self._here()
         if session is not self._session:
             puller = self._make(session.parts.link)
+            puller.on_error = self._puller.on_error
             session.run(puller.enter())
             self._session, self._puller, self._feed = session, puller, Feed(puller)
 

@@ -31,13 +31,14 @@ class Fault(NamedTuple):
     """What happens to a frame: its first ``passed`` bytes go on after ``delay`` seconds, then both sides are cut.
 
     ``cut`` None: nothing is cut, and all of the frame goes on, or (``passed`` 0) nothing of it. ``hold``: it goes on
-    once that is set.
+    once that is set. ``flip``: that bit of the frame is turned over.
     """
 
     cut: str | None = None  # "close": as a process that ends; "reset": as one that is killed
     passed: int = 0
     delay: float = 0.0
     hold: asyncio.Event | None = None
+    flip: int | None = None
 
 
 Plan = Callable[[Passing], Fault | None]
@@ -127,6 +128,8 @@ class Proxy:
                     await asyncio.sleep(fault.delay)
                 if fault.hold is not None:
                     await fault.hold.wait()
+                if fault.flip is not None:
+                    frame = _flipped(frame, fault.flip)
                 target.write(frame[: fault.passed])
                 if fault.cut is not None:
                     return fault.cut
@@ -137,10 +140,18 @@ class Proxy:
         if fault.cut is not None:
             where = "before" if not fault.passed else "after" if fault.passed >= size else "within"
             self.struck[fault.cut, direction, Kind(kind).name, where] += 1
+        elif fault.flip is not None:
+            self.struck["flip", direction, Kind(kind).name, ""] += 1
         elif fault.passed:
             self.struck["delay", direction, Kind(kind).name, ""] += 1
         else:
             self.struck["swallow", direction, Kind(kind).name, ""] += 1
+
+
+def _flipped(frame: bytes, bit: int) -> bytes:
+    changed = bytearray(frame)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
