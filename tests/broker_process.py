@@ -122,8 +122,9 @@ class BrokerProcess:
 
     def log(self) -> str:
         """What it has written to stderr, over all its starts."""
-        self._log.seek(0)
-        return self._log.read()
+        # Its place in the file is the process's too: to move it would have that write over what it wrote.
+        number = self._log.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode()
 
     def close(self) -> None:
         """Kill it if it runs, and let go of what is kept of it."""
