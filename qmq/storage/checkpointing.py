@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk import Disk, SureSync, failure
 from qmq.storage.gaps import Gaps
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
@@ -37,18 +37,19 @@ class Checkpoint:
         *,
         logs: list[MessageLog],
         consumers: list[ConsumerLog],
-        descriptors: list[int],
+        syncs: list[tuple[SureSync, int]],
         indexes: list[tuple[SegmentIndex, int]],
         directories: list[Path],
         renew: Callable[[], object],
     ) -> None:
-        """*indexes* are to be sealed at a position each; those that were are taken from the list's front. *directories*
-        have names of files that a loss of power must not take away.
+        """*syncs* bring rows and subjects to the disk: what to call, with which descriptor. *indexes* are to be sealed
+        at a position each; those that were are taken from the list's front. *directories* have names of files that a
+        loss of power must not take away.
         """
         self._disk = disk
         self._directory = directory
         self._consumers = consumers
-        self._descriptors = descriptors
+        self._syncs = syncs
         self._indexes = indexes
         self._index_count = len(indexes)
         self._directories = directories
@@ -65,9 +66,9 @@ class Checkpoint:
             log.sync()
         for consumer in self._consumers:
             consumer.seal_pending()
-        for descriptor in self._descriptors:
+        for sync, descriptor in self._syncs:
             try:
-                self._disk.fdatasync(descriptor)
+                sync(descriptor)
             except OSError as error:
                 raise failure(error, "sync rows or subjects in", self._directory) from error
         while self._index_count:

@@ -26,7 +26,7 @@ from qmq.errors import BadBytes
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
 from qmq.storage.derived import DerivedHeader, base_of
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk import Disk, SureSync, failure
 from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT, SealedSegment
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take
@@ -237,6 +237,11 @@ class ConsumerLog:
         self._close_retired()
         self._settle()
         return [self._journal.flush()] if self._started else []
+
+    @property
+    def sync(self) -> SureSync:
+        """[thread] What syncs the descriptors that ``flush`` gives, until the next ``roll``."""
+        return self._journal.sync
 
     def journal_state(self) -> Journaled | None:
         """(base, rows, crc32c) of what the file of the current segment held after the last ``flush``."""

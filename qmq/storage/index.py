@@ -26,7 +26,7 @@ from qmq.format.layout import (
     INDEX_MAGIC,
 )
 from qmq.storage.derived import crc_of_body
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk import Disk, SureSync, failure, read_fully, write_fully
 from qmq.storage.segment import Owner
 
 SUFFIX: Final = ".index"
@@ -95,13 +95,14 @@ class SegmentIndex:
     def __init__(self, disk: Disk, directory: Path, owner: Owner, base: int) -> None:
         self._disk = disk
         self._path = index_path(directory, base)
-        self._owner = owner
+        self.owner = owner
         self._base = base
         self._buffer = bytearray(_BUFFER_BYTES)
         self._used = 0
         self._written = 0
         self._crc = 0
         self._fd = -1
+        self._sure_sync = SureSync(disk)
 
     def append(self, position: int, stored_at_us: int) -> None:
         """Add a batch. Never fails: what the disk does not take stays in memory and is written later."""
@@ -142,7 +143,7 @@ class SegmentIndex:
 
     def _sync(self, fd: int) -> None:
         try:
-            self._disk.fdatasync(fd)
+            self._sure_sync(fd)
         except OSError as error:
             raise failure(error, "sync", self._path) from error
 
@@ -174,6 +175,4 @@ class SegmentIndex:
             raise failure(error, "write", self._path, offset) from error
 
     def _header(self, *, sealed: bool, covered: int, count: int, body_crc: int) -> bytes:
-        return pack_index_header(
-            self._owner, self._base, sealed=sealed, covered=covered, count=count, body_crc=body_crc
-        )
+        return pack_index_header(self.owner, self._base, sealed=sealed, covered=covered, count=count, body_crc=body_crc)

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
+from qmq.storage.disk import BAD_SECTOR, Disk, SureSync, failure, read_fully, write_fully
 from qmq.storage.entries import NO_ROWS, PLACE, SUBJECT, SealedSegment, count_before, map_entries, need_rows
 from qmq.storage.lookup import Shelves, no_touch
 from qmq.storage.order import (
@@ -171,13 +171,14 @@ class Journal:
     __slots__ = (
         "_disk", "_fd", "_mapped", "_resumed", "_view", "_waiting", "base", "buffer", "covered", "crc", "data",
         "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "recent", "residence", "sealed",
-        "shelves", "turned",
+        "shelves", "sync", "turned",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader) -> None:
         """*owner* is the header that the file gets; the file is made by the first write."""
         self._disk = disk
         self._fd = -1
+        self.sync = SureSync(disk)
         self.directory = directory
         self.owner = owner
         self.base = owner.base
@@ -313,7 +314,7 @@ class Journal:
             self._write_rows()
             header = self.final_header()
             write_fully(self._disk, self._fd, [header.pack(ENTRIES_MAGIC)], 0)
-            self._disk.fdatasync(self._fd)
+            self.sync(self._fd)
             self._check()
             rows = map_entries(self._disk, self._fd, self.turned)
             write_order(self._disk, order_path(self.directory, self.base), header, derive_order(rows))

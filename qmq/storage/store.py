@@ -460,9 +460,9 @@ class Store:
         assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
         table, identity = self._subjects, self._identity.current
         sound = [part for part in self._partitions if not part.given_up]
-        descriptors = [table.flush()]
+        syncs = [(table.sync, table.flush())]
         for part in sound:
-            descriptors += part.consumer.flush()
+            syncs += [(part.consumer.sync, descriptor) for descriptor in part.consumer.flush()]
             part.index.flush()
         claims = [part.claim if part.given_up else self._claim(part) for part in self._partitions]
         self._checkpoint_number += 1
@@ -483,7 +483,7 @@ class Store:
             content,
             logs=[part.log for part in sound],
             consumers=[part.consumer for part in sound],
-            descriptors=descriptors,
+            syncs=syncs,
             indexes=self._unsealed,
             directories=self._unlisted(sound),
             renew=lambda: self._renew([claim.position for claim in claims]),

@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
-from qmq.storage.disk import Disk, failure, read_fully, write_atomically, write_fully
+from qmq.storage.disk import Disk, SureSync, failure, read_fully, write_atomically, write_fully
 from qmq.storage.gaps import Gaps
 
 SUBJECTS_HEADER: Final = struct.Struct("<8sH6s12sI")
@@ -137,7 +137,7 @@ class SubjectTable:
 
     __slots__ = (
         "_disk", "_fd", "_header", "_names", "_numbers", "_pending", "cut_bytes", "damaged", "ends", "firsts", "gaps",
-        "length_bytes", "path", "sequence_base",
+        "length_bytes", "path", "sequence_base", "sync",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: Records) -> None:
@@ -151,6 +151,8 @@ class SubjectTable:
         self.path = path
         self.damaged = records.damaged
         self.cut_bytes = 0
+        #: [thread] Syncs the descriptor that ``flush`` gives.
+        self.sync = SureSync(disk)
         self.length_bytes = records.end
         self.sequence_base = 0
         self.gaps = Gaps()

@@ -66,6 +66,14 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_checkpointing.py", "tests/storage/test_kill.py"),
     ),
     Mutant(
+        "write rows and names again that a sync has failed to bring to the disk",
+        "qmq/storage/disk.py",
+        "            with suppress(OSError):  # now, while it is in memory; else the next call tries\n"
+        "                self._write_again(fd)\n            raise\n",
+        "            self._is_behind = False\n            raise\n",
+        ("tests/storage/test_disk.py",),
+    ),
+    Mutant(
         "write the unsynced tail again in recovery",
         "qmq/storage/recovery.py",
         "        rewrite=not facts.clean,\n",

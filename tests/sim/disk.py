@@ -91,19 +91,25 @@ class SimulatedDisk(Disk):
             self.struck["write cut short"] += 1
         getattr(self, f"_do_{kind}")(*arguments)
 
-    def stop(self, *, power: bool) -> None:
-        """The process is gone, and with *power* all that is not on disk."""
+    def stop(self, *, power: bool, evict: bool = False) -> bool:
+        """The process is gone, and with *power* all that is not on disk. Whether anything may be lost.
+
+        With *evict*, what a failed sync left in memory may be gone without a loss of power.
+        """
         self._files.clear()
         self._paths.clear()
         self._faults.clear()
         self.operations.clear()
         self.before = None
+        evicted = 0
         for file in self._all_files():
             file.locked = -1
-            if not power and self.chance.random() < 0.5:
-                self.struck["page evicted"] += file.evict()
+            if evict and not power and self.chance.random() < 0.5:
+                evicted += file.evict()
         if power:
             self._lose_power()
+        self.struck["page evicted"] += evicted
+        return power or evicted > 0
 
     def _all_files(self) -> list[File]:
         found: dict[int, File] = {}
@@ -139,7 +145,7 @@ class SimulatedDisk(Disk):
             return
         if kind == "pwritev":
             fd, data, offset = arguments
-            self._do_pwritev(fd, data[: self.chance.randrange(len(data))], offset)
+            self._do_pwritev(fd, data[: self.chance.randrange(len(data) + 1)], offset)
             self.struck["write failed"] += 1
         elif kind in ("fdatasync", "fsync"):
             self.struck["page of a failed sync"] += self._files[arguments[0]].fail_sync(self.chance)
