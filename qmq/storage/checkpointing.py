@@ -36,6 +36,7 @@ class Checkpoint:
         claims: Claims,
         *,
         logs: list[MessageLog],
+        sync_log: Callable[[MessageLog], None],
         consumers: list[ConsumerLog],
         syncs: list[tuple[SureSync, int]],
         indexes: list[tuple[SegmentIndex, int]],
@@ -56,6 +57,7 @@ class Checkpoint:
         self._renew = renew
         self.claims = claims
         self.logs = logs
+        self._sync_log = sync_log
 
     def write(self) -> None:
         """[thread] Sync all logs, the rows and the registry, renew the reserves, then write the checkpoint.
@@ -63,7 +65,7 @@ class Checkpoint:
         Raises SyncFailed, StorageFull or StorageFailed; the older checkpoints stand then.
         """
         for log in self.logs:
-            log.sync()
+            self._sync_log(log)
         for consumer in self._consumers:
             consumer.seal_pending()
         for sync, descriptor in self._syncs:

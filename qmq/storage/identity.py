@@ -42,7 +42,7 @@ class Identity:
     store_id: bytes
     secret: bytes
     created_at_us: int
-    #: The boot of the machine during which the directory was last opened.
+    #: The boot of the machine during which the directory was last opened; empty once a sync has failed since.
     boot_id: str
     #: Whether it was closed cleanly, with everything on disk.
     clean: bool

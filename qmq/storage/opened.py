@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from qmq.storage.checkpoint import Hole
+from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk
 from qmq.storage.identity import IdentityFile
@@ -41,6 +41,8 @@ class OpenedPartition:
     consumer: ConsumerLog
     index: SegmentIndex
     holes: list[Hole]
+    #: What a checkpoint says of it for as long as its batches behind that cannot be claimed.
+    claim: PartitionClaim
 
 
 @dataclass(slots=True)

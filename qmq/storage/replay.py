@@ -7,6 +7,7 @@ the checkpoint. What becomes of the tail is decided elsewhere (recovery.py); ``f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -220,7 +221,7 @@ class PartitionReplay:
         """
         spans = {span.base for span in self._spans}
         files = [file for file in self._files if file.base not in spans or file.base == self._current_base()]
-        tail = Tail.SHORT if self._claim and self._is_short() else Tail.WHOLE
+        tail = Tail.SHORT if self._is_short() else Tail.WHOLE
         self.end = self.claimed
         foreign = 0
         for number, file in enumerate(files):
@@ -269,6 +270,8 @@ class PartitionReplay:
         return self._spans[-1].base if there else -1
 
     def _is_short(self) -> bool:
+        if self._claim is None or not self._claim.segments:
+            return False
         base = self._current_base()
         return base < 0 or any(file.base == base and base + file.size < self.claimed for file in self._files)
 
@@ -354,6 +357,13 @@ class PartitionReplay:
             self._disk.fsync_directory(self._directory)
         except OSError as error:
             raise failure(error, "sync", self._directory) from error
+
+    def claim(self) -> PartitionClaim:
+        """What the checkpoint says and still holds, but for the consumer log; without one, that all is to be read."""
+        if self._claim is None:
+            return PartitionClaim(self._files[0].base if self._files else self._floor, (), (), None)
+        holes = tuple(hole for hole in self.holes if hole.start < self.claimed)
+        return replace(self._claim, holes=holes, journal=None)
 
     # --- ready for use -----------------------------------------------------------------------------------------------
 

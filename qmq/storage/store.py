@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +71,7 @@ class _Partition:
         consumer: ConsumerLog,
         index: SegmentIndex,
         holes: list[Hole],
+        claim: PartitionClaim,
     ) -> None:
         self.at_hand = AtHand(disk, log)
         self.number = number
@@ -81,8 +83,8 @@ class _Partition:
         self.written_rows = consumer.buffer_row
         #: The segment up to which the names of all files are known to be on disk.
         self.listed = -1
-        #: What the last checkpoint said; at the start, what recovery has brought to the disk.
-        self.claim = PartitionClaim(log.end, tuple(log.spans()), tuple(holes), None)
+        #: What the last checkpoint said.
+        self.claim = claim
         #: Its last claim stands until the directory is opened again.
         self.given_up = False
 
@@ -98,7 +100,7 @@ class Store:
         self._identity: IdentityFile = opened.identity
         self._subjects: SubjectTable = opened.subjects
         self._partitions = [
-            _Partition(opened.disk, number, part.log, part.consumer, part.index, part.holes)
+            _Partition(opened.disk, number, part.log, part.consumer, part.index, part.holes, part.claim)
             for number, part in enumerate(opened.partitions)
         ]
         self._checkpoint_number = opened.checkpoint_number
@@ -284,7 +286,16 @@ class Store:
 
         Raises SyncFailed; the partition takes nothing more then until the directory is opened again.
         """
-        self._partitions[partition].log.sync()
+        self._sync_log(self._partitions[partition].log)
+
+    def _sync_log(self, log: MessageLog) -> None:
+        """[thread] Sync a log; that it failed is kept, as pages of a failed sync read well until they leave memory."""
+        try:
+            log.sync()
+        except SyncFailed:
+            with suppress(StorageError):  # the next checkpoint tries again
+                self._identity.forget_boot()
+            raise
 
     def broken(self, partition: int) -> SyncFailed | None:
         """Why a partition takes nothing more until the directory is opened again; None while it does."""
@@ -482,9 +493,10 @@ class Store:
             self._directory,
             content,
             logs=[part.log for part in sound],
+            sync_log=self._sync_log,
             consumers=[part.consumer for part in sound],
             syncs=syncs,
-            indexes=self._unsealed,
+            indexes=self._indexes_to_seal(),
             directories=self._unlisted(sound),
             renew=lambda: self._renew([claim.position for claim in claims]),
         )
@@ -516,8 +528,19 @@ class Store:
 
     def _renew(self, ends: list[int]) -> None:
         if any(part.given_up for part in self._partitions):
-            self._identity.forget_boot()  # pages of a failed sync read well until they leave memory
+            self._identity.forget_boot()
         self._identity.renew(ends, self._options.reserve_bytes)
+
+    def _indexes_to_seal(self) -> list[tuple[SegmentIndex, int]]:
+        """Without those of partitions that were given up: their disk may refuse for good."""
+        kept = []
+        for index, end in self._unsealed:
+            if self._partitions[index.owner.partition].given_up:
+                index.close()
+            else:
+                kept.append((index, end))
+        self._unsealed = kept
+        return kept
 
     def _unlisted(self, parts: list[_Partition]) -> list[Path]:
         """The directories that have got files since they were last synced."""

@@ -326,7 +326,7 @@ class PartitionCheck:
                 return None  # nothing of the file counts yet
             entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row, journal=journal)
             return _Derived(entries)
-        if not is_sealed:
+        if not is_sealed or base == self._claim.segments[-1].base:
             return None
         entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row)
         index = DerivedCheck(self._disk, index_path(self._directory, base), self._report, owner, first_row=0)

@@ -89,6 +89,22 @@ def test_what_failed_to_sync_can_be_sent_again_after_a_restart(tmp_path: Path, p
     after.close()
 
 
+def test_a_kill_soon_after_a_failed_sync_gives_no_place_again(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.track(tmp_path / "first")
+    driven = Driven(tmp_path / "first", disk=disk, auto_sync=False, **SMALL)
+    seen = driven.send("a", b"seen", flush=False)
+    driven.do(driven.send_command({"a": [b"not acknowledged"]}))
+    disk.fail("fdatasync")
+    with pytest.raises(SyncFailed):
+        driven.store.sync(0)
+    after = started_again(driven, "killed, and the pages gone")
+    sent = after.send("a", b"later", flush=False)
+    assert sent.position > seen.position
+    assert sent.first_sequences > seen.first_sequences
+    after.close()
+
+
 @pytest.mark.parametrize("left", LEFT)
 def test_producers_that_are_not_packed_each_time_are_packed_then(
     tmp_path: Path, left: str, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "sync the logs before a checkpoint claims them",
         "qmq/storage/checkpointing.py",
-        "            log.sync()\n",
+        "            self._sync_log(log)\n",
         "            pass\n",
         ("tests/storage/test_checkpointing.py", "tests/storage/test_kill.py"),
     ),
@@ -72,6 +72,21 @@ SAFEGUARDS: Final = (
         "                self._write_again(fd)\n            raise\n",
         "            self._is_behind = False\n            raise\n",
         ("tests/storage/test_disk.py",),
+    ),
+    Mutant(
+        "keep on disk at once that a sync has failed",
+        "qmq/storage/store.py",
+        "            with suppress(StorageError):  # the next checkpoint tries again\n"
+        "                self._identity.forget_boot()\n",
+        "",
+        ("tests/broker/test_broken_partition.py",),
+    ),
+    Mutant(
+        "leave the indexes of a broken partition out of checkpoints",
+        "qmq/storage/store.py",
+        "            if self._partitions[index.owner.partition].given_up:\n",
+        "            if False:\n",
+        ("tests/storage/test_store_failures.py",),
     ),
     Mutant(
         "write the unsynced tail again in recovery",

@@ -20,7 +20,7 @@ from qmq.storage.disk import Disk
 from qmq.storage.identity import read_copies
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
-from tests.storage.stops import open_again
+from tests.storage.stops import fill, open_again
 from tests.storage.stores import (
     Sender,
     check_stored,
@@ -233,6 +233,62 @@ def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_pat
     store = open_store(tmp_path, HastyDisk(), partitions=2)
     assert not store.recovery.clean
     assert store.recovery.partitions[0].rewritten_bytes == len(sender.sent[1].data)
+    check_stored(store, sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
+def test_what_broke_before_the_first_checkpoint_is_claimed_as_before_the_start(
+    tmp_path: Path,
+) -> None:
+    """What lies behind has been read and synced by the start, but not what is derived from it."""
+    path, lost = tmp_path / "a", tmp_path / "b"
+    disk = FaultyDisk("boot-1")
+    disk.track(path)
+    sender = Sender(open_store(path, disk, partitions=2))
+    fill(sender, 60, size=4_000)
+    sender.store.sync(0)
+    kill(sender.store)
+    store = sender.store = open_store(path, disk, partitions=2)
+    assert len(segment_files(path)) > 3
+    sender.send("a", b"not synced")
+    disk.fail("fdatasync", 1)
+    with pytest.raises(SyncFailed):
+        store.sync(0)
+    store.give_up(0)
+    sender.send("b", b"elsewhere", partition=1)
+    checkpoint(store)
+    for directory in (path / "log-0", path / "consumer-log" / "0"):
+        disk.fsync_directory(directory)  # the system may bring names to the disk at any time
+    disk.without_power(path, lost)
+    kill(store)
+    verified(lost)
+    store = open_store(lost, FaultyDisk("boot-2"), partitions=2)
+    assert not any(part.holes or part.damaged for part in store.recovery.partitions)
+    kept = [sent for sent in sender.sent if b"not synced" not in sent.data]
+    check_stored(store, kept)
+    close_cleanly(store)
+    verified(lost)
+
+
+def test_checkpoints_go_on_without_the_disk_of_a_broken_partition(tmp_path: Path) -> None:
+    disk = FaultyDisk(Disk().boot_id())
+    sender = Sender(open_store(tmp_path, disk, partitions=2))
+    store = sender.store
+    fill(sender, 60, size=4_000)
+    assert len(list((tmp_path / "log-0").glob("*.messages"))) > 2
+    disk.fail_always("fdatasync", errno.EIO, "log-0")
+    with pytest.raises(SyncFailed):
+        store.sync(0)
+    store.give_up(0)
+    sent = sender.send("b", b"elsewhere", partition=1)
+    checkpoint(store)
+    claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
+    assert claims is not None
+    assert claims.partitions[1].position == sent.position + len(sent.data)
+    store.close()
+    assert disk.still_open() == []
+    store = open_again(tmp_path, partitions=2)
     check_stored(store, sender.sent)
     close_cleanly(store)
     verified(tmp_path)
