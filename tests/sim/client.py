@@ -38,6 +38,8 @@ class Batch:
     #: The last that its sender knows: acknowledged, refused for good, or neither.
     acknowledged: bool = False
     refused: bool = False
+    #: It was sent in vain, and may have been stored even so.
+    unknown: bool = False
     #: It must be there from now on, whatever happens.
     durable: bool = False
 
@@ -118,7 +120,8 @@ class Client:
         sent = self.sends.pop(refused.request, None)
         if sent is not None:
             batch, _ = sent
-            batch.refused = not isinstance(refused.error, SyncFailed) and not batch.acknowledged
+            batch.unknown |= isinstance(refused.error, SyncFailed)
+            batch.refused = not batch.unknown and not batch.acknowledged
         self.pulls.pop(refused.request, None)
 
     def _given(self, runs: list[Run], group: str) -> None:
@@ -141,9 +144,11 @@ class Client:
     # --- after a crash -----------------------------------------------------------------------------------------------
 
     def crash(self, *, power: bool) -> None:
-        """Nothing that was asked will be answered; without power, what was not on disk may be gone."""
-        for batch, _ in self.sends.values():
-            batch.refused = False
+        """Nothing that was asked will be answered. With the power, what was not on disk may be gone, also the cut that
+        takes a refused batch away.
+        """
+        for batch in [batch for batch, _ in self.sends.values()] + (self.batches if power else []):
+            batch.refused, batch.unknown = False, True
         self.sends.clear()
         self.pulls.clear()
         for batch in self.batches:
@@ -169,7 +174,7 @@ class Client:
                 assert not batch.durable or batch.place in (None, place)
                 batch.place, batch.durable = place, True
             else:
-                batch.place, batch.acknowledged = None, False
+                batch.place, batch.acknowledged, batch.unknown = None, False, False
 
     def check_group(self, group: str) -> None:
         """A group that has pulled until nothing was left has been given everything that is there."""

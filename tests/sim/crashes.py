@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tests.sim.client import Client
 from tests.sim.disk import Operation, SimulatedDisk
-from tests.sim.life import GROUPS, Life, check_files
+from tests.sim.life import GROUPS, Life, check_files, stop
 
 #: At how many of the operations of a workload, of a recovery, and of the recovery after that a crash is looked at.
 Chances = tuple[float, float, float]
@@ -27,14 +27,14 @@ class Crashes:
         #: Crashes looked at so far: in the workload, in its recovery, and in the recovery after that.
         self.count = [0, 0, 0]
 
-    def watch(self, disk: SimulatedDisk, client: Client, beside: Callable[[Operation], None] | None = None) -> None:
+    def watch(self, disk: SimulatedDisk, client: Client, beside: Callable[[], None] | None = None) -> None:
         """Look at a crash ahead of every operation from now on, then do what goes on *beside* it."""
 
         def before(operation: Operation) -> None:
             if self.chance.random() < self.chances[0]:
                 self.crash(disk, client, operation, 0, lossy=False)
             if beside is not None:
-                beside(operation)
+                beside()
 
         disk.before = before
 
@@ -52,9 +52,7 @@ class Crashes:
 
     def recover(self, disk: SimulatedDisk, client: Client, depth: int = 1, *, power: bool, lossy: bool = False) -> Life:
         """Stop a disk, start it again, and hold what is there against the record."""
-        evicted = disk.struck["page evicted"]
-        disk.stop(power=power)
-        lossy |= power or disk.struck["page evicted"] > evicted
+        lossy |= stop(disk, power=power)
         if client.served:
             check_files(disk)
         before = client.clone()

@@ -9,8 +9,8 @@ from typing import Final
 from qmq.errors import StorageError
 from tests.sim.client import Client
 from tests.sim.crashes import Chances, Crashes
-from tests.sim.disk import Operation, SimulatedDisk
-from tests.sim.life import Life
+from tests.sim.disk import SimulatedDisk
+from tests.sim.life import Life, stop
 
 _KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "open", "ftruncate", "rename", "unlink")
 _CODES: Final = (errno.EIO, errno.ENOSPC)
@@ -63,15 +63,11 @@ class History:
         lossy = False
         if kind < 0.2:
             try:
-                life.close()
+                lossy = life.close()
             except StorageError:
                 pass
         while self.chance.random() < 0.3:
-            power = self.chance.random() < 0.5
-            lossy |= power
-            evicted = self.disk.struck["page evicted"]
-            self.disk.stop(power=power)
-            lossy |= self.disk.struck["page evicted"] > evicted
+            lossy |= stop(self.disk, power=self.chance.random() < 0.5)
             self.disk.fail("any", self.chance.randrange(1, 60))
             try:
                 Life(self.disk, self.client.clone(), 0, self.partitions)
@@ -80,8 +76,7 @@ class History:
         self.disk.heal()
         return self.crashes.recover(self.disk, self.client, power=kind > 0.6, lossy=lossy)
 
-    def _beside(self, operation: Operation) -> None:
+    def _beside(self) -> None:
         """What another thread does between two operations of this one."""
-        in_identity = operation.path.rpartition("/")[2].startswith("store-")  # which is changed under a lock
-        if self._life is not None and not in_identity and self.chance.random() < 0.1:
+        if self._life is not None and not self._life.is_changing_identity() and self.chance.random() < 0.1:
             self._life.beside()

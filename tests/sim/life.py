@@ -10,6 +10,7 @@ from qmq.broker.commands import Messages, Send, SyncBroken, Synced
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk import Disk
+from qmq.storage.identity import read_copies
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven, runs_of_answer
 from tests.sim.client import Batch, Client, Found, found_in
@@ -65,6 +66,7 @@ class Life:
         for batch, flush in batches:
             command = Send(1, self.driven.request(), batch.data(), flush)
             self.client.sends[command.request] = batch, flush
+            batch.refused = False
             commands.append(command)
         self.client.hear(self.driven.do(*commands))
 
@@ -121,6 +123,10 @@ class Life:
         finally:
             self._is_beside = False
 
+    def is_changing_identity(self) -> bool:
+        """Another thread that wants to do so would wait."""
+        return self.driven.store._identity._lock.locked()
+
     def sync_all(self) -> None:
         """Sync until nothing is waited for."""
         while self.driven.wanted or self._outcomes:
@@ -172,12 +178,12 @@ class Life:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop cleanly."""
+    def close(self) -> bool:
+        """Stop cleanly. Whether anything may be lost, as a sync had failed before."""
         self.sync_all()
         self.checkpoint()
         self.driven.store.close(clean=True)
-        self.disk.stop(power=False)
+        return stop(self.disk, power=False)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -193,6 +199,16 @@ class Life:
         command = self.driven.pull_command(subscription)
         answers = [effect for effect in self.driven.do(command) if isinstance(effect, Messages)]
         return [run for answer in answers for run in runs_of_answer(answer)]
+
+
+def stop(disk: SimulatedDisk, *, power: bool) -> bool:
+    """Stop a disk in any state. Whether anything may be lost.
+
+    Without a loss of power something may be only where the broker could still note that a sync had failed.
+    """
+    found = [copy.identity for copy in read_copies(disk, DIRECTORY) if copy.identity is not None]
+    is_noted = bool(found) and not max(found, key=lambda identity: identity.generation).boot_id
+    return disk.stop(power=power, evict=is_noted)
 
 
 def check_files(disk: Disk) -> None:
