@@ -158,8 +158,8 @@ SAFEGUARDS: Final = (
         "check the header of a batch that comes in",
         "qmq/format/batch.py",
         "    if header_crc_of(view, data_start) != header.header_crc:\n"
-        '        raise BadBatch("the checksum of header, runs and table is wrong")\n    if header.mark',
-        "    if header.mark",
+        '        raise BadBatch("the checksum of header, runs and table is wrong")\n    if header.producer',
+        "    if header.producer",
         ("tests/format/test_batch_lies.py", "tests/format/test_batch.py"),
     ),
     Mutant(
