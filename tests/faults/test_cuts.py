@@ -1,0 +1,267 @@
+"""The connection is cut before, during and after every frame of every kind, in both directions: no loss, no double."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+import qmq
+from qmq import Message
+from qmq.net import link
+from qmq.net.options import Durability
+from qmq.net.wire import FRAME_SIZE, Kind
+from qmq.settings import Settings
+from qmq.storage.disk import Disk
+from qmq.storage.verify import verify
+from qmq.wiring import RunningBroker
+from tests.faults.brokers import until
+from tests.faults.ledger import Ledger, drain, fresh_seed
+from tests.faults.proxy import Passing
+from tests.faults.wires import CUT_PORT, SPARED_PORT, Wires
+
+CUT: Final = f"qmq://127.0.0.1:{CUT_PORT}"
+SPARED: Final = f"qmq://127.0.0.1:{SPARED_PORT}"
+DURABILITIES: Final[tuple[Durability, ...]] = ("append", "flush")
+SMALL: Final[dict[str, Any]] = {
+    "segment_bytes": "128 KiB",
+    "max_frame_bytes": "64 KiB",
+    "max_message_bytes": "32 KiB",
+    "reserve_bytes": "1 MiB",
+}
+#: No client of ours asks for these.
+UNUSED: Final = {Kind.REPORT, Kind.REPORTED}
+#: More than any frame has.
+WHOLE: Final = 1 << 30
+#: The most that a group loses with the answer to one pull.
+AT_ONCE: Final = 4
+
+
+class Cut(NamedTuple):
+    """After so many bytes of that frame both sides lose the connection."""
+
+    direction: str
+    connection: int
+    number: int
+    passed: int
+
+
+class World:
+    """A broker, and clients that reach it over wires in memory. ``cuts`` are to come, the next one first."""
+
+    def __init__(self, path: Path) -> None:
+        self.wires = Wires()
+        self.wires.plan = self._plan
+        self.cuts: list[Cut] = []
+        #: What becomes of the broker at a cut, if anything.
+        self.after_cut: Callable[[], Awaitable[None]] | None = None
+        self._root = path
+        self._numbers = count()
+        self._path = self._next_path()
+        self._restart: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Have a broker on the directory."""
+        broker = RunningBroker(Settings.model_validate({"data_dir": self._path, "listen": "127.0.0.1:0", **SMALL}))
+        await broker.start()
+        self.wires.broker = broker
+
+    async def stop(self) -> None:
+        """Stop it; its files must be faultless."""
+        broker, self.wires.broker = self.wires.broker, None
+        assert broker is not None
+        await broker.stop()
+        assert verify(broker.settings.data_dir, Disk()).is_good
+
+    def killed(self) -> Awaitable[None]:
+        """Have another broker on what a kill would leave of this one at this moment."""
+        left, self._path = self._path, self._next_path()
+        shutil.copytree(left, self._path)
+        return self._replace(left)
+
+    def stopped(self) -> Awaitable[None]:
+        """Stop it and start it again."""
+        return self._replace(None)
+
+    async def ready(self) -> None:
+        """Wait until a broker is there again."""
+        if self._restart is not None:
+            await self._restart
+            self._restart = None
+
+    async def _replace(self, left: Path | None) -> None:
+        await self.stop()
+        if left is not None:
+            shutil.rmtree(left)
+        await self.start()
+
+    def _next_path(self) -> Path:
+        return self._root / f"data-{next(self._numbers)}"
+
+    def _plan(self, passing: Passing) -> int | None:
+        if not self.cuts or self.cuts[0][:3] != passing[:3]:
+            return None
+        cut = self.cuts.pop(0)
+        if self.after_cut is not None:
+            self._restart = asyncio.ensure_future(self.after_cut())
+        return min(cut.passed, passing.size)
+
+
+@asynccontextmanager
+async def world_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A world with a broker that runs, in this loop."""
+    world = World(path)
+    monkeypatch.setattr(link, "GOOD_AFTER", 0.0)  # clients come back at once
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", world.wires.connect)
+    await world.start()
+    yield world
+    await world.stop()
+
+
+async def session(world: World, name: str) -> list[Passing]:
+    """Everything that a client can ask for, under subjects that begin with *name*, then a count of it all.
+
+    The first connection is made and closed, the second one does the work. Returns the frames that passed.
+    """
+    ledger, wires = Ledger(), world.wires
+    wires.passed.clear()
+    wires.connections, wires.was_cut = 0, False
+    async with qmq.connect(SPARED, producer=name) as rival:
+        try:
+            async with qmq.connect(CUT, producer=name):
+                pass
+        except qmq.ConnectionLost:
+            assert wires.was_cut
+        async with qmq.connect(CUT, producer=name) as client:
+            await rival.send(f"x.{name}", b"the first of that producer")
+            with pytest.raises(qmq.SendFailed) as caught:
+                await client.send(f"x.{name}", b"another that is called the first")
+            assert caught.value.failures[0].outcome == "refused" or wires.was_cut
+            await send(client, ledger, name)
+            assert await client.last_sequence(name) == len(ledger.entries)
+            infos = [(info.name, info.messages) async for info in client.subjects(f"{name}.")]
+            assert infos == [(f"{name}.a", 3), (f"{name}.b", 6), (f"{name}.c", 1)]
+            await follow(client, world, ledger, name)
+            await share(client, world, ledger, name)
+    await world.ready()
+    assert not world.cuts, f"nothing was cut: {world.cuts}"
+    ledger.check(await drain(SPARED, f"check-{name}", f"{name}."))
+    assert len(await drain(SPARED, f"check-x.{name}", f"x.{name}")) == 1
+    return wires.passed.copy()
+
+
+async def send(client: qmq.Client, ledger: Ledger, name: str) -> None:
+    """One by one, many, and without waiting."""
+    for durability in DURABILITIES:
+        entry = ledger.open(f"{name}.a", 40, "key")
+        receipt = await client.send(entry.subject, entry.body, key="key", durability=durability)
+        ledger.acknowledged([entry], [receipt])
+    entries = [ledger.open(f"{name}.b", 50) for _ in range(5)]
+    ledger.acknowledged(entries, await client.send_many(f"{name}.b", [entry.body for entry in entries]))
+    entries = [ledger.open(f"{name}.{letter}", 30) for letter in "abc"]
+    for entry in entries:
+        client.send_nowait(entry.subject, entry.body)
+    await client.flush()
+    ledger.acknowledged(entries, [None] * len(entries))
+
+
+async def follow(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
+    """Alone: everything comes, once, also after a pull that was cancelled."""
+    got: list[Message] = []
+    async with client.subscribe(f"{name}.", start="first") as consumer:
+        while len(got) < len(ledger.entries):
+            came = await consumer.pull(max_count=AT_ONCE, timeout=60)
+            assert came, f"{len(got)} of {len(ledger.entries)} came"
+            got += came
+        asked = pulls_in(world.wires.passed)
+        pull = asyncio.create_task(consumer.pull())
+        await until(lambda: pulls_in(world.wires.passed) > asked, "the pull is on its way")
+        pull.cancel()
+        await asyncio.gather(pull, return_exceptions=True)
+        assert pull.cancelled()
+        entry = ledger.open(f"{name}.c")
+        ledger.acknowledged([entry], [await client.send(entry.subject, entry.body)])
+        got += await consumer.pull(timeout=60)
+    ledger.check(got)
+
+
+def pulls_in(frames: Iterable[Passing]) -> int:
+    return sum(passing.kind == Kind.PULL for passing in frames)
+
+
+async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
+    """In a group, whose cursor the broker keeps: nothing comes twice, and no more is missing than one pull's answer."""
+    got: list[Message] = []
+    wanted = [entry for entry in ledger.entries if not entry.subject.endswith("c")]
+    cuts = world.cuts.copy()
+    async with client.subscribe(f"{name}.a", f"{name}.b", group=name, start="first") as consumer:
+        for _ in range(2):
+            got += await consumer.pull(max_count=AT_ONCE, timeout=0)
+    await world.ready()
+    was_cut = world.cuts != cuts
+    async with qmq.connect(SPARED) as other, other.subscribe(f"{name}.a", f"{name}.b", group=name) as consumer:
+        while came := await consumer.pull(timeout=0):
+            got += came
+    numbers = [ledger.entry_of(message).number for message in got]
+    if not (was_cut and world.after_cut == world.killed):  # a kill takes a cursor back to the last checkpoint
+        assert len(numbers) == len(set(numbers)), "something came twice"
+    assert len(set(numbers)) >= len(wanted) - (AT_ONCE if was_cut else 0)
+
+
+def places_in(passing: Passing) -> list[int]:
+    """Bytes of a frame to cut it after: none, one, its header but one, its header, some more, all but one, all."""
+    size = passing.size
+    inside = {1, FRAME_SIZE - 1, FRAME_SIZE, FRAME_SIZE + 1, size // 2, size - 1}
+    return [0, *sorted(place for place in inside if 0 < place < size), WHOLE]
+
+
+def at_work(frames: list[Passing]) -> list[Passing]:
+    """The frames of the second connection, without those that it begins with."""
+    return [passing for passing in frames if passing.connection == 1 and passing.number > 1]
+
+
+def assert_struck(wires: Wires, greeting: bool) -> None:
+    """Every kind was cut before, during and after."""
+    print(f"{wires.struck.total()} cuts: {dict(wires.struck)}")
+    kinds = set(Kind) - UNUSED - (set() if greeting else {Kind.HELLO, Kind.WELCOME})
+    missed = {(kind.name, where) for kind in kinds for where in ("before", "during", "after")}
+    assert missed <= {(kind, where) for _, kind, where in wires.struck}
+
+
+async def test_a_cut_at_any_frame_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (f"n{number:03}" for number in count())
+    async with world_on(tmp_path, monkeypatch) as world:
+        frames = await session(world, next(names))
+        greeting = [passing for passing in frames if passing.connection == 0]
+        for passing in (*greeting, *at_work(frames)):
+            for place in places_in(passing):
+                world.cuts = [Cut(*passing[:3], place)]
+                await session(world, next(names))
+        for passing in greeting[:2]:  # and of the connection that is made after a cut
+            for place in places_in(passing):
+                world.cuts = [Cut(*at_work(frames)[0][:3], 0), Cut(passing.direction, 2, passing.number, place)]
+                await session(world, next(names))
+        assert_struck(world.wires, greeting=True)
+
+
+@pytest.mark.parametrize("how", [World.killed, World.stopped])
+async def test_a_cut_at_any_frame_is_borne_while_the_broker_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[World], Awaitable[None]]
+) -> None:
+    chance = random.Random(fresh_seed())
+    names = (f"n{number:03}" for number in count())
+    async with world_on(tmp_path, monkeypatch) as world:
+        frames = await session(world, next(names))
+        world.after_cut = getattr(world, how.__name__)
+        for passing in at_work(frames):
+            for place in (0, chance.randrange(1, passing.size), WHOLE):
+                world.cuts = [Cut(*passing[:3], place)]
+                await session(world, next(names))
+        assert_struck(world.wires, greeting=False)
