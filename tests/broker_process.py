@@ -16,7 +16,7 @@ from qmq.settings import Settings
 from qmq.storage.disk import Disk
 from qmq.wiring import RunningBroker
 
-_PATIENCE_S = 30
+_PATIENCE_S = 60
 
 
 class Process(Protocol):

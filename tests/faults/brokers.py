@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import qmq
 from tests.broker_process import BrokerProcess
 
-PATIENCE_S: Final = 30
+PATIENCE_S: Final = 60
 #: Run as root, one may write where nobody may: this gives that up, and what cannot be given up was not there.
 _WITHOUT_PRIVILEGE: Final = "import ctypes; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); "
 _EXEC_SERVE: Final = (

@@ -27,6 +27,8 @@ from tests.storage.faults import FaultyDisk
 
 DURABILITIES: Final[tuple[Durability, ...]] = ("append", "flush")
 WHERE: Final = ("before", "within", "after")
+#: After which sends that are to fail do: a slow machine connects again, and is answered, in less.
+PATIENT_S: Final = 4.0
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +250,7 @@ async def test_a_send_whose_answers_stay_lost_is_unknown_and_at_most_one_message
     async with (
         broker_in(tmp_path / "data") as broker,
         Proxy(int(broker.url.rpartition(":")[2])) as proxy,
-        qmq.connect(proxy.url, send_timeout=0.8) as client,
+        qmq.connect(proxy.url, send_timeout=PATIENT_S) as client,
     ):
         first = ledger.open("a")
         ledger.acknowledged([first], [await client.send("a", first.body)])
@@ -261,7 +263,7 @@ async def test_a_send_whose_answers_stay_lost_is_unknown_and_at_most_one_message
         tickets = [client.send_nowait("c", entry.body, key=entry.key) for entry in unawaited]
         with pytest.raises(qmq.SendUnknown) as caught:
             await send
-        assert 0.8 <= time.monotonic() - began < 10
+        assert time.monotonic() - began >= PATIENT_S
         ledger.failed([one], caught.value)
         with pytest.raises(qmq.SendUnknown) as caught:
             await send_many
@@ -286,7 +288,7 @@ async def test_a_send_to_a_broker_that_dies_before_the_answer_is_unknown_and_one
     async with (
         broker_in(tmp_path / "data") as broker,
         Proxy(int(broker.url.rpartition(":")[2])) as proxy,
-        qmq.connect(proxy.url, send_timeout=1.0) as client,
+        qmq.connect(proxy.url, send_timeout=PATIENT_S) as client,
     ):
         proxy.plan = swallow_answers
         written = ledger.open("a")
@@ -313,7 +315,6 @@ async def test_a_silent_broker_is_left_and_what_it_stored_is_not_stored_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers stop, and the connection stays: the client takes it for dead and asks again on another one."""
-    monkeypatch.setattr(link, "SILENCE", 0.2)
     monkeypatch.setattr(link, "_TICK", 0.05)
     ledger = Ledger()
     async with (
@@ -321,10 +322,14 @@ async def test_a_silent_broker_is_left_and_what_it_stored_is_not_stored_again(
         Proxy(int(broker.url.rpartition(":")[2])) as proxy,
         qmq.connect(proxy.url) as client,
     ):
-        proxy.plan = lambda passing: swallow_answers(passing) if passing.connection == 0 else None
+        proxy.plan = lambda passing: swallow_answers(passing) if not passing.connection else None
         entries = [ledger.open("a") for _ in range(10)]
-        ledger.acknowledged(entries, await client.send_many("a", [entry.body for entry in entries]))
-        assert proxy.connections == 2
+        sending = asyncio.create_task(client.send_many("a", [entry.body for entry in entries]))
+        await until(lambda: _swallowed(proxy) == 1, "the broker has answered")
+        monkeypatch.setattr(link, "SILENCE", 0.2)
+        await until(lambda: proxy.connections == 2, "the client asks on another connection")
+        monkeypatch.setattr(link, "SILENCE", 60.0)  # that one is given its time
+        ledger.acknowledged(entries, await sending)
         ledger.check(await drain(broker.url, "all"))
 
 
@@ -334,7 +339,7 @@ async def test_a_silent_broker_is_left_and_what_it_stored_is_not_stored_again(
 
 async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_room(tmp_path: Path) -> None:
     disk, ledger = FaultyDisk(), Ledger()
-    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=20) as client:
+    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=60) as client:
         entries = [ledger.open("a") for _ in range(5)]
         ledger.acknowledged(entries, await client.send_many("a", [entry.body for entry in entries]))
         disk.fail_always("pwritev", errno.ENOSPC, ".messages")
@@ -351,7 +356,7 @@ async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_ro
 
 async def test_a_disk_that_stays_full_ends_in_an_error_that_names_it(tmp_path: Path) -> None:
     disk, ledger = FaultyDisk(), Ledger()
-    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=3) as client:
+    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=PATIENT_S) as client:
         disk.fail_always("pwritev", errno.ENOSPC, ".messages")
         entry, unawaited = ledger.open("a", key="k"), ledger.open("a")
         client.send_nowait("a", unawaited.body)

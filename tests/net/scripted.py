@@ -30,7 +30,7 @@ WELCOME: Final[dict[str, Any]] = {
     "max_pull_count": 1_000_000,
     "max_pull_bytes": 16 << 20,
 }
-PATIENCE_S: Final = 20
+PATIENCE_S: Final = 60
 
 
 class Peer(asyncio.Protocol):

@@ -263,7 +263,7 @@ async def test_a_refusal_that_can_pass_is_tried_again() -> None:
 
 
 async def test_send_timeout_ends_the_tries_with_the_last_cause() -> None:
-    async with scripted_broker() as broker, qmq.connect(broker.url, send_timeout=0.2) as client:
+    async with scripted_broker() as broker, qmq.connect(broker.url, send_timeout=3) as client:
         peer = await broker.peer()
 
         async def refuse() -> None:
@@ -272,14 +272,14 @@ async def test_send_timeout_ends_the_tries_with_the_last_cause() -> None:
                 peer.refuse(frame.request, StorageFull("no room on /data"))
 
         refusing = asyncio.ensure_future(refuse())
-        with pytest.raises(qmq.SendFailed, match=r"0\.2 s, last: no room on /data") as caught:
+        with pytest.raises(qmq.SendFailed, match=r"3 s, last: no room on /data") as caught:
             await client.send("a", b"x")
         assert type(caught.value) is qmq.SendFailed
         refusing.cancel()
 
 
 async def test_an_unanswered_send_is_unknown_and_does_not_stop_later_ones() -> None:
-    async with scripted_broker() as broker, qmq.connect(broker.url, send_timeout=0.2) as client:
+    async with scripted_broker() as broker, qmq.connect(broker.url, send_timeout=3) as client:
         peer = await broker.peer()
         with pytest.raises(qmq.SendUnknown):
             await client.send("a", b"never answered")
@@ -546,7 +546,7 @@ async def test_a_broker_killed_under_load_loses_and_doubles_nothing(tmp_path: Pa
 
             sending = [asyncio.ensure_future(send(f"s{k}")) for k in range(20)]
             for _ in range(3):
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await kills.acquire()
                 broker.kill()  # with up to 20 sends in flight
                 broker.start()
@@ -554,6 +554,6 @@ async def test_a_broker_killed_under_load_loses_and_doubles_nothing(tmp_path: Pa
             assert len(acknowledged) == 2_000
             came: list[bytes] = []
             async with client.subscribe("load.", start="first") as consumer:
-                while batch := await consumer.pull_batch(timeout=0.2):
+                while batch := await consumer.pull_batch(timeout=0):
                     came += batch.bodies
         assert sorted(came) == sorted(acknowledged)

@@ -195,13 +195,14 @@ async def test_a_refusal_for_good_on_the_way_back_ends_the_client() -> None:
 
 
 async def test_a_silent_broker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "SILENCE", 0.1)
     monkeypatch.setattr(link_module, "_TICK", 0.02)
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         sending = asyncio.ensure_future(client.send("a", b"x"))
         await peer.batch()
+        monkeypatch.setattr(link_module, "SILENCE", 0.1)
         await peer.gone()
+        monkeypatch.setattr(link_module, "SILENCE", 60.0)
         peer = await broker.peer()
         frame, _ = await peer.batch()
         peer.stored(frame)

@@ -58,7 +58,7 @@ async def test_another_version_is_told_so() -> None:
 
 @on_uvloop
 async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> None:
-    async with serving(first_frame_timeout_ms=20) as s:
+    async with serving(first_frame_timeout_ms=400) as s:
         silent = await RawClient.connect(s.address, hello=False)
         slow = await RawClient.connect(s.address, hello=False)
         slow.send(wire.encode_frame(Kind.HELLO, 1, HELLO)[:10])
@@ -69,7 +69,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
         greeted = await RawClient.connect(s.address)
         start = time.monotonic()
         s.rules.answer = lambda command: commands.Unsubscribed(command.connection, 2)
-        while time.monotonic() < start + 0.03:
+        while time.monotonic() < start + 0.5:
             greeted.send(frame(Kind.UNSUBSCRIBE, 2, wire.UNSUBSCRIBE.pack(1)))
             assert (await greeted.read()).kind == Kind.UNSUBSCRIBED
         await greeted.close()
