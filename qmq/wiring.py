@@ -25,6 +25,7 @@ from typing import Final
 from qmq.broker.commands import Checked, CheckWanted, Now, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
 from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
+from qmq.broker.damages import TellRate
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.net.server import Server, ServerOptions, clock
@@ -45,6 +46,9 @@ _SWITCH_INTERVAL_S: Final = 0.0001
 _EARLIEST_US: Final = 946_684_800_000_000
 #: Bad places that a start names one by one.
 _HOLES_SHOWN: Final = 100
+#: So many bad places are named in the log at once, and one more each second.
+_TOLD_AT_ONCE: Final = 500
+_TOLD_EVERY_US: Final = 1_000_000
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
 
@@ -220,6 +224,8 @@ class RunningBroker:
                 len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
             )
             undo.pop_all()
+        self._tell_rate = TellRate(_TOLD_AT_ONCE, _TOLD_EVERY_US)
+        self._untold = 0  # bad places since the last that was named
         self._stopping = False
         self._settled = asyncio.Event()
 
@@ -359,7 +365,12 @@ class RunningBroker:
 
     def _tell_damage(self) -> None:
         for error in self.broker.take_damaged():
-            log.error("what is bad is served no more: %s (%s)", error, self.counters.damage_totals())
+            if not self._tell_rate.may_tell(clock().monotonic_us):
+                self._untold += 1
+                continue
+            untold, self._untold = self._untold, 0
+            others = f"; {untold} others before it were too many to name, `qmq verify` names all" if untold else ""
+            log.error("what is bad is served no more: %s (%s%s)", error, self.counters.damage_totals(), others)
 
     def _pace(self) -> None:
         """Have the disk catch up when it is behind, and sends wait when it is far behind.

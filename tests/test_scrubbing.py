@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 import qmq
+from qmq.broker.damages import TellRate
 from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.storage.disks import HastyDisk
@@ -82,6 +83,30 @@ async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplo
             assert consumer.damaged == 0  # it was not even sent
     assert broker.counters.scrubbed_bytes > 400_000
     assert "in all: 3 bad places since the start: 3 by scrub" in caplog.text
+
+
+async def test_of_more_than_a_log_can_hold_some_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.wiring._TOLD_AT_ONCE", 3)
+    monkeypatch.setattr("qmq.wiring._TOLD_EVERY_US", 3_600_000_000)
+    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+        bodies = await fill(broker.url)
+        file = segment_files(tmp_path)[0]
+        for body in bodies[:20]:
+            flip(file, place_in(file, body) + 500)
+        await rounds(broker, 3)
+        assert broker.counters.damaged == {"scrub": 20}
+        assert caplog.text.count("served no more") == 3
+
+
+def test_a_rate_is_kept_and_nothing_is_saved_up_beyond_its_burst() -> None:
+    rate = TellRate(3, 1_000)
+    assert [rate.may_tell(5_000) for _ in range(5)] == [True, True, True, False, False]
+    assert [rate.may_tell(now) for now in (5_999, 6_000, 6_000, 6_999, 8_500, 8_500)] == [
+        False, True, False, False, True, True,
+    ]  # fmt: skip
+    assert [rate.may_tell(1_000_000) for _ in range(4)] == [True, True, True, False]
 
 
 async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,26 @@ from qmq.storage.store import Damage, Store
 PLACES_KEPT: Final = 4_096
 
 
+class TellRate:
+    """How many bad places are named in the log: *burst* at once, and then one in *every_us* microseconds.
+
+    A disk that falls apart has more of them than a log can hold; all are counted, and `qmq verify` names all.
+    """
+
+    def __init__(self, burst: int, every_us: int) -> None:
+        self._burst_us = burst * every_us
+        self._every_us = every_us
+        self._free_us = 0  # when what was told would be used up, had it been told one by one
+
+    def may_tell(self, now_us: int) -> bool:
+        """Whether one more may be told of now."""
+        free_us = max(self._free_us, now_us) + self._every_us
+        if free_us - now_us > self._burst_us:
+            return False
+        self._free_us = free_us
+        return True
+
+
 class Damages:
     """The one road of everything bad, whoever came upon it."""
 
