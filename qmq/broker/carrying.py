@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,37 @@ import numpy.typing as npt
 from qmq.broker.commands import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
+from qmq.format.layout import PIECE_HEADER_SIZE
 from qmq.format.pieces import StoredBatch
 from qmq.format.salvage import sound_pieces
+from qmq.names import MAX_NAME_BYTES
 from qmq.storage.store import KnownBad, Store
 
 Rows = npt.NDArray[np.void]
+
+#: What a piece takes beside its data, at most: its header and a subject.
+PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES
+
+
+def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
+    """How many bytes each of these whole runs adds to an answer, at most: i64[n]. A run goes as a piece, or with all
+    runs of its batch; what header, records and table of that take more than pieces would is counted with the first.
+    """
+    sizes = rows["run_size"].astype(np.int64) + PIECE_BYTES
+    batches = rows["batch_size"].astype(np.int64)
+    if (rows["runs"] == 1).all():
+        return np.maximum(sizes, batches)
+    positions = rows["position"]
+    heads = np.concatenate(([0], np.flatnonzero(positions[1:] != positions[:-1]) + 1))
+    whole = np.diff(np.concatenate((heads, [len(rows)]))) == rows["runs"][heads]
+    sizes[heads] += np.maximum(batches[heads] - np.add.reduceat(sizes, heads), 0) * whole
+    return sizes
+
+
+def entry_bytes(entry: EntryRow) -> int:
+    """As answer_bytes, for one run that goes alone."""
+    size = entry[9] + PIECE_BYTES
+    return max(size, entry[10]) if entry[7] == 1 else size
 
 
 class Some(NamedTuple):

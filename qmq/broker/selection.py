@@ -11,15 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Many, Rows, Some
+from qmq.broker.carrying import PIECE_BYTES, Many, Rows, Some, answer_bytes, entry_bytes
 from qmq.broker.groups import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
-from qmq.format.batch import EntryRow
+from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import KnownBad, NotAtHand, Read, Store
 
-#: What a run may take beside its data, at most: a header, a run record or piece header, a subject name in a table.
-OVERHEAD_BYTES: Final = 352
 #: Up to this many rows go one by one.
 FEW_ROWS: Final = 4
 FIRST_CHUNK_ROWS: Final = 64
@@ -197,7 +195,7 @@ class Selection:
 
     def _take_entry(self, following: Following, partition: int, entry: EntryRow) -> bool:
         """One row; True when nothing of it is left to hand out."""
-        first, number, count, size = entry[0], entry[3], entry[4], entry[9]
+        first, number, count = entry[0], entry[3], entry[4]
         self.passed_rows += 1
         matches = None if following.exact else following.matches(self._store)
         if matches is not None and not matches[number]:
@@ -214,10 +212,11 @@ class Selection:
         if not self._store.is_at_hand(partition, entry[1], entry[10]):
             self._cold, self.full = partition, True
             return False
-        if left <= self._max_count - self.count and size + OVERHEAD_BYTES <= self._max_bytes - self._bytes:
+        size = entry_bytes(entry)
+        if left <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
             self.parts.append(Some(partition, entry, start, count))
             self._set(group, number, first + count)
-            self._add(group, left, size + OVERHEAD_BYTES)
+            self._add(group, left, size)
             return True
         self.full = True
         if self.count < self._need:
@@ -239,7 +238,7 @@ class Selection:
         if starts is not None:
             counts -= starts
         totals = np.cumsum(counts)
-        sizes = np.cumsum(rows["run_size"].astype(np.int64) + OVERHEAD_BYTES)
+        sizes = np.cumsum(answer_bytes(rows))
         fits = min(
             int(np.searchsorted(totals, self._max_count - self.count, "right")),
             int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
@@ -322,22 +321,26 @@ class Selection:
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:
-            lengths = StoredBatch(self._store.view(partition, entry[1], entry[10])).lengths(entry[5])[start:stop]
+            batch = StoredBatch(self._store.view(partition, entry[1], entry[10]))
+            sizes = batch.lengths(entry[5])[start:stop].astype(np.int64) + COLUMN_BYTES[batch.header.flags]
         except KnownBad:
             if self.count:
                 return  # how much of it can be sent is not known here: it goes alone
-            lengths = np.full(stop - start, entry[9] // count, np.int64)
+            sizes = np.full(stop - start, entry[9] // count, np.int64)
         except QmqError:
-            lengths = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
-        room = self._max_bytes - self._bytes - OVERHEAD_BYTES
-        fit = int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), room, "right"))
+            sizes = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
+        room = self._max_bytes - self._bytes
+        sizes = np.cumsum(sizes) + PIECE_BYTES
+        if stop - start == count and entry[7] == 1:
+            sizes[-1] = max(sizes[-1], entry[10])  # all of it goes with the batch's own header
+        fit = int(np.searchsorted(sizes, room, "right"))
         if not self.count:
             fit = max(fit, 1)
         if not fit:
             return
         self.parts.append(Some(partition, entry, start, start + fit))
         self._set(group, number, first + start + fit)
-        self._add(group, fit, int(lengths[:fit].sum()) + OVERHEAD_BYTES)
+        self._add(group, fit, int(sizes[fit - 1]))
 
     def _set(self, group: Group, numbers: Any, values: Any) -> None:
         """Move cursors; *numbers* are subjects that the array is already long enough for."""
