@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.carrying import FEW_ROWS
 from qmq.broker.groups import Following
-from qmq.broker.selection import FEW_ROWS
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store

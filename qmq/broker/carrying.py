@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,8 +19,17 @@ from qmq.storage.store import KnownBad, Store
 
 Rows = npt.NDArray[np.void]
 
+#: Up to this many runs go one by one.
+FEW_ROWS: Final = 4
 #: What a piece takes beside its data, at most: its header and a subject.
 PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES
+
+
+def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
+    """Rows of *pieces*, taken as one array, by their indexes. (By whole words: numpy goes field by field otherwise.)"""
+    words = [rows.view(np.uint64).reshape(len(rows), -1) for rows in pieces]
+    together = words[0] if len(words) == 1 else np.concatenate(words)
+    return together.take(index, axis=0).view(pieces[0].dtype).reshape(len(index))
 
 
 def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
@@ -58,6 +67,32 @@ class Many(NamedTuple):
 
     partition: int
     rows: Rows
+
+
+def parts_of(places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None) -> Iterator[Some | Many]:
+    """The runs of *rows* in order, each from message *starts* on (None: whole), as few parts.
+
+    *places* is the partition of each, or one for all. Runs that lie in one partition go together, so that a batch that
+    is wanted whole goes as it lies and the header of another is read once.
+    """
+    partitions = np.broadcast_to(places, len(rows))
+    lone = rows["runs"] == 1
+    breaks = partitions[1:] != partitions[:-1]
+    if starts is not None:
+        begun = starts > 0
+        breaks |= begun[1:] | begun[:-1]
+        lone |= begun
+    heads = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    few = np.logical_and.reduceat(lone, heads) & (np.diff(heads, append=len(rows)) <= FEW_ROWS)
+    bounds = zip(heads.tolist(), [*heads[1:].tolist(), len(rows)], few.tolist(), strict=True)
+    for head, tail, goes_by_run in bounds:
+        partition = int(partitions[head])
+        if not goes_by_run:
+            yield Many(partition, rows[head:tail])
+            continue
+        start = 0 if starts is None else int(starts[head])  # only a run alone has one
+        for entry in rows[head:tail].tolist():
+            yield Some(partition, entry, start, entry[4])
 
 
 class Carrier:

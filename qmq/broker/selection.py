@@ -11,15 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import PIECE_BYTES, Many, Rows, Some, answer_bytes, entry_bytes
+from qmq.broker.carrying import FEW_ROWS, PIECE_BYTES, Many, Rows, Some, answer_bytes, chosen_of, entry_bytes, parts_of
 from qmq.broker.groups import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import KnownBad, NotAtHand, Read, Store
 
-#: Up to this many rows go one by one.
-FEW_ROWS: Final = 4
 FIRST_CHUNK_ROWS: Final = 64
 CHUNK_ROWS: Final = 8_192
 #: Rows of one subject that are looked through for what to read next.
@@ -141,10 +139,10 @@ class Selection:
                     limit = min(limit, rows["stored_at_us"][-1])
             if not heads:
                 return
-            merged, partitions = np.concatenate(heads), np.concatenate(numbers)
-            order = np.argsort(merged["stored_at_us"], kind="stable")
-            order = order[merged["stored_at_us"][order] <= limit]
-            merged, partitions = merged[order], partitions[order]
+            stamps, partitions = np.concatenate([rows["stored_at_us"] for rows in heads]), np.concatenate(numbers)
+            order = np.argsort(stamps, kind="stable")
+            order = order[: int(np.searchsorted(stamps[order], limit, "right"))]
+            merged, partitions = chosen_of(heads, order), partitions[order]
             passed = self._take_rows(following, partitions, merged)
             for partition, rows_passed in enumerate(np.bincount(partitions[:passed], minlength=len(scan)).tolist()):
                 scan[partition] += rows_passed
@@ -287,14 +285,14 @@ class Selection:
     ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
         """Those rows (of *index*) with messages at or past the cursors; how many messages of each are handled."""
         if index is not None:
-            rows = rows[index]
+            rows = chosen_of([rows], index)
         floor = following.group.floor(following, rows["subject"])
         firsts = rows["first_sequence"]
         if not (floor > firsts).any():
             return rows, None, index
         fresh = np.flatnonzero(floor < firsts + rows["count"])
         index = fresh if index is None else index[fresh]
-        rows, floor = rows[fresh], floor[fresh]
+        rows, floor = chosen_of([rows], fresh), floor[fresh]
         starts = np.maximum(floor, rows["first_sequence"]) - rows["first_sequence"]
         return rows, (starts.astype(np.int64) if starts.any() else None), index
 
@@ -305,13 +303,10 @@ class Selection:
         group.cursors.upto(int(numbers.max()) + 1)
         # A subject may stand in several rows: later ones have the higher sequences, and the last assignment stays.
         self._set(group, numbers, rows["first_sequence"] + rows["count"])
-        if starts is None and (places == places[0]).all():
+        if starts is None and len(places) == 1:
             self.parts.append(Many(int(places[0]), rows))
-            return
-        partitions = places.tolist() if len(places) == len(rows) else places.tolist() * len(rows)
-        skipped = [0] * len(rows) if starts is None else starts.tolist()
-        for entry, partition, start in zip(rows.tolist(), partitions, skipped, strict=True):
-            self.parts.append(Some(partition, entry, start, entry[4]))
+        else:
+            self.parts += parts_of(places, rows, starts)
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
         """Take as much of one run as fits: at least one message when nothing was chosen yet."""

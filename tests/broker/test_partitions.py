@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from qmq.broker.commands import Refused, Sent
-from tests.broker.harness import Driven, bodies_of
+import pytest
+
+from qmq.broker.commands import Messages, Refused, Sent
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.storage.faults import FaultyDisk
 
 
@@ -37,6 +39,27 @@ def test_an_exact_pull_passes_nothing_over_that_did_not_fit(tmp_path: Path) -> N
     while runs := driven.pull(subscription, max_bytes=3_000):
         got += bodies_of(runs)
     assert got == sent
+    driven.close()
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_batches_that_are_wanted_whole_go_as_they_lie(tmp_path: Path, partitions: int) -> None:
+    """But for one of which the group has taken some already: then each run of that one is a piece."""
+    driven = Driven(tmp_path, partitions=partitions)
+    contents = {f"{letter}.x": [letter.encode() * 40] * 3 for letter in "abcdefgh"}
+    for number in range(12):
+        driven.do(driven.send_command(contents if number % 3 else dict(reversed(contents.items()))))
+    whole, begun = driven.subscribe("", group="whole"), driven.subscribe("", group="begun")
+    assert (
+        sum(run.count for run in driven.pull(begun, max_count=4, min_count=4, timeout_ms=1)) == 4
+    )  # a run and a third
+    for subscription, pieces in ((whole, 0), (begun, 7)):
+        (answer,) = [said for said in driven.do(driven.pull_command(subscription)) if isinstance(said, Messages)]
+        assert answer.messages == 12 * 24 - 4 * (pieces > 0)
+        starts = [bytes(buffer[:4]) for buffer in answer.buffers if bytes(buffer[:3]) == b"QMQ"]
+        assert starts.count(b"QMQp") == pieces
+        assert 1 <= starts.count(b"QMQb") <= 12
+        assert len(bodies_of(runs_of_answer(answer))) == answer.messages
     driven.close()
 
 
