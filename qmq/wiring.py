@@ -27,7 +27,7 @@ from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
 from qmq.broker.limits import BrokerLimits
-from qmq.errors import QmqError, StorageError
+from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
 from qmq.scrubbing import Scrubbing
@@ -39,6 +39,8 @@ log = logging.getLogger("qmq.broker")
 
 #: How long a stop waits for disks and for clients that do not read, each.
 _PATIENCE_S: Final = 3.0
+#: How long a sync waits that could not begin, for want of a file descriptor.
+_SYNC_AGAIN_S: Final = 0.1
 #: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
 #: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
@@ -249,6 +251,7 @@ class RunningBroker:
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
         )
         self._broken: set[int] = set()  # partitions
+        self._delayed: set[int] = set()  # as well; told of once
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
@@ -337,10 +340,18 @@ class RunningBroker:
         def done(error: QmqError | None) -> None:
             if error is None:
                 self.server.submit(Synced(partition, position))
+            elif isinstance(error, StorageFailed):  # it could not begin
+                self._tell_delayed(partition, error)
+                asyncio.get_running_loop().call_later(_SYNC_AGAIN_S, self._sync, wanted)
             else:
                 self._break(partition, error)
 
         self._syncs[partition].call(lambda: self.store.sync(partition), done)
+
+    def _tell_delayed(self, partition: int, error: StorageFailed) -> None:
+        if partition not in self._delayed:
+            self._delayed.add(partition)
+            log.error("partition %d cannot be synced now, it is tried again: %s", partition, error)
 
     def _break(self, partition: int, error: QmqError) -> None:
         if partition not in self._broken:

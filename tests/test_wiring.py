@@ -206,6 +206,26 @@ async def test_after_a_failed_sync_nothing_more_is_acknowledged(
 
 
 @on_uvloop
+async def test_a_sync_that_could_not_begin_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk()
+    small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000, **small) as broker:
+        client = await RawClient.connect(broker.address)
+        disk.fail_always("fsync_directory", errno.EMFILE)
+        for request in range(1, 6):
+            client.send(send(request, APPEND, bytes(30_000)))
+            await client.read()
+        client.send(send(6, FLUSH))
+        tries = disk.calls["fsync_directory"]
+        await until(lambda: disk.calls["fsync_directory"] > tries + 2)
+        assert caplog.text.count("cannot be synced now") == 1
+        assert broker.broker.waiting_for_sync() == 1
+        disk.heal()
+        assert (await client.read()).kind == Kind.SENT
+        await client.close()
+
+
+@on_uvloop
 async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp_path: Path) -> None:
     disk = FaultyDisk()
     async with running(tmp_path, disk, partitions=2, checkpoint_ms=10) as broker:

@@ -7,6 +7,7 @@ may run in others at the same time, one after another.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -199,7 +200,7 @@ class MessageLog:
         """[thread] Bring everything written before the call to the disk.
 
         Raises SyncFailed, also for every later call and write: what a failed sync left in memory reads well, and is not
-        on disk, and the system says so only once.
+        on disk, and the system says so only once. Raises StorageFailed when it could not begin: call it again.
         """
         with self._sync_lock:
             self.check()
@@ -216,6 +217,8 @@ class MessageLog:
                     self._disk.fsync_directory(path)
                     self._created_synced = created
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # the directory was not even opened
+                    raise failure(error, "sync", path) from error
                 self.broken = (
                     f"{failure(error, 'sync', path)}; nothing more is stored in this partition until the broker has "
                     "been restarted and has read it again"

@@ -284,7 +284,8 @@ class Store:
     def sync(self, partition: int) -> None:
         """[thread] Bring everything written before the call to the disk. Take ``end`` before, for ``mark_synced``.
 
-        Raises SyncFailed; the partition takes nothing more then until the directory is opened again.
+        Raises SyncFailed; the partition takes nothing more then until the directory is opened again. Raises
+        StorageFailed when it could not begin; it can be tried again.
         """
         self._sync_log(self._partitions[partition].log)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import BadBytes, StorageFull, SyncFailed
+from qmq.errors import BadBytes, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.message_log import MAPS_KEPT, MessageLog
@@ -182,6 +182,25 @@ def test_a_failed_sync_is_for_good(tmp_path: Path, operation: str) -> None:
     assert log.staged == []
     assert log.limit == 0
     assert bytes(log.view(place, 900)) == b"x" * 900
+    log.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_sync_that_could_not_begin_can_be_tried_again(tmp_path: Path, code: int) -> None:
+    disk = FaultyDisk()
+    log = make(tmp_path, disk)
+    put(log, b"x" * 900)
+    put(log, b"x" * 900)
+    log.write()
+    disk.fail_always("fsync_directory", code)
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=r"limit of open files") as caught:
+            log.sync()
+        assert caught.value.retryable
+    disk.heal()
+    synced = disk.calls["fsync_directory"]
+    log.sync()
+    assert disk.calls["fsync_directory"] == synced + 1
     log.close()
 
 
