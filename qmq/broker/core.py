@@ -194,7 +194,11 @@ class Broker:
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
         ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
         if small or ahead or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
-            unclaimed = {number: end for number, end in enumerate(upto) if end < self._store.end(number)}
+            unclaimed = {
+                number: end
+                for number, end in enumerate(upto)
+                if end < self._store.end(number) or self._store.broken(number) is not None
+            }
             self._producers_packed = msgpack.packb(self._producers.packed(unclaimed, now.monotonic_us))
             self._producers_packed_us = now.monotonic_us
             self._producers_upto = upto

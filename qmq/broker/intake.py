@@ -176,11 +176,16 @@ class Intake:
                 self._answer_repeat(repeat)
 
     def _write(self, partition: _Partition) -> None:
+        broken = partition.broken or self._store.broken(partition.number)
+        if broken is not None:
+            self._store.unstage(partition.number)
+            self._give_up(partition, broken)
+            return
         try:
-            if partition.broken is not None:
-                self._store.unstage(partition.number)
-                raise partition.broken
             self._store.write(partition.number)
+        except SyncFailed as error:
+            self._leave(partition, error)
+            return
         except QmqError as error:
             self._give_up(partition, error)
             return
@@ -333,11 +338,7 @@ class Intake:
         ends = self._store.ends
         for batch in reversed(staged):
             ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
-            for number, place in batch.places.items():
-                if place is None:
-                    del self._last_places[number]
-                else:
-                    self._last_places[number] = place
+            self._take_back_places(batch)
             self._producers.forget(batch.producer_id, batch.producer_sequence)
             self._refuse(batch.producer_id, batch.producer_sequence, error)
             self._effects.append(Refused(batch.command.connection, batch.command.request, error))
@@ -349,10 +350,33 @@ class Intake:
             else:
                 self._repeats.append(repeat)
 
+    def _leave(self, partition: _Partition, error: SyncFailed) -> None:
+        """A write failed, and what it wrote stays there: whole batches of it come back with the next start.
+
+        So what was given is not given again, and nobody knows whether they are stored.
+        """
+        staged, partition.staged = partition.staged, []
+        for batch in reversed(staged):
+            self._store.skip_sequences(batch.numbers, batch.answer.first_sequences, batch.messages)
+            self._take_back_places(batch)
+            self._effects.append(Refused(batch.command.connection, batch.command.request, error))
+        self.sync_broken(partition.number, error)
+
+    def _take_back_places(self, batch: _Staged) -> None:
+        for number, place in batch.places.items():
+            if place is None:
+                del self._last_places[number]
+            else:
+                self._last_places[number] = place
+
     # --- repeats -----------------------------------------------------------------------------------------------------
 
     def _answer_repeat(self, repeat: _Repeat) -> None:
         command, known = repeat
+        broken = self._unknown(known)
+        if broken is not None:
+            self._effects.append(Refused(command.connection, command.request, broken))
+            return
         try:
             view = self._store.view(known.partition, known.position, BATCH_HEADER_SIZE)
             header = parse_header(view)
@@ -371,15 +395,24 @@ class Intake:
         """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
         partition = self._partitions[known.partition]
         pending = any(barrier.flush and barrier.start == known.position for barrier in partition.barriers)
-        unsynced = known.position >= max(partition.synced, self._store.synced(known.partition))
-        if partition.broken is not None and unsynced:
-            self._effects.append(Refused(effect.connection, effect.request, partition.broken))
+        unsynced = self._is_unsynced(known)
+        broken = self._unknown(known)
+        if broken is not None:
+            self._effects.append(Refused(effect.connection, effect.request, broken))
         elif not (pending or (flush and unsynced)):
             self._effects.append(effect)
         else:
             end = self._store.end(known.partition)  # covers the batch; waiting stays in order of position
             partition.waiting.append((end, effect))
             self._want_sync(partition)
+
+    def _is_unsynced(self, known: Known) -> bool:
+        partition = self._partitions[known.partition]
+        return known.position >= max(partition.synced, self._store.synced(known.partition))
+
+    def _unknown(self, known: Known) -> QmqError | None:
+        """Why nobody knows whether a batch is stored; None when it is."""
+        return self._partitions[known.partition].broken if self._is_unsynced(known) else None
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 

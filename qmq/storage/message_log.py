@@ -18,8 +18,8 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from qmq.errors import BadBytes, StorageFailed, SyncFailed
-from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.errors import BadBytes, StorageError, StorageFailed, SyncFailed
+from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Buffer, Disk, failure, read_fully
 from qmq.storage.reading import Residence
@@ -143,8 +143,8 @@ class MessageLog:
     def write(self) -> None:
         """Write all that is staged: a call to the system for each segment and each MiB, mostly one.
 
-        Raises StorageFull, StorageFailed or SyncFailed; nothing of it is stored then, nothing stays staged, and the
-        next write may work again.
+        Raises StorageFull or StorageFailed; nothing of it is stored then, nothing stays staged, and the next write may
+        work again. Raises SyncFailed when a part of it may be there after a restart; nothing is written until then.
         """
         if self.broken is not None:
             self.unstage()
@@ -158,20 +158,37 @@ class MessageLog:
             segment, position = self._target, self._start
             segment.write(self.staged, self.staged_end - position, position - segment.base)
         except OSError as error:
-            self._soiled = True
+            failed = failure(error, "write", segment.path, position)
             self.unstage()
-            with suppress(OSError):
-                self._clean()
-            raise failure(error, "write", segment.path, position) from error
+            self._clean_up(failed)
+            self.check()
+            raise failed from error
         self.end = self._start = self.staged_end
         self.staged.clear()
         if self._ahead:
             self._commit_roll()
 
+    def _clean_up(self, failed: StorageError) -> None:
+        """Take away what a failed write left behind the end: whole batches in it would come back after a restart."""
+        self._soiled = True
+        with suppress(OSError):
+            self._clean()
+        if self._soiled and self._has_leftovers():
+            self.broken = self.broken or (
+                f"{failed}, and what was written of it cannot be taken away; nothing more is stored in this partition "
+                "until the broker has been restarted and has read it again"
+            )
+
     def _clean(self) -> None:
-        """Take away what a failed write left behind the end: whole batches in it would come back after a crash."""
         self.current.extend(self.end - self.current.base)
         self._soiled = False
+
+    def _has_leftovers(self) -> bool:
+        """Whether anything stands behind the end, as far as one can tell: writes go from front to back."""
+        try:
+            return any(read_fully(self._disk, self.current.fd, BATCH_HEADER_SIZE, self.end - self.current.base))
+        except OSError:
+            return True
 
     def _commit_roll(self) -> None:
         segments = [group.segment for group in self._ahead] + [self._target]

@@ -175,6 +175,12 @@ class Store:
             )
         return self._subjects.add(name)
 
+    def skip_sequences(self, numbers: npt.ArrayLike, firsts: npt.ArrayLike, counts: npt.ArrayLike) -> None:
+        """Note that no message has these sequences of some subjects, unless the next start finds one: columns, or ints
+        of one subject.
+        """
+        self._subjects.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
+
     def message_count(self, number: int, first: int, end: int) -> int:
         """How many messages the sequences [first, end) of a subject are, gaps left out."""
         return self._subjects.message_count(number, first, end)
@@ -232,8 +238,8 @@ class Store:
     def write(self, partition: int) -> None:
         """Store all that is staged, with a call to the system for each MiB. It can be read after ``publish``.
 
-        Raises StorageFull, StorageFailed, SyncFailed: none of it is stored then, and nothing is staged; a later write
-        may work again.
+        Raises StorageFull, StorageFailed: none of it is stored then, and nothing is staged; a later write may work
+        again. Raises SyncFailed when the next start may find a part of it; until then the partition takes nothing more.
         """
         part = self._partitions[partition]
         if not part.rows:

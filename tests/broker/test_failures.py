@@ -166,6 +166,61 @@ def _again(command: Send) -> Send:
     return command._replace(batch=memoryview(bytearray(command.batch)))
 
 
+# --- writes that leave something behind -------------------------------------------------------------------------------
+
+
+def _left_behind(directory: Path, *contents: dict[str, list[bytes]], partitions: int = 1) -> tuple[Driven, list[Send]]:
+    """A broker whose last write failed behind the first of several batches, and left that one in the log."""
+    disk = FaultyDisk()
+    driven = Driven(directory, disk=disk, partitions=partitions)
+    driven.send("a", b"before", flush=False)
+    commands = [driven.send_command(content) for content in contents]
+    copies = [_again(command) for command in commands]
+    disk.tears = True
+    disk.fail("pwritev", 1, errno.EIO)
+    disk.fail_always("ftruncate", errno.EIO)
+    said = driven.do(*commands)
+    disk.heal()
+    refused = {effect.request: effect.error for effect in said if isinstance(effect, Refused)}
+    assert {command.request for command in commands} == set(refused)
+    assert all(isinstance(error, SyncFailed) for error in refused.values())
+    return driven, copies
+
+
+def test_what_a_failed_write_left_is_neither_given_again_nor_stored_twice(tmp_path: Path) -> None:
+    driven, copies = _left_behind(tmp_path / "one", {"a": [bytes(500)]}, {"b": [bytes(700), b"b1"]}, partitions=1)
+    for command in (*copies, driven.send_command({"a": [b"after"]}), LastSequence(1, 900, driven.producer)):
+        (answer,) = driven.do(_again(command) if isinstance(command, Send) else command)
+        assert isinstance(answer, Refused)
+        assert isinstance(answer.error, SyncFailed)
+    assert bodies_of(driven.pull(driven.subscribe(""))) == [b"before"]
+    assert [driven.store.message_count(number, 0, 10) for number in range(2)] == [10 - 1, 10 - 2]
+    driven.checkpoint()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    driven.store.close(clean=True)
+    after = Driven(tmp_path / "two")
+    after.produced = driven.produced
+    assert [type(after.do(command)[0]) for command in copies] == [Sent, Sent]
+    found = bodies_of(after.pull(after.subscribe("", group="new")))
+    assert sorted(found) == sorted([b"before", bytes(500), bytes(700), b"b1"])
+    after.close()
+
+
+def test_other_partitions_go_on_beside_what_a_failed_write_left(tmp_path: Path) -> None:
+    driven, copies = _left_behind(tmp_path, {"a": [bytes(500)]}, {"a": [bytes(700)]}, partitions=2)
+    sent = driven.send("a", b"after")
+    assert (sent.partition, sent.first_sequences) == (1, 3)
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"before", b"after"]
+    driven.checkpoint()
+    driven.store.close(clean=True)
+    driven.open()
+    for command in copies:
+        assert isinstance(driven.do(command)[0], Sent)
+    found = bodies_of(driven.pull(driven.subscribe("a", group="new")))
+    assert sorted(found) == sorted([b"before", b"after", bytes(500), bytes(700)])
+    driven.close()
+
+
 # --- syncs that fail -------------------------------------------------------------------------------------------------
 
 

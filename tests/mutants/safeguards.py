@@ -195,9 +195,16 @@ SAFEGUARDS: Final = (
     Mutant(
         "clean up after a write that failed",
         "qmq/storage/message_log.py",
-        "            with suppress(OSError):\n                self._clean()\n            raise failure",
-        "            self._soiled = False\n            raise failure",
+        "            self._clean_up(failed)\n",
+        "",
         ("tests/storage/test_message_log.py", "tests/storage/test_store_failures.py"),
+    ),
+    Mutant(
+        "stop where a write that failed cannot be cleaned up after",
+        "qmq/storage/message_log.py",
+        "        if self._soiled and self._has_leftovers():\n",
+        "        if False:\n",
+        ("tests/storage/test_message_log.py", "tests/broker/test_failures.py"),
     ),
     Mutant(
         "hand nothing out that is known to be bad",

@@ -1,4 +1,4 @@
-"""A disk that fails as a test asks: the nth call of an operation, with an errno, or writes that come short."""
+"""A disk that fails as a test asks: the nth call of an operation, or of any, with an errno; short writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from qmq.storage.disk import Buffer, Disk
+
+_CHANGES: Final = {"create", "pwritev", "ftruncate", "rename", "unlink", "mkdir"}
+_SYNCS: Final = {"fdatasync", "fsync", "fsync_directory"}
+_READS: Final = {"open", "map", "pread", "preadv", "listdir"}
+
+#: The operations that may fail so. Opening a file for writing is "create" here.
+FAILING: Final = {
+    errno.EIO: _CHANGES | _SYNCS | _READS,
+    errno.ENOSPC: {"create", "pwritev", "ftruncate", "rename", "mkdir"} | _SYNCS,
+    errno.EDQUOT: {"create", "pwritev", "ftruncate", "rename", "mkdir"} | _SYNCS,
+    errno.EROFS: _CHANGES | _SYNCS,
+    errno.EMFILE: {"create", "open", "listdir", "fsync_directory"},
+    errno.ENFILE: {"create", "open", "listdir", "fsync_directory"},
+}
+
+#: Writes of so many bytes, headers that is, are done whole or not at all.
+_NOT_TORN_BYTES: Final = 64
 
 
 class FaultyDisk(Disk):
@@ -25,6 +43,12 @@ class FaultyDisk(Disk):
         self.short: int | None = None
         self._faults: dict[tuple[str, int], int] = {}
         self._lasting: dict[str, tuple[int, str]] = {}
+        self._kinds: Counter[str] = Counter()
+        #: Writes that fail put the first half of their bytes there, as on a disk that fills up meanwhile.
+        self.tears = False
+        self._strike: tuple[int, int, bool] | None = None  # how many operations pass before, errno, whether it lasts
+        #: How often an operation failed with an errno as ``strike`` asked.
+        self.struck: Counter[tuple[str, int]] = Counter()
         self._paths: dict[int, str] = {}
         self._tracks = False
         self._root = Path()
@@ -40,23 +64,58 @@ class FaultyDisk(Disk):
         """Let every call of *operation* fail until ``heal``, for paths that contain *path_part*."""
         self._lasting[operation] = (code, path_part)
 
+    def strike(self, code: int, after: int, *, lasting: bool) -> None:
+        """Let the operation behind the next *after* of those that may fail so fail with errno *code*, and with
+        *lasting* all of them from there on.
+        """
+        self._strike = after, code, lasting
+
+    @property
+    def code(self) -> int:
+        """The errno that ``strike`` was given, 0 when nothing is to fail."""
+        return self._strike[1] if self._strike is not None else 0
+
+    def is_failing_for_good(self) -> bool:
+        """Something fails until it is healed."""
+        return bool(self._lasting) or (self._strike is not None and self._strike[2])
+
+    def count_failing(self, code: int) -> int:
+        """How many operations so far might have failed so."""
+        return sum(count for kind, count in self._kinds.items() if kind in FAILING[code])
+
     def heal(self) -> None:
         """Let nothing fail any more."""
         self._faults.clear()
+        self._strike = None
         self._lasting.clear()
         self.short = None
 
-    def _count(self, operation: str, path: Path | str = "") -> None:
+    def _count(self, operation: str, path: Path | str = "", kind: str = "") -> None:
         self.calls[operation] += 1
+        self._kinds[kind or operation] += 1
         code = self._faults.pop((operation, self.calls[operation]), None)
         lasting = self._lasting.get(operation)
         if code is None and lasting is not None and lasting[1] in str(path):
             code = lasting[0]
+        if code is None:
+            code = self._struck_by(kind or operation)
         if code is not None:
             raise OSError(code, os.strerror(code))
 
+    def _struck_by(self, kind: str) -> int | None:
+        if self._strike is None or kind not in FAILING[self._strike[1]]:
+            return None
+        after, code, lasting = self._strike
+        if after:
+            self._strike = after - 1, code, lasting
+            return None
+        if not lasting:
+            self._strike = None
+        self.struck[kind, code] += 1
+        return code
+
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        self._count("open", path)
+        self._count("open", path, "create" if flags & (os.O_WRONLY | os.O_RDWR) else "open")
         is_new = not path.exists()
         fd = super().open(path, flags, mode)
         inode = os.fstat(fd).st_ino
@@ -75,8 +134,16 @@ class FaultyDisk(Disk):
         return sorted(self._paths.values())
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        self._count("pwritev", self._paths.get(fd, ""))
+        try:
+            self._count("pwritev", self._paths.get(fd, ""))
+        except OSError:
+            whole = b"".join(buffers)
+            if self.tears and len(whole) > _NOT_TORN_BYTES:
+                self.calls["torn"] += 1
+                super().pwritev(fd, [whole[: len(whole) // 2]], offset)
+            raise
         if self.short is not None:
+            self.calls["short"] += 1
             whole = b"".join(buffers)
             return super().pwritev(fd, [whole[: self.short]], offset)
         return super().pwritev(fd, buffers, offset)

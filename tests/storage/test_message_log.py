@@ -114,6 +114,26 @@ def test_what_a_failed_write_left_is_cleaned_before_the_next(tmp_path: Path) -> 
     log.close()
 
 
+@pytest.mark.parametrize("operation", ["pread", ""])
+def test_what_a_failed_write_left_for_good_stops_the_partition(tmp_path: Path, operation: str) -> None:
+    disk = FaultyDisk()
+    log = make(tmp_path, disk)
+    disk.tears = True
+    disk.fail("pwritev", 1)
+    disk.fail_always("ftruncate")
+    if operation:  # whether anything was left cannot be told
+        disk.fail_always(operation)
+    put(log, b"x" * 200)
+    with pytest.raises(SyncFailed, match=r"cannot write .* cannot be taken away; .* has been restarted"):
+        log.write()
+    disk.heal()
+    put(log, b"y")
+    with pytest.raises(SyncFailed):
+        log.write()
+    assert log.staged == []
+    log.close()
+
+
 def test_the_limit_is_the_end_of_the_segment_or_the_reserve(tmp_path: Path) -> None:
     log = make(tmp_path, FaultyDisk(), reserve=500)
     assert log.limit == 500

@@ -126,7 +126,7 @@ def test_a_new_segment_that_cannot_be_taken_away_again_stops_the_partition(tmp_p
         sender.stage(("a", [b"x" * 3_000]))
     disk.fail("pwritev", 1, errno.EIO)
     disk.fail_always("unlink", errno.EACCES)
-    with pytest.raises(StorageFailed):
+    with pytest.raises(SyncFailed, match="Remove the file and restart"):
         sender.write()
     sender.take_back()
     with pytest.raises(SyncFailed, match="Remove the file and restart"):
