@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz kills mutants
+.PHONY: help env demo serve test lint bench sim fuzz errors kills mutants
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -35,6 +35,9 @@ sim: env  ## random histories, batches, frames and names against models, ROUNDS=
 fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000 (SEED=... TARGET=...)
 	@scripts/with-atheris -m fuzz --count $(or $(COUNT),10000000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TARGET),--target $(TARGET))
+
+errors: env  ## an I/O error of each kind at every operation of a broker's life, once and for good (5 minutes)
+	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header tests/broker/test_io_errors.py
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))

@@ -7,6 +7,7 @@ again with sealed 1, the count and the checksum of the body.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -145,12 +146,16 @@ class SealedSegment:
             finally:
                 self._disk.close(fd)
         except OSError as error:
-            if error.errno in BAD_SECTOR:
-                raise BadBytes(f"{failure(error, 'read', self.path)}; {_RESTART}") from error
-            raise failure(error, "read", self.path) from error
+            raise self._unreadable(error) from error
         if crc != self.header.body_crc:
             raise BadBytes(f"{self.path} does not fit its checksum; {_RESTART}")
         self.checked = True
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        """What is wrong with the file, or with anything else: then it must not be thrown away."""
+        if error.errno == errno.ENOENT or error.errno in BAD_SECTOR:
+            return BadBytes(f"cannot read {self.path}: {error.strerror}; {_RESTART}")
+        return failure(error, "read", self.path)
 
     def rows(self) -> Rows:
         """ENTRY_DTYPE[count], mapped. Raises BadBytes or StorageFailed."""
@@ -162,8 +167,10 @@ class SealedSegment:
                     self._rows = map_entries(self._disk, fd, self.count)
                 finally:
                     self._disk.close(fd)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 raise BadBytes(f"cannot map {self.path}: {error}; {_RESTART}") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
             self._data = self._rows.data.cast("B") if self.count else memoryview(b"")
         return self._rows
 

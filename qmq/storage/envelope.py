@@ -15,7 +15,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
-from qmq.storage.disk import Disk, failure, read_whole
+from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_whole
 
 _FIELDS: Final = struct.Struct("<8sHHI")
 _CRC: Final = struct.Struct("<I")
@@ -68,12 +68,14 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
 
 
 def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> Opened:
-    """Look at the file at *path*. Raises StorageFailed when the system refuses to read it."""
+    """Look at the file at *path*; a bad sector is rot. Raises StorageFailed when the system refuses to read it."""
     try:
         data = read_whole(disk, path)
     except FileNotFoundError:
         return Opened(FileState.MISSING, None, f"{path} is missing")
     except OSError as error:
+        if error.errno in BAD_SECTOR:
+            return Opened(FileState.ROTTEN, None, str(failure(error, "read", path)))
         raise failure(error, "read", path) from error
     try:
         return Opened(FileState.GOOD, unpack_envelope(data, magic, version, str(path)), "")

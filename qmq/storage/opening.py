@@ -112,6 +112,7 @@ class _Opening:
         self._notes: list[str] = []
         self._lost_end = 0  # the highest next sequence among subjects whose names are lost
         self._unsealed: list[tuple[SegmentIndex, int]] = []
+        self._opened_indexes: list[SegmentIndex] = []
 
     def abandon(self) -> None:
         """Close what has been opened."""
@@ -119,6 +120,8 @@ class _Opening:
             log.close()
         for consumer in self._consumers:
             consumer.close()
+        for index in self._opened_indexes:
+            index.close()
         if self._subjects is not None:
             self._subjects.close()
 
@@ -165,7 +168,7 @@ class _Opening:
         )
 
     def _is_populated(self) -> bool:
-        names = self._disk.listdir(self._directory)
+        names = self._names_in(self._directory)
         ours = (SUBJECTS_NAME, CONSUMER_LOG_NAME)
         if any(name in ours or name.startswith((PREFIX, "log-")) for name in names if name not in COPY_NAMES):
             logs = [self._directory / name for name in names if name.startswith("log-")]
@@ -177,6 +180,14 @@ class _Opening:
             return bool(self._disk.listdir(path))
         except NotADirectoryError:
             return False
+        except OSError as error:
+            raise failure(error, "list", path) from error
+
+    def _names_in(self, path: Path) -> list[str]:
+        try:
+            return self._disk.listdir(path)
+        except OSError as error:
+            raise failure(error, "list", path) from error
 
     # --- identity ----------------------------------------------------------------------------------------------------
 
@@ -394,6 +405,7 @@ class _Opening:
 
     def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int) -> SegmentIndex:
         index = SegmentIndex(self._disk, log.directory, log.owner, base)
+        self._opened_indexes.append(index)
         row, stop = consumer.row_at_position(base), consumer.row_at_position(end)
         last = -1
         while row < stop:

@@ -390,6 +390,7 @@ class PartitionReplay:
                 current.sync()
                 self._disk.fsync_directory(self._directory)
         except OSError as error:
+            current.close()
             raise failure(error, "sync", current.path) from error
         sealed = [span for span in self._spans if span.base != current.base]
         return MessageLog(

@@ -52,7 +52,7 @@ def find_sealed(
         except (FileNotFoundError, BadBytes, ForeignFile):
             continue
         except OSError as error:
-            if error.errno in BAD_SECTOR:
+            if error.errno in BAD_SECTOR:  # the file can be made again
                 continue
             raise failure(error, "read the entries in", directory, base) from error
         found[base] = segment
@@ -62,10 +62,10 @@ def find_sealed(
 def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, reread: Reread) -> SealedSegment:
     """Write the files of a sealed segment from the message log. Raises StorageFull, StorageFailed or BadBytes."""
     journal = Journal(disk, directory, owner)
-    for rows in reread(owner.base, end):
-        journal.extend(np.array([rows], ENTRY_DTYPE) if isinstance(rows, tuple) else rows)
-    journal.freeze()
     try:
+        for rows in reread(owner.base, end):
+            journal.extend(np.array([rows], ENTRY_DTYPE) if isinstance(rows, tuple) else rows)
+        journal.freeze()
         journal.seal()
     finally:
         journal.close()

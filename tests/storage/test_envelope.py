@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,16 @@ def test_good_bytes_of_the_wrong_kind(tmp_path: Path) -> None:
     whole = fields + crc32c(fields + body).to_bytes(4, "little") + body
     with pytest.raises(BadBytes, match="does not hold a map"):
         unpack_envelope(whole, MAGIC, 3, "f")
+
+
+@pytest.mark.parametrize("operation", ["open", "pread"])
+def test_a_bad_sector_is_rot(tmp_path: Path, operation: str) -> None:
+    disk = FaultyDisk()
+    (tmp_path / "f").write_bytes(b"".join(pack_envelope(MAGIC, 3, {"n": 7})))
+    disk.fail(operation, 1, errno.EIO)
+    opened = read_envelope(disk, tmp_path / "f", MAGIC, 3)
+    assert (opened.state, opened.content) == (FileState.ROTTEN, None)
+    assert opened.reason.startswith(f"cannot read {tmp_path / 'f'}: {os.strerror(errno.EIO)}; check the disk")
 
 
 def test_a_file_that_the_system_does_not_let_read(tmp_path: Path) -> None:

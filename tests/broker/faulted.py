@@ -1,0 +1,266 @@
+"""A broker on a disk that fails, and clients that know what they were told: every step goes on, whatever it meets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qmq.broker.commands import (
+    Disconnected,
+    Effect,
+    Messages,
+    Refused,
+    Send,
+    Sent,
+    Subscribe,
+    Subscribed,
+    SyncBroken,
+    Synced,
+)
+from qmq.broker.core import Broker
+from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
+from qmq.storage.disk import Disk
+from qmq.storage.recovery import Source
+from qmq.storage.store import Store, StoreOptions
+from qmq.storage.verify import verify
+from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer
+from tests.storage.faults import FaultyDisk
+
+#: Small, so that a short workload rolls segments and renews reserves.
+OPTIONS = {"segment_bytes": 16 << 10, "max_frame_bytes": 6 << 10, "reserve_bytes": 48 << 10, "partitions": 2}
+PRODUCER = b"producer of test"
+GROUPS = {"all": "", "one": "a"}
+
+
+class FaultedBroker(Driven):
+    """What a sync or a checkpoint raises is noted and handed in, as the wiring does it."""
+
+    def __init__(self, directory: Path, disk: FaultyDisk) -> None:
+        self.errors: list[QmqError] = []
+        super().__init__(directory, disk=disk, **OPTIONS)
+
+    def open(self) -> None:
+        self.store = Store.open(self.directory, StoreOptions(**self.options), self.disk, self.now.wall_us)
+        try:
+            self.broker = Broker(self.store, self.limits, self.now)
+        except StorageError:
+            self.store.close(clean=False)
+            raise
+
+    def try_checkpoint(self) -> bool:
+        """Whether one could be taken."""
+        taken = True
+        try:
+            self.checkpoint()
+        except StorageError as error:
+            self.errors.append(error)
+            taken = False
+        for partition in range(self.store.partitions):
+            broken = self.store.broken(partition)
+            if broken is not None:
+                self.broker.handle(SyncBroken(partition, broken), self.now)
+        return taken
+
+    def sync(self, turn: bool = True) -> list[Effect]:
+        wanted, self.wanted = self.wanted, []
+        for want in wanted:
+            try:
+                self.store.sync(want.partition)
+            except SyncFailed as error:
+                self.errors.append(error)
+                self.broker.handle(SyncBroken(want.partition, error), self.now)
+            except StorageFailed as error:
+                self.errors.append(error)
+                self.wanted.append(want)  # it could not begin
+            else:
+                self.broker.handle(Synced(want.partition, want.position), self.now)
+        self.broker.turn(self.now)
+        return self.effects() if turn else []
+
+    def is_broken(self) -> bool:
+        """A sync has failed, so a restart is needed before all is taken again."""
+        return any(self.store.broken(partition) for partition in range(self.store.partitions))
+
+
+@dataclass
+class Batch:
+    """One batch of the clients. ``state`` is open until it is acknowledged, or nobody knows what became of it: unknown
+    where a sync failed, left where a write did, and then it may come up behind what groups got since.
+    """
+
+    data: bytes
+    flush: bool
+    contents: dict[str, list[bytes]]
+    state: str = "open"
+    sent: Sent | None = None
+    request: int = 0
+
+
+class _CouldNotStart(Exception):
+    """The disk would not let it; why is among the errors."""
+
+
+class World:
+    """One data directory, its broker while one runs, and what its clients were told."""
+
+    def __init__(self, directory: Path, disk: FaultyDisk) -> None:
+        self.directory = directory
+        self.disk = disk
+        self.driven: FaultedBroker
+        self.batches: list[Batch] = []
+        #: By group, all lives together: bodies in the order in which they came.
+        self.got: dict[str, list[bytes]] = defaultdict(list)
+        #: What was refused, or raised, in the order in which it was.
+        self.errors: list[QmqError] = []
+        #: A checkpoint could not be read, so an older one counted.
+        self.fell_back = False
+        self._subscriptions: dict[str, int] = {}
+        self._pulls: dict[int, str] = {}  # group, by request
+        self._sequence = 0
+        self._number = 0
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start a broker; one that cannot start leaves nothing open, and starts when nothing fails any more."""
+        with suppress(_CouldNotStart):
+            self._start()
+            return
+        assert self.disk.still_open() == [], self.errors[-1]
+        self.disk.heal()
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            self.driven = FaultedBroker(self.directory, self.disk)
+        except StorageError as error:
+            self.errors.append(error)
+            raise _CouldNotStart from error
+        self.driven.errors = self.errors
+        self.fell_back |= self.driven.store.recovery.source is not Source.CHECKPOINT
+        self._subscriptions.clear()
+        self._pulls.clear()
+
+    def copied(self, directory: Path) -> World:
+        """The same clients, with a copy of the directory, while no broker runs."""
+        shutil.copytree(self.directory, directory)
+        other = World(directory, FaultyDisk())
+        other.batches = [replace(batch) for batch in self.batches]
+        other.got = defaultdict(list, {group: list(bodies) for group, bodies in self.got.items()})
+        other._sequence, other._number = self._sequence, self._number
+        return other
+
+    def close(self) -> bool:
+        """Stop the broker; whether that was a clean stop."""
+        driven = self.driven
+        clean = driven.try_checkpoint() and not driven.is_broken()
+        try:
+            driven.store.close(clean)
+        except StorageError as error:
+            self.errors.append(error)
+            clean = False
+        assert self.disk.still_open() == []
+        return clean
+
+    def verified(self) -> None:
+        """The stopped directory has no fault."""
+        report = verify(self.directory, Disk())
+        assert report.is_good, "\n".join(map(str, report.findings))
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, *subjects: str, flush: bool, size: int = 900) -> None:
+        """Add a batch, a message of *size* bytes to each subject, to what ``offer`` offers."""
+        contents = {}
+        for subject in subjects:
+            contents[subject] = [b"%06d" % self._number + os.urandom(size // 2).hex().encode()]
+            self._number += 1
+        data = bytes(batch_of(contents, self._sequence, PRODUCER))
+        self._sequence += len(subjects)
+        self.batches.append(Batch(data, flush, contents))
+
+    def offer(self) -> None:
+        """Send what is open, all in one turn, as a client sends what was refused again."""
+        commands = []
+        for batch in self.waiting():
+            batch.request = self.driven.request()
+            commands.append(Send(1, batch.request, memoryview(bytearray(batch.data)), batch.flush))
+        self._take(self.driven.do(*commands))
+        self.turn()
+
+    def repeat(self, batch: Batch) -> Effect:
+        """Send a batch once more; the answer."""
+        command = Send(1, self.driven.request(), memoryview(bytearray(batch.data)), True)
+        said = [*self.driven.do(command), *self.driven.sync()]
+        return next(effect for effect in said if getattr(effect, "request", 0) == command.request)
+
+    def turn(self) -> None:
+        """A turn without new commands: syncs that could not begin are tried again."""
+        self._take(self.driven.sync())
+
+    def waiting(self) -> list[Batch]:
+        """Batches that have no answer that ends them."""
+        return [batch for batch in self.batches if batch.state == "open"]
+
+    def _take(self, effects: list[Effect]) -> None:
+        by_request = {batch.request: batch for batch in self.waiting()}
+        for effect in effects:
+            if isinstance(effect, Sent):
+                batch = by_request[effect.request]
+                batch.state, batch.sent = "acknowledged", effect
+            elif isinstance(effect, Refused) and effect.request in by_request:
+                self.errors.append(effect.error)
+                if not effect.error.retryable:
+                    assert isinstance(effect.error, SyncFailed), effect.error
+                    left = "cannot be taken away" in str(effect.error)
+                    by_request[effect.request].state = "left" if left else "unknown"
+            elif isinstance(effect, Messages | Refused):
+                self._answered(effect)
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    def pull(self, group: str, max_count: int = 1_000, timeout_ms: int = 0) -> Effect | None:
+        """Pull once; the answer, or None when it is parked: it is taken whenever it comes."""
+        subscription = self._subscribed(group)
+        if subscription is None:
+            return None
+        command = self.driven.pull_command(subscription, max_count=max_count, timeout_ms=timeout_ms, connection=2)
+        self._pulls[command.request] = group
+        said = self.driven.do(command)
+        self._take(said)
+        return next((effect for effect in said if getattr(effect, "request", 0) == command.request), None)
+
+    def _subscribed(self, group: str) -> int | None:
+        if group not in self._subscriptions:
+            command = Subscribe(2, self.driven.request(), group, (GROUPS.get(group, ""),), "c", None)
+            (answer,) = self.driven.do(command)
+            if isinstance(answer, Refused):
+                self.errors.append(answer.error)
+                return None
+            assert isinstance(answer, Subscribed)
+            self._subscriptions[group] = answer.subscription
+        return self._subscriptions[group]
+
+    def _answered(self, effect: Messages | Refused) -> None:
+        group = self._pulls.pop(effect.request)
+        if isinstance(effect, Refused):
+            self.errors.append(effect.error)
+        else:
+            self.got[group] += bodies_of(runs_of_answer(effect))
+
+    def drain(self, group: str) -> list[bytes]:
+        """All that a group can get now, and what it has got so far in all."""
+        while isinstance(answer := self.pull(group), Messages) and answer.messages:
+            pass
+        assert isinstance(answer, Messages), answer
+        return self.got[group]
+
+    def leave(self) -> None:
+        """The consumers disconnect; their parked pulls end."""
+        self.driven.do(Disconnected(2))
+        self._pulls.clear()
+        self._subscriptions.clear()
