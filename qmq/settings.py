@@ -138,6 +138,12 @@ class Settings(BaseModel):
     max_unsynced_bytes: Bytes = Field(
         512 * MIB, ge=1 * MIB, le=64 * GIB, description="Bytes not yet on disk at which sends wait for the disk."
     )
+    keep_free_bytes: Bytes = Field(
+        64 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Room that sends leave free on each disk, for checkpoints and acknowledgements; a 16th at most.",
+    )
     scrub_bytes_per_s: Bytes = Field(
         1 * MIB, ge=0, le=1 * GIB, description="How fast sealed files are read again in search of rot; 0: never."
     )

@@ -513,6 +513,7 @@ def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions
         reserve_bytes=settings.reserve_bytes,
         max_frame_bytes=settings.max_frame_bytes,
         max_subjects=settings.max_subjects,
+        keep_free_bytes=settings.keep_free_bytes,
         store_id_hint=_store_id_of(settings, address),
     )
 

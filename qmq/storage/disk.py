@@ -141,6 +141,11 @@ class Disk:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
+    def room(self, path: Path) -> tuple[int, int]:
+        """Bytes that may still be written to the disk of *path*, and its size."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
     def data_end(self, fd: int) -> int:
         """The offset from which on the file surely holds only zeros; its size where the file system does not tell."""
         size, end = self.size(fd), 0

@@ -29,6 +29,8 @@ class StoreOptions:
     #: The largest batch that will come.
     max_frame_bytes: int = 16 << 20
     max_subjects: int = 1_000_000
+    #: What batches leave free on each disk, at most a sixteenth of it.
+    keep_free_bytes: int = 0
     #: The store id of a directory that is made new, 6 bytes: IPv4 and port; None for a random one.
     store_id_hint: bytes | None = None
 

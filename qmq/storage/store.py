@@ -33,6 +33,7 @@ from qmq.storage.opening import CONSUMER_LOG_NAME, open_directory
 from qmq.storage.order import Rows
 from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
+from qmq.storage.room import Room
 from qmq.storage.scrub import Damage, SegmentReader
 from qmq.storage.segment import Place
 from qmq.storage.sequences import merge_by_sequence
@@ -60,7 +61,8 @@ class _Partition:
     """What the store keeps of one partition. ``rows`` are staged: of one batch each, or the base of a new segment."""
 
     __slots__ = (
-        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "rows", "written_rows",
+        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "room", "rows",
+        "written_rows",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,7 @@ class _Partition:
         index: SegmentIndex,
         holes: list[Hole],
         claim: PartitionClaim,
+        room: Room,
     ) -> None:
         self.at_hand = AtHand(disk, log)
         self.number = number
@@ -79,6 +82,7 @@ class _Partition:
         self.consumer = consumer
         self.index = index
         self.holes = holes
+        self.room = room
         self.rows: list[EntryRow | Rows | int] = []
         self.written_rows = consumer.buffer_row
         #: The segment up to which the names of all files are known to be on disk.
@@ -100,7 +104,16 @@ class Store:
         self._identity: IdentityFile = opened.identity
         self._subjects: SubjectTable = opened.subjects
         self._partitions = [
-            _Partition(opened.disk, number, part.log, part.consumer, part.index, part.holes, part.claim)
+            _Partition(
+                opened.disk,
+                number,
+                part.log,
+                part.consumer,
+                part.index,
+                part.holes,
+                part.claim,
+                Room(opened.disk, (part.log.directory, opened.directory), opened.options.keep_free_bytes),
+            )
             for number, part in enumerate(opened.partitions)
         ]
         self._checkpoint_number = opened.checkpoint_number
@@ -248,6 +261,7 @@ class Store:
         try:
             if consumer.buffer_row != part.written_rows:
                 self._write_rows(part)
+            part.room.take(part.log.staged_end - part.log.end)
             part.log.write()
         except StorageError:
             self._unstage(part)
@@ -477,6 +491,8 @@ class Store:
         """
         assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
         table, identity = self._subjects, self._identity.current
+        for part in self._partitions:
+            part.room.measure_again()
         sound = [part for part in self._partitions if not part.given_up]
         syncs = [(table.sync, table.flush())]
         for part in sound:

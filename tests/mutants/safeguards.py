@@ -207,6 +207,13 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_message_log.py", "tests/broker/test_failures.py"),
     ),
     Mutant(
+        "leave room on a full disk",
+        "qmq/storage/room.py",
+        "            if free - size < kept:\n",
+        "            if False:\n",
+        ("tests/storage/test_room.py",),
+    ),
+    Mutant(
         "hand nothing out that is known to be bad",
         "qmq/broker/damages.py",
         "        marked = [self._store.mark_unreadable(damage.partition, *mark) for mark in damage.marks]\n",
