@@ -378,9 +378,9 @@ class Intake:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
         try:
-            view = self._store.view(known.partition, known.position, BATCH_HEADER_SIZE)
+            view = self._store.peek(known.partition, known.position, BATCH_HEADER_SIZE)
             header = parse_header(view)
-            view = self._store.view(known.partition, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
+            view = self._store.peek(known.partition, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
         except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import StorageError
-from qmq.storage.disk import PAGE, Disk
+from qmq.errors import BadBytes, StorageError
+from qmq.storage.disk import PAGE, Disk, failure, read_fully
 from qmq.storage.message_log import MessageLog
 from qmq.storage.reading import READ_BYTES, Read, Stretch
 from qmq.storage.segment import segment_path
@@ -43,6 +44,23 @@ class AtHand:
         if position >= log.hot_from() or log.residence.may_wait:
             return True
         return self.count(np.array([position]), np.array([size])) == 1
+
+    def peek(self, position: int, size: int) -> memoryview:
+        """These bytes, from the map where that waits for no disk, else by a read. Raises as ``view`` does."""
+        if self.has(position, size):
+            return self._log.view(position, size)
+        place = self._log.place_of(position)
+        try:
+            fd = self._disk.open(place.path, os.O_RDONLY)
+            try:
+                found = read_fully(self._disk, fd, size, place.offset)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "read", place.path, position) from error
+        if len(found) < size:
+            raise BadBytes(f"{place} has {len(found)} bytes of {size}; run qmq verify")
+        return memoryview(found)
 
     def count(self, positions: Places, sizes: Places) -> int:
         """How many of these batches, ascending, come before the first that is not in memory."""

@@ -387,6 +387,10 @@ class Store:
         """
         return self._partitions[partition].log.view(position, size)
 
+    def peek(self, partition: int, position: int, size: int) -> memoryview:
+        """As ``view``, also of what is not at hand: a few bytes, which are then read at once. Raises StorageFailed."""
+        return self._partitions[partition].at_hand.peek(position, size)
+
     def may_wait(self, wait: bool) -> None:
         """Whether reading may wait for the disk, as it may from the start on. Else what is not in memory is refused:
         rows and lookups raise NotAtHand; ``view`` is asked only for what is at hand.

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Subscribe, Subscribed, Unsubscribe, Withdraw
+from qmq.broker.commands import (
+    Disconnected,
+    Effect,
+    Messages,
+    Refused,
+    Sent,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Withdraw,
+)
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import PAGE
+from tests.broker.cut_files import BATCHES, SUBJECTS
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.storage.forgetful import ForgetfulDisk
 
@@ -215,6 +228,14 @@ def test_rows_that_cannot_be_read_are_made_again(tmp_path: Path, suffix: str, pr
     driven.close()
 
 
+@pytest.mark.parametrize(("suffix", "prefix"), [("entries", "a."), ("entries", "a.3"), ("order", "a.3")])
+def test_files_that_are_cut_beneath_a_broker_do_not_end_it(tmp_path: Path, suffix: str, prefix: str) -> None:
+    command = [sys.executable, "-m", "tests.broker.cut_files", str(tmp_path / "data"), suffix, prefix]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) == (BATCHES * SUBJECTS if prefix == "a." else BATCHES)
+
+
 def test_a_start_by_time_is_looked_up_by_a_read(tmp_path: Path) -> None:
     driven, disk, bodies = old(tmp_path)
     driven.store.may_wait(True)
@@ -248,6 +269,29 @@ def test_a_checkpoint_reads_no_rows_and_the_next_start_doubles_nothing(tmp_path:
     driven.restart()
     got += [run.body(0) for run in drain(driven, driven.subscribe("a."))]
     assert got == [*bodies, b"last"]
+    driven.close()
+
+
+def test_a_repeat_of_what_is_not_in_memory_reads_a_header_by_a_call(tmp_path: Path) -> None:
+    driven, disk, _ = cold(tmp_path)
+    first = driven.send_command({"a.x": [b"sent twice"], "a.y": [b"and this"]})
+    again = first._replace(request=9_999, batch=memoryview(bytearray(first.batch)))
+    once = again._replace(batch=memoryview(bytearray(first.batch)))
+    (sent,) = driven.do(first)
+    assert isinstance(sent, Sent)
+    disk.forget()
+    before = disk.calls["pread"]
+    (repeated,) = driven.do(again)
+    assert isinstance(repeated, Sent)
+    assert (repeated.request, repeated.position) == (9_999, sent.position)
+    assert list(repeated.first_sequences) == list(sent.first_sequences)
+    assert 1 <= disk.calls["pread"] - before <= 2
+    disk.spoil(*log_path(driven, sent.position))
+    (refused,) = driven.do(once)
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, StorageFailed)
+    disk.bad.clear()
+    driven.auto_read = True
     driven.close()
 
 
