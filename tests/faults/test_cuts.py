@@ -36,8 +36,6 @@ SMALL: Final[dict[str, Any]] = {
     "max_message_bytes": "32 KiB",
     "reserve_bytes": "1 MiB",
 }
-#: No client of ours asks for these.
-UNUSED: Final = {Kind.REPORT, Kind.REPORTED}
 #: More than any frame has.
 WHOLE: Final = 1 << 30
 #: The most that a group loses with the answer to one pull.
@@ -173,13 +171,15 @@ async def send(client: qmq.Client, ledger: Ledger, name: str) -> None:
 
 
 async def follow(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
-    """Alone: everything comes, once, also after a pull that was cancelled."""
+    """Alone: everything comes, once, also what is damaged on the way and after a pull that was cancelled."""
     got: list[Message] = []
+    world.wires.damages = True
     async with client.subscribe(f"{name}.", start="first") as consumer:
         while len(got) < len(ledger.entries):
             came = await consumer.pull(max_count=AT_ONCE, timeout=60)
             assert came, f"{len(got)} of {len(ledger.entries)} came"
             got += came
+        assert world.wires.was_cut or any(passing.kind == Kind.REPORT for passing in world.wires.passed)
         asked = pulls_in(world.wires.passed)
         pull = asyncio.create_task(consumer.pull())
         await until(lambda: pulls_in(world.wires.passed) > asked, "the pull is on its way")
@@ -230,7 +230,7 @@ def at_work(frames: list[Passing]) -> list[Passing]:
 def assert_struck(wires: Wires, greeting: bool) -> None:
     """Every kind was cut before, during and after."""
     print(f"{wires.struck.total()} cuts: {dict(wires.struck)}")
-    kinds = set(Kind) - UNUSED - (set() if greeting else {Kind.HELLO, Kind.WELCOME})
+    kinds = set(Kind) - (set() if greeting else {Kind.HELLO, Kind.WELCOME})
     missed = {(kind.name, where) for kind in kinds for where in ("before", "during", "after")}
     assert missed <= {(kind, where) for _, kind, where in wires.struck}
 

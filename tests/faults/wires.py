@@ -92,6 +92,9 @@ class End(asyncio.Transport):
 
     def _pass(self, frame: bytes, passing: Passing) -> None:
         passed = self._wires.decide(passing)
+        if passing.kind == Kind.MESSAGES and passing.connection >= 0 and self._wires.damages:
+            self._wires.damages = False
+            frame = frame[:-1] + bytes([frame[-1] ^ 1])
         self.peer.deliver(frame if passed is None else frame[:passed])
         if passed is not None:
             error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -135,7 +138,7 @@ class Wires:
     """Stands for the network in one loop. ``broker`` None: nobody listens. ``plan`` decides over every frame.
 
     ``passed`` are the frames of the connections that are not spared, which ``connections`` counts; ``struck`` counts
-    cuts by direction, kind and where.
+    cuts by direction, kind and where. While ``damages``, the next answer to a pull loses a bit of its last message.
     """
 
     def __init__(self) -> None:
@@ -145,6 +148,7 @@ class Wires:
         self.struck: Counter[tuple[str, str, str]] = Counter()
         self.connections = 0
         self.was_cut = False
+        self.damages = False
 
     async def connect(
         self, factory: Callable[[], asyncio.BufferedProtocol], host: str, port: int
