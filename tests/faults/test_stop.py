@@ -6,9 +6,13 @@ import asyncio
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 import qmq
 from qmq.net import wire
@@ -16,7 +20,7 @@ from qmq.net.wire import FLUSH, Kind
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess, running
-from tests.faults.brokers import broker_in, until
+from tests.faults.brokers import PATIENCE_S, broker_in, until
 from tests.faults.ledger import Ledger, drain
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
 
@@ -209,6 +213,28 @@ async def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path: Path)
         await asyncio.to_thread(broker.start)
         assert "after a stop that was not clean" in broker.log().splitlines()[-1]
         ledger.check(await drain(broker.url, "all", "a"))
+
+
+_OPENS_LONG: Final = (
+    "import time; from qmq import wiring; "
+    "wiring.Store.open = lambda *rest: print('opening', flush=True) or time.sleep(600); "
+    "from qmq.cli.main import cli; cli()"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_while_the_directory_is_opened_is_one_too(tmp_path: Path, number: signal.Signals) -> None:
+    arguments = ["serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _OPENS_LONG, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.stdout.readline() == b"opening\n"
+        process.send_signal(number)
+        assert await process.wait() == 0
+        assert (await process.stderr.read()).endswith(b"stopped while the data directory was opened\n")
 
 
 async def _stop_while_clients_leave(path: Path) -> None:
