@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from qmq.broker.commands import LastSequence, LastSequenceIs, Refused, Send, Sent, SyncBroken, Synced
+from qmq.broker.commands import (
+    Disconnected,
+    Effect,
+    LastSequence,
+    LastSequenceIs,
+    Refused,
+    Send,
+    Sent,
+    SyncBroken,
+    Synced,
+)
 from qmq.errors import BadBatch, InvalidName, MessageTooLarge, SyncFailed
 from tests.broker.harness import PRODUCER, BrokerLimits, Driven, batch_of, bodies_of
+
+BOTH_FLAGS = list(itertools.product((False, True), repeat=2))
 
 
 def test_append_is_acknowledged_in_its_turn(tmp_path: Path) -> None:
@@ -71,6 +85,33 @@ def test_a_repeated_batch_gets_the_original_receipt(tmp_path: Path, between: str
     assert first.stored_at_us == second.stored_at_us
     assert np.array_equal(first.first_sequences, second.first_sequences)
     assert bodies_of(driven.pull(driven.subscribe(""))) == [b"1", b"2", b"3"]
+    driven.close()
+
+
+def test_the_same_batch_on_two_connections_is_one_however_they_meet(tmp_path: Path) -> None:
+    """One of the two may leave; between any two things that happen there may be a turn, and a sync."""
+    driven = Driven(tmp_path, auto_sync=False)
+    between: dict[str, Callable[[], list[Effect]]] = {"": list, "turn": driven.do, "sync": driven.sync}
+    orders = ["one other leaves", "one leaves other", "other one leaves", "one other", "other one"]
+    numbers = itertools.count()
+    for order, pauses, flags in itertools.product(orders, itertools.product(between, repeat=3), BOTH_FLAGS):
+        number = next(numbers)
+        said: list[Effect] = []
+        for what, pause in zip(order.split(), pauses, strict=False):
+            if what == "leaves":
+                driven.broker.handle(Disconnected(10), driven.now)
+            else:
+                place = ("one", "other").index(what)
+                batch = batch_of({"a": [b"%d" % number]}, number)
+                driven.broker.handle(Send(10 + place, 1 + number, batch, flags[place]), driven.now)
+            said += between[pause]()
+        said += driven.do() + driven.sync() + driven.sync()
+        told = {effect.connection: effect[2:] for effect in said if isinstance(effect, Sent)}
+        assert len(told) == len(said), "somebody was told twice, or refused"
+        assert 11 in told
+        assert 10 in told or "leaves" in order
+        assert len(set(map(str, told.values()))) == 1, "they were told different things"
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"%d" % number for number in range(next(numbers))]
     driven.close()
 
 
