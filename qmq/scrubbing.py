@@ -22,7 +22,7 @@ log = logging.getLogger("qmq.broker")
 
 
 class Thread(Protocol):
-    """What makes calls in order, beside the loop: qmq.wiring.Worker."""
+    """What makes calls in order, beside the loop: qmq.workers.Worker."""
 
     def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None: ...
     async def run(self, work: Callable[[], None]) -> None: ...

@@ -10,15 +10,12 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import queue
 import resource
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
 
@@ -27,13 +24,16 @@ from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
 from qmq.broker.limits import BrokerLimits
+from qmq.checkpoints import Checkpoints
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
 from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
+from qmq.starting import check_clock, log_recovery
 from qmq.storage.disk import Disk
 from qmq.storage.store import Damage, Store, StoreOptions
+from qmq.workers import Worker
 
 log = logging.getLogger("qmq.broker")
 
@@ -44,165 +44,11 @@ _SYNC_AGAIN_S: Final = 0.1
 #: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
 #: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
-#: A clock that shows less has not been set: 2000-01-01.
-_EARLIEST_US: Final = 946_684_800_000_000
-#: Bad places that a start names one by one.
-_HOLES_SHOWN: Final = 100
 #: So many bad places are named in the log at once, and one more each second.
 _TOLD_AT_ONCE: Final = 500
 _TOLD_EVERY_US: Final = 1_000_000
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
-
-
-class ClockNotSet(QmqError):
-    """The machine's clock shows a time before 2000: what is stored would bear it for good."""
-
-    code = "clock_not_set"
-
-
-class Worker:
-    """A thread that makes calls in order; the outcome comes back in the loop.
-
-    A call that returns True is made again, after those that wait.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], bool | None], Callable[[QmqError | None], None]] | None]
-        self._calls = queue.SimpleQueue()
-        # A daemon: a disk that never answers must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, work: Callable[[], bool | None], done: Callable[[QmqError | None], None]) -> None:
-        """Have *work* called in the thread, then *done* in the loop, with the error or None."""
-        self._calls.put((work, done))
-
-    async def run(self, work: Callable[[], None]) -> None:
-        """Call *work* in the thread; raises what it raised."""
-        outcome: asyncio.Future[QmqError | None] = self._loop.create_future()
-        self.call(work, lambda error: None if outcome.done() else outcome.set_result(error))
-        error = await outcome
-        if error is not None:
-            raise error
-
-    def stop(self, patience_s: float) -> None:
-        """End the thread when its calls are made; wait for that, but not for ever."""
-        self._calls.put(None)
-        self._thread.join(patience_s)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            work, done = call
-            outcome: QmqError | None = None
-            try:
-                if work():
-                    self._calls.put(call)
-                    continue
-            except QmqError as error:
-                outcome = error
-            except Exception as error:
-                log.exception("a call to the disk failed in a way that nobody foresaw")
-                outcome = StorageError(f"a call to the disk failed: {error!r}; the log of the broker has the details")
-            try:
-                self._loop.call_soon_threadsafe(done, outcome)
-            except RuntimeError:
-                return  # the loop is closed: the broker has given up waiting for this disk
-
-
-class Checkpoints:
-    """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        broker: Broker,
-        changes: Callable[[], int],
-        done: Callable[[], None],
-        clock: Callable[[], Now],
-    ) -> None:
-        """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
-        self._settings = settings
-        self._store = store
-        self._broker = broker
-        self._changes = changes
-        self._done = done
-        self._clock = clock
-        self._worker = Worker("qmq-checkpoint")
-        self._urgent = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._done_changes = changes()
-        self._last_error: StorageError | None = None
-        #: One is being written.
-        self.running = False
-        self._task = asyncio.create_task(self._run())
-
-    def hurry(self) -> None:
-        """Take one now."""
-        self._urgent.set()
-
-    async def close(self) -> None:
-        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer."""
-        self._closing.set()
-        self._urgent.set()
-        patience_s = _PATIENCE_S
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._task
-                await self._take()
-        except TimeoutError:
-            patience_s = 0
-            raise
-        finally:
-            self._worker.stop(patience_s)
-
-    async def _run(self) -> None:
-        while True:
-            await self._pause(self._closing if self._last_error is not None else self._urgent)
-            if self._closing.is_set():
-                return
-            self._urgent.clear()
-            if self._changes() == self._done_changes and not self._store.unsynced_bytes:
-                continue
-            try:
-                await self._take()
-            except StorageError as error:
-                self._broker.counters.failed_checkpoints += 1
-                if type(error) is not type(self._last_error):  # its text names another file each time
-                    log.error("no checkpoint could be taken, it is tried again: %s", error)
-                self._last_error = error
-            else:
-                if self._last_error is not None:
-                    log.info("checkpoints can be taken again")
-                self._last_error = None
-
-    async def _pause(self, event: asyncio.Event) -> None:
-        """Until *event*, at most until the next checkpoint is due by time."""
-        try:
-            async with asyncio.timeout(self._settings.checkpoint_ms / 1_000):
-                await event.wait()
-        except TimeoutError:
-            pass
-
-    async def _take(self) -> None:
-        changes, now = self._changes(), self._clock()
-        self.running = True
-        try:
-            checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
-            await self._worker.run(checkpoint.write)
-            self._store.finish_checkpoint(checkpoint)
-        except QmqError:
-            raise
-        except Exception as error:
-            if self._last_error is None:
-                log.exception("a checkpoint failed in a way that nobody foresaw")
-            raise StorageError(f"a checkpoint failed: {error!r}; the log of the broker has the details") from error
-        finally:
-            self.running = False
-            self._done()
-        self._done_changes = changes
 
 
 class RunningBroker:
@@ -213,14 +59,14 @@ class RunningBroker:
         self.settings = settings
         self._clock = clock
         now = clock()
-        _check_clock(now)
+        check_clock(now)
         self._sockets, self.address = bind(*parse_address(settings.listen))
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
             options = _store_options(settings, self.address)
             self.store = Store.open(settings.data_dir, options, disk if disk is not None else Disk(), now.wall_us)
             undo.callback(self.store.close, clean=False)
-            _log_recovery(settings, self.store)
+            log_recovery(settings, self.store)
             self.broker = Broker(self.store, _broker_limits(settings), now)
             self.counters.holes_in_recovery = sum(
                 len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
@@ -287,7 +133,7 @@ class RunningBroker:
         await self.server.close(_PATIENCE_S)
         self._close_sockets()
         try:
-            await self._checkpoints.close()
+            await self._checkpoints.close(_PATIENCE_S)
             clean = True
         except TimeoutError:
             patience_s = 0
@@ -444,51 +290,6 @@ async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None])
     log.info("stopping")
     await running.stop()
     log.info("stopped")
-
-
-def _log_recovery(settings: Settings, store: Store) -> None:
-    report = store.recovery
-    for note in report.notes:
-        log.warning("%s", note)
-    if report.created:
-        log.info("made the data directory %s, store %s", settings.data_dir, store.store_id.hex())
-        return
-    messages = sum(part.replayed_messages for part in report.partitions)
-    log.info(
-        "opened %s, store %s, %d subjects, after a stop that was %s; %d messages behind the checkpoint were read again",
-        settings.data_dir,
-        store.store_id.hex(),
-        store.subject_count,
-        "clean" if report.clean else "not clean",
-        messages,
-    )
-    _log_holes(store)
-    if report.power_loss:
-        log.warning(
-            "unsynced data may be gone (the machine was started again, or a sync had failed): positions and sequences "
-            "skip ahead"
-        )
-    elif report.raised_by:
-        log.warning("it cannot be told which messages are lost: sequences skip ahead by %d", report.raised_by)
-
-
-def _log_holes(store: Store) -> None:
-    """Name what the start found to be bad or gone; it stands in the next checkpoint and is not named again."""
-    holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
-    for partition, hole in holes[:_HOLES_SHOWN]:
-        place = store.place_of(partition, hole.start)
-        log.error("%s, %d bytes are bad or gone: the messages in them are lost", place, hole.end - hole.start)
-    if len(holes) > _HOLES_SHOWN:
-        log.error("and at %d more places; qmq verify names them", len(holes) - _HOLES_SHOWN)
-
-
-def _check_clock(now: Now) -> None:
-    if now.wall_us < _EARLIEST_US:
-        shown = datetime.fromtimestamp(now.wall_us / 1_000_000, UTC)
-        raise ClockNotSet(
-            f"the clock of this machine shows {shown:%Y-%m-%d %H:%M} UTC, which cannot be: set it (NTP, `date -s`), "
-            "then start the broker again"
-        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

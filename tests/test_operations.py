@@ -69,6 +69,7 @@ STARTING = [
     *(ROOT / "storage" / f"{name}.py" for name in ("envelope", "identity", "lock", "opening", "replay", "segment")),
     ROOT / "storage" / "subjects.py",
     ROOT / "net" / "server" / "listening.py",
+    ROOT / "starting.py",
     ROOT / "wiring.py",
 ]
 FILE_ERRORS = {error.__name__ for error in (errors.StorageError, *all_errors(errors.StorageError))}

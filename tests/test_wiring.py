@@ -23,7 +23,8 @@ from qmq.net.server.listening import CannotListen
 from qmq.net.wire import Kind
 from qmq.settings import Settings
 from qmq.storage.disk import Disk
-from qmq.wiring import RunningBroker, Worker
+from qmq.wiring import RunningBroker
+from qmq.workers import Worker
 from tests.broker_process import running
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.storage.disks import FullDisk

@@ -36,11 +36,12 @@ from qmq.format.layout import (
     SUBJECTS_VERSION,
 )
 from qmq.settings import Settings
+from qmq.starting import ClockNotSet
 from qmq.storage.checkpoint import list_checkpoints
 from qmq.storage.disk import Disk
 from qmq.storage.envelope import pack_envelope, unpack_envelope
 from qmq.storage.verify import verify
-from qmq.wiring import ClockNotSet, RunningBroker
+from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail
 from tests.faults.ledger import drain

@@ -1,0 +1,109 @@
+"""When a running broker takes checkpoints; what one is, and how it is written, is the store's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from qmq.broker.commands import Now
+from qmq.broker.core import Broker
+from qmq.errors import QmqError, StorageError
+from qmq.settings import Settings
+from qmq.storage.store import Store
+from qmq.workers import Worker
+
+log = logging.getLogger("qmq.broker")
+
+
+class Checkpoints:
+    """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        broker: Broker,
+        changes: Callable[[], int],
+        done: Callable[[], None],
+        clock: Callable[[], Now],
+    ) -> None:
+        """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
+        self._settings = settings
+        self._store = store
+        self._broker = broker
+        self._changes = changes
+        self._done = done
+        self._clock = clock
+        self._worker = Worker("qmq-checkpoint")
+        self._urgent = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._done_changes = changes()
+        self._last_error: StorageError | None = None
+        #: One is being written.
+        self.running = False
+        self._task = asyncio.create_task(self._run())
+
+    def hurry(self) -> None:
+        """Take one now."""
+        self._urgent.set()
+
+    async def close(self, patience_s: float) -> None:
+        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer within *patience_s*."""
+        self._closing.set()
+        self._urgent.set()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._task
+                await self._take()
+        except TimeoutError:
+            patience_s = 0
+            raise
+        finally:
+            self._worker.stop(patience_s)
+
+    async def _run(self) -> None:
+        while True:
+            await self._pause(self._closing if self._last_error is not None else self._urgent)
+            if self._closing.is_set():
+                return
+            self._urgent.clear()
+            if self._changes() == self._done_changes and not self._store.unsynced_bytes:
+                continue
+            try:
+                await self._take()
+            except StorageError as error:
+                self._broker.counters.failed_checkpoints += 1
+                if type(error) is not type(self._last_error):  # its text names another file each time
+                    log.error("no checkpoint could be taken, it is tried again: %s", error)
+                self._last_error = error
+            else:
+                if self._last_error is not None:
+                    log.info("checkpoints can be taken again")
+                self._last_error = None
+
+    async def _pause(self, event: asyncio.Event) -> None:
+        """Until *event*, at most until the next checkpoint is due by time."""
+        try:
+            async with asyncio.timeout(self._settings.checkpoint_ms / 1_000):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    async def _take(self) -> None:
+        changes, now = self._changes(), self._clock()
+        self.running = True
+        try:
+            checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
+            await self._worker.run(checkpoint.write)
+            self._store.finish_checkpoint(checkpoint)
+        except QmqError:
+            raise
+        except Exception as error:
+            if self._last_error is None:
+                log.exception("a checkpoint failed in a way that nobody foresaw")
+            raise StorageError(f"a checkpoint failed: {error!r}; the log of the broker has the details") from error
+        finally:
+            self.running = False
+            self._done()
+        self._done_changes = changes

@@ -1,0 +1,72 @@
+"""What a broker says when it starts: a clock it does not start by, and what opening the directory has found."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from qmq.broker.commands import Now
+from qmq.errors import QmqError
+from qmq.settings import Settings
+from qmq.storage.store import Store
+
+log = logging.getLogger("qmq.broker")
+
+#: A clock that shows less has not been set: 2000-01-01.
+_EARLIEST_US: Final = 946_684_800_000_000
+#: Bad places that a start names one by one.
+_HOLES_SHOWN: Final = 100
+
+
+class ClockNotSet(QmqError):
+    """The machine's clock shows a time before 2000: what is stored would bear it for good."""
+
+    code = "clock_not_set"
+
+
+def log_recovery(settings: Settings, store: Store) -> None:
+    """Log what opening has found and done."""
+    report = store.recovery
+    for note in report.notes:
+        log.warning("%s", note)
+    if report.created:
+        log.info("made the data directory %s, store %s", settings.data_dir, store.store_id.hex())
+        return
+    messages = sum(part.replayed_messages for part in report.partitions)
+    log.info(
+        "opened %s, store %s, %d subjects, after a stop that was %s; %d messages behind the checkpoint were read again",
+        settings.data_dir,
+        store.store_id.hex(),
+        store.subject_count,
+        "clean" if report.clean else "not clean",
+        messages,
+    )
+    _log_holes(store)
+    if report.power_loss:
+        log.warning(
+            "unsynced data may be gone (the machine was started again, or a sync had failed): positions and sequences "
+            "skip ahead"
+        )
+    elif report.raised_by:
+        log.warning("it cannot be told which messages are lost: sequences skip ahead by %d", report.raised_by)
+
+
+def _log_holes(store: Store) -> None:
+    """Name what the start found to be bad or gone; it stands in the next checkpoint and is not named again."""
+    holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
+    for partition, hole in holes[:_HOLES_SHOWN]:
+        place = store.place_of(partition, hole.start)
+        log.error("%s, %d bytes are bad or gone: the messages in them are lost", place, hole.end - hole.start)
+    if len(holes) > _HOLES_SHOWN:
+        log.error("and at %d more places; qmq verify names them", len(holes) - _HOLES_SHOWN)
+
+
+def check_clock(now: Now) -> None:
+    """Raises ClockNotSet."""
+    if now.wall_us < _EARLIEST_US:
+        shown = datetime.fromtimestamp(now.wall_us / 1_000_000, UTC)
+        raise ClockNotSet(
+            f"the clock of this machine shows {shown:%Y-%m-%d %H:%M} UTC, which cannot be: set it (NTP, `date -s`), "
+            "then start the broker again"
+        )

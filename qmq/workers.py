@@ -1,0 +1,63 @@
+"""Threads that make calls to the disk, in order, beside the loop of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from qmq.errors import QmqError, StorageError
+
+log = logging.getLogger("qmq.broker")
+
+
+class Worker:
+    """A thread that makes calls in order; the outcome comes back in the loop.
+
+    A call that returns True is made again, after those that wait.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], bool | None], Callable[[QmqError | None], None]] | None]
+        self._calls = queue.SimpleQueue()
+        # A daemon: a disk that never answers must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[], bool | None], done: Callable[[QmqError | None], None]) -> None:
+        """Have *work* called in the thread, then *done* in the loop, with the error or None."""
+        self._calls.put((work, done))
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Call *work* in the thread; raises what it raised."""
+        outcome: asyncio.Future[QmqError | None] = self._loop.create_future()
+        self.call(work, lambda error: None if outcome.done() else outcome.set_result(error))
+        error = await outcome
+        if error is not None:
+            raise error
+
+    def stop(self, patience_s: float) -> None:
+        """End the thread when its calls are made; wait for that, but not for ever."""
+        self._calls.put(None)
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            work, done = call
+            outcome: QmqError | None = None
+            try:
+                if work():
+                    self._calls.put(call)
+                    continue
+            except QmqError as error:
+                outcome = error
+            except Exception as error:
+                log.exception("a call to the disk failed in a way that nobody foresaw")
+                outcome = StorageError(f"a call to the disk failed: {error!r}; the log of the broker has the details")
+            try:
+                self._loop.call_soon_threadsafe(done, outcome)
+            except RuntimeError:
+                return  # the loop is closed: the broker has given up waiting for this disk
