@@ -161,26 +161,23 @@ async def some_are_answered(pulled: list[Stranger]) -> None:
 
 
 async def test_who_sends_and_never_reads_is_not_read_from(tmp_path: Path) -> None:
-    wrong = frame(Kind.SEND, 5, bytes(100)) * 5_000
+    again = frame(Kind.SEND, 5, batch(b"x")) * 5_000  # stored once, answered each time
     async with siege(tmp_path / "data") as s:
-        deaf = await s.crowd(2, hello=True, receive_bytes=4 * KIB)
-        for stranger in deaf:
-            stranger.transport.pause_reading()
-        unsent = [0, 0]
+        deaf = await s.stranger(hello=True, receive_bytes=4 * KIB)
+        deaf.transport.pause_reading()
+        unsent = before = 0
         for _ in range(500):
-            for stranger in deaf:
-                if stranger.unsent() < len(wrong):
-                    stranger.send(wrong)
+            if deaf.unsent() < len(again):
+                deaf.send(again)
             await s.regular.goes_on(5)
-            before, unsent = unsent, [stranger.unsent() for stranger in deaf]
-            if unsent == before and min(unsent) >= len(wrong):
+            before, unsent = unsent, deaf.unsent()
+            if unsent == before >= len(again):
                 break
-        assert unsent == before
-        assert min(unsent) >= len(wrong)
-        assert not any(stranger.ended for stranger in deaf)
-        deaf[0].transport.resume_reading()
-        await until(lambda: deaf[0].unsent() == 0, "one that reads again is read from again")
-        assert {code for _, code, _ in deaf[0].errors()} == {"bad_batch"}
+        assert unsent == before >= len(again)
+        assert not deaf.ended
+        deaf.transport.resume_reading()
+        await until(lambda: deaf.unsent() == 0, "one that reads again is read from again")
+        assert {answer.kind for answer in deaf.frames()} == {Kind.SENT}
 
 
 async def test_who_reads_a_byte_now_and_then_gets_right_bytes_or_goes(tmp_path: Path) -> None:
@@ -344,18 +341,19 @@ def lies(runs: Contents) -> Iterator[tuple[str, bytes]]:
             kind, offset = layout.fields[name][:2]
             yield from _with_field(f"{part} {name}", sound, place + offset, kind.itemsize)
     for place in range(start, header.data_start):
-        yield from _with_field("table", sound, place, 1)
+        yield from _with_field("table", sound, place, 1, few=True)
     for place in range(header.data_start, len(sound)):
-        yield from _with_field("columns and bodies", sound, place, 1)
+        yield from _with_field("columns and bodies", sound, place, 1, few=True)
     for size in range(0, len(sound), 7):
         yield "cut", bytes(sound[:size])
     yield "longer", bytes(sound) + b"\0"
 
 
-def _with_field(name: str, sound: memoryview, place: int, size: int) -> Iterator[tuple[str, bytes]]:
+def _with_field(name: str, sound: memoryview, place: int, size: int, few: bool = False) -> Iterator[tuple[str, bytes]]:
     was = int.from_bytes(sound[place : place + size], "little")
     top = (1 << 8 * size) - 1
-    for value in dict.fromkeys((0, 1, (was + 1) & top, (was - 1) & top, was ^ 1 << (8 * size - 1), top)):
+    values = (was ^ 1, top) if few else (0, 1, (was + 1) & top, (was - 1) & top, was ^ 1 << (8 * size - 1), top)
+    for value in dict.fromkeys(values):
         for fits in (False, True):
             lie = memoryview(bytearray(sound))
             lie[place : place + size] = value.to_bytes(size, "little")
@@ -373,7 +371,8 @@ async def test_a_batch_that_lies_in_any_field_is_refused_or_harmless(tmp_path: P
         told = list(lies(runs))
         for number, (_, lie) in enumerate(told, 1):
             liar.send(frame(Kind.SEND, number, lie))
-        await until(lambda: len(liar.frames()) >= len(told), "each is answered")
+            if number % 200 == 0 or number == len(told):
+                await until(lambda number=number: len(liar.frames()) >= number, "each is answered")
         answers = {answer.request: answer for answer in liar.frames()}
         assert len(answers) == len(told)
         refused = Counter(name for number, (name, _) in enumerate(told, 1) if answers[number].kind == Kind.ERROR)

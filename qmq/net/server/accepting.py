@@ -15,16 +15,23 @@ from typing import Final
 log = logging.getLogger("qmq.server")
 
 #: Connections taken in one go while nobody is served, and while somebody is. One costs about 0.1 ms with its end, so
-#: who connects again and again has about a tenth of the loop.
+#: who connects again and again has about a twentieth of the loop.
 _AT_ONCE: Final = 64
 _AT_ONCE_BUSY: Final = 2
-_PAUSE_BUSY_S: Final = 0.002
+_PAUSE_BUSY_S: Final = 0.004
+#: While strangers have cost much, one at a time.
+_PAUSE_SLOW_S: Final = 0.01
+#: Who was served so lately is served still.
+_SERVED_S: Final = 0.1
 #: After the system has refused one (out of descriptors or of memory) the next try is so much later.
 _PAUSE_REFUSED_S: Final = 0.1
 
 
 class Acceptor:
-    """Accepts from one socket that listens. *served* counts frames of clients: it says whether anybody is served."""
+    """Accepts from one socket that listens.
+
+    *served* counts frames of clients: it says whether anybody is served. *slowly*: strangers have cost them much.
+    """
 
     def __init__(
         self,
@@ -32,12 +39,15 @@ class Acceptor:
         sock: socket,
         connection: Callable[[], asyncio.BaseProtocol],
         served: Callable[[], int],
+        slowly: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._connection = connection
         self._served = served
+        self._slowly = slowly
         self._last_served = served()
+        self._busy_until = 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[object]] = set()
         self._refused = ""
@@ -54,8 +64,12 @@ class Acceptor:
 
     def _accept(self) -> None:
         served = self._served()
-        busy, self._last_served = served != self._last_served, served
-        for _ in range(_AT_ONCE_BUSY if busy else _AT_ONCE):
+        now = self._loop.time()
+        if served != self._last_served:
+            self._last_served, self._busy_until = served, now + _SERVED_S
+        busy = now < self._busy_until
+        slowly = busy and self._slowly()
+        for _ in range(1 if slowly else _AT_ONCE_BUSY if busy else _AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError):
@@ -71,7 +85,7 @@ class Acceptor:
             self._opening.add(opening)
             opening.add_done_callback(self._opened)
         if busy:
-            self._stop_for(_PAUSE_BUSY_S)
+            self._stop_for(_PAUSE_SLOW_S if slowly else _PAUSE_BUSY_S)
 
     def _opened(self, opening: asyncio.Task[object]) -> None:
         self._opening.discard(opening)

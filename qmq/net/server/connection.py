@@ -6,11 +6,12 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from time import perf_counter
 from typing import Final, Protocol, cast
 
 from qmq.broker.commands import Command
 from qmq.errors import ProtocolError, QmqError
-from qmq.net.server.arena import Arena, Unfinished
+from qmq.net.server.arena import ARENA_BYTES, Arena, Unfinished
 from qmq.net.server.options import internal_error
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
 
@@ -18,14 +19,20 @@ Buffer = bytes | memoryview
 
 log = logging.getLogger("qmq.server")
 
-#: Why a connection is not read from: it does not read its answers; the disk is behind; the broker stops.
+#: Why a connection is not read from: it does not read its answers; the disk is behind; the broker stops; it has sent
+#: what was wrong.
 SLOW_READER: Final = 1
 SLOW_DISK: Final = 2
 STOPPING: Final = 4
+PENANCE: Final = 8
 
 #: After its last word the broker reads on for so long, or a close with bytes unread would make the system take that
 #: word back (a TCP reset drops what the other side has not read yet).
 LINGER_S: Final = 1.0
+#: Who is new, or sent what was wrong, is read from in so small parts, then in twice as large ones each time; but not
+#: so many frames at a time that others would have to wait for them.
+_LITTLE: Final = 4 << 10
+_MANY: Final = 512
 #: Answers smaller than this on average are joined: a buffer of its own costs more than copying so little.
 _JOIN_BELOW: Final = 1_024
 _JOIN_ALL_BELOW: Final = 64 << 10
@@ -62,6 +69,9 @@ class Hub(Protocol):
     def greeted(self, connection: Connection) -> None:
         """Its first frame was right."""
 
+    def broke_protocol(self, connection: Connection) -> None:
+        """It is about to be ended for that."""
+
     def lingers(self, connection: Connection) -> None:
         """Its last word is said: it is to be closed when the other side had time to read that."""
 
@@ -76,14 +86,15 @@ class Connection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_hub", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended", "greeted", "in_flight",
-        "listings", "number", "peer", "postponed", "pulls", "sends",
+        "_hub", "_most", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended", "greeted",
+        "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
         self._hub = hub
         self._unfinished = Unfinished(lambda size: hub.keeps(self, size))
         self._stops = 0
+        self._most = _LITTLE
         self._unread = False  # the system took not all of its answers
         self._transport: asyncio.Transport | None = None
         self.number = number
@@ -98,6 +109,8 @@ class Connection(asyncio.BufferedProtocol):
         #: pulls of this turn, and what waits for the next one because they are many
         self.pulls = 0
         self.postponed: deque[Command] = deque()
+        #: what the frames that came last have cost
+        self.took_s = 0.0
         #: it has sent a batch
         self.sends = False
         #: what the turn has to write
@@ -116,19 +129,20 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._hub.arena.room(self._unfinished)
+        return self._hub.arena.room(self._unfinished)[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.ended:
             return  # it lingers: what comes is not looked at
         view = self._hub.arena.received(self._unfinished, nbytes)
         if view is not None:
-            self._take(view)
+            self._take(view, nbytes)
 
-    def _take(self, view: memoryview) -> None:
+    def _take(self, view: memoryview, nbytes: int) -> None:
         """Hand the frames that *view* begins with to the server."""
         hub = self._hub
-        used = 0
+        used = frames = 0
+        began = perf_counter()
         hub.frames_begin()
         try:
             if not self.greeted:
@@ -137,16 +151,24 @@ class Connection(asyncio.BufferedProtocol):
             if self.greeted:
                 for frame in split_frames(view, hub.max_frame_bytes):
                     used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
+                    frames += 1
                     hub.frame(self, frame)
                     if self.ended:
                         break
         except QmqError as error:
+            self.took_s = perf_counter() - began
+            hub.broke_protocol(self)
             self.end(error)
         except Exception:
             log.exception("the broker failed to read a frame of %s", self.peer)
             self.end(internal_error())
+        self.took_s = perf_counter() - began
         # Also when the connection has ended: the frames that were taken must stay until the turn is over.
         hub.arena.keep(self._unfinished, used)
+        if frames > _MANY and self._most > _LITTLE:
+            self._most >>= 1
+        elif nbytes == self._most < ARENA_BYTES and frames < _MANY // 2:
+            self._most <<= 1
         if self.ended:
             hub.arena.forget(self._unfinished)
         if used or self.ended:
@@ -188,6 +210,10 @@ class Connection(asyncio.BufferedProtocol):
     def unread_bytes(self) -> int:
         """Bytes of its answers that the system has not taken."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def read_little(self) -> None:
+        """Read few bytes in one go until many were right."""
+        self._most = _LITTLE
 
     def slow(self) -> bool:
         """It is not read from, because it does not read its answers."""

@@ -12,19 +12,20 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from socket import socket
-from typing import Any, Final
+from typing import Final
 
 from qmq.broker import commands
 from qmq.broker.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net import wire
-from qmq.net.server import answers
 from qmq.net.server.accepting import Acceptor
+from qmq.net.server.answering import Answering, Work
 from qmq.net.server.arena import Arena
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, Connection
 from qmq.net.server.holdings import Holdings
 from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
 from qmq.net.server.patience import Patience
+from qmq.net.server.penance import END_S, Penance
 from qmq.net.server.postponing import Postponed
 from qmq.net.server.requests import decode_hello, decode_request
 from qmq.net.wire import Frame, Kind
@@ -57,7 +58,7 @@ class Server:
         self,
         broker: Rules,
         options: ServerOptions,
-        work: Callable[[commands.SyncWanted | commands.ReadWanted | commands.CheckWanted], None],
+        work: Callable[[Work], None],
         turned: Callable[[], None],
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -82,9 +83,10 @@ class Server:
         self._open: set[Connection] = set()  # with a socket, also those that only linger
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self._connections: dict[int, Connection] = {}  # those that the broker knows
+        self._penance = Penance(self._loop)
+        self._answering = Answering(options.store_id, self._holdings, self._penance, work)
+        self._connections = self._answering.connections  # those that the broker knows
         self._senders: set[Connection] = set()  # with batches in this turn
-        self._answered: list[Connection] = []  # with answers in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
         self._running = False  # a turn runs
@@ -92,21 +94,11 @@ class Server:
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
-        #: Effects so far that changed what a checkpoint keeps.
-        self.changes = 0
-        self._carry_out: dict[type, Callable[[Any], None]] = {
-            commands.Sent: self._sent,
-            commands.Messages: self._messages,
-            commands.Subscribed: self._subscribed,
-            commands.Unsubscribed: lambda effect: self._answer(effect, answers.unsubscribed),
-            commands.LastSequenceIs: lambda effect: self._answer(effect, answers.last_sequence),
-            commands.SubjectList: lambda effect: self._answer(effect, answers.subject_list),
-            commands.Refused: self._refused,
-            commands.SyncWanted: work,
-            commands.ReadWanted: work,
-            commands.CheckWanted: work,
-            commands.Reported: self._reported,
-        }
+
+    @property
+    def changes(self) -> int:
+        """Effects so far that changed what a checkpoint keeps."""
+        return self._answering.changes
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
@@ -115,7 +107,8 @@ class Server:
         for sock in sockets:
             sock.listen(_BACKLOG)  # the loop would keep to itself that another process listens there by now
         for sock in sockets:
-            self._acceptors.append(Acceptor(self._loop, sock, self.connection, lambda: self._served))
+            served, slowly = lambda: self._served, lambda: self._penance.much
+            self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
 
     def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked) -> None:
         """Hand in the outcome of a sync or a read."""
@@ -143,7 +136,7 @@ class Server:
             if self._postponed.turn():
                 self._turn_soon()
             deadline = self._run_rules(now)
-            self._write_answers()
+            self._answering.write()
         finally:
             self._running = False
         self.arena.reset()
@@ -180,21 +173,8 @@ class Server:
             for connection in list(self._senders):
                 connection.end(internal_error())
         self._senders.clear()
-        for effect in self._broker.take_effects():
-            try:
-                self._carry_out[type(effect)](effect)
-            except Exception:
-                log.exception("could not carry out %s", type(effect).__name__)
+        self._answering.carry_out(self._broker.take_effects())
         return deadline
-
-    def _write_answers(self) -> None:
-        answered, self._answered = self._answered, []
-        for connection in answered:
-            try:
-                connection.write()
-            except Exception:
-                log.exception("could not write to connection %d", connection.number)
-                connection.abort()
 
     def stop_reading(self) -> None:
         """Take no more connections and no more requests; those that are in go on."""
@@ -219,6 +199,7 @@ class Server:
             await asyncio.sleep(0)  # the loop tells of their end now
         self._silent.close()
         self._lingering.close()
+        self._penance.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -277,6 +258,10 @@ class Server:
         """It said hello in time."""
         self._silent.discard(connection)
 
+    def broke_protocol(self, connection: Connection) -> None:
+        """That cost something."""
+        self._penance.charge(connection.took_s + END_S)
+
     def lingers(self, connection: Connection) -> None:
         """Close it in a moment."""
         self._lingering.add(connection)
@@ -300,7 +285,7 @@ class Server:
             connection.client = decode_hello(frame)
             connection.greeted = True
             log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
-            self._put(connection, wire.encode_frame(Kind.WELCOME, frame.request, self._welcome))
+            self._answering.put(connection, wire.encode_frame(Kind.WELCOME, frame.request, self._welcome))
             return
         try:
             command = decode_request(connection.number, frame)
@@ -308,7 +293,7 @@ class Server:
             raise
         except QmqError as error:
             self._count_request(connection)  # the refusal is its answer
-            self._refused(commands.Refused(connection.number, frame.request, error))
+            self._answering.refused(commands.Refused(connection.number, frame.request, error))
             return
         if frame.kind == Kind.SEND:
             self._senders.add(connection)
@@ -324,7 +309,7 @@ class Server:
         if frame.kind != Kind.WITHDRAW:
             self._count_request(connection)
             if self._holdings.crowded and not self._holdings.may_ask(connection.in_flight, len(self._connections)):
-                self._refused(commands.Refused(connection.number, frame.request, _too_many_requests()))
+                self._answering.refused(commands.Refused(connection.number, frame.request, _too_many_requests()))
                 return
         if not self._postponed.take(connection, command):
             self._hand_in(connection, command)
@@ -340,11 +325,11 @@ class Server:
         try:
             self._broker.handle(command, self._time)
         except QmqError as error:
-            self._refused(commands.Refused(connection.number, request, error))
+            self._answering.refused(commands.Refused(connection.number, request, error))
         except Exception:
             log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.peer)
             if request:
-                self._refused(commands.Refused(connection.number, request, internal_error()))
+                self._answering.refused(commands.Refused(connection.number, request, internal_error()))
             connection.end(internal_error())
 
     def leave(self, connection: Connection) -> None:
@@ -372,54 +357,6 @@ class Server:
             self._broker.handle(command, self._now())
         except Exception:
             log.exception("the broker failed to handle %s", type(command).__name__)
-
-    # --- effects -----------------------------------------------------------------------------------------------------
-
-    def _put(self, connection: Connection, answer: bytes) -> None:
-        if not connection.answers:
-            self._answered.append(connection)
-        connection.answers.append(answer)
-
-    def _answered_one(self, connection: Connection) -> None:
-        connection.in_flight -= 1
-        self._holdings.requests(-1)
-
-    def _sent(self, effect: commands.Sent) -> None:
-        self.changes += 1
-        connection = self._connections.get(effect.connection)
-        if connection is not None:
-            self._answered_one(connection)
-            self._put(connection, answers.sent(effect, self._options.store_id))
-
-    def _messages(self, effect: commands.Messages) -> None:
-        if effect.messages:
-            self.changes += 1
-        connection = self._connections.get(effect.connection)
-        if connection is not None:
-            self._answered_one(connection)
-            self._put(connection, answers.messages(effect))
-            connection.answers += effect.buffers
-
-    def _reported(self, effect: commands.Reported) -> None:
-        connection = self._connections.get(effect.connection)
-        if connection is not None:
-            self._answered_one(connection)
-            self._put(connection, answers.reported(effect))
-            connection.answers += effect.buffers
-
-    def _subscribed(self, effect: commands.Subscribed) -> None:
-        self.changes += 1
-        self._answer(effect, answers.subscribed)
-
-    def _refused(self, effect: commands.Refused) -> None:
-        self._answer(effect, lambda refused: wire.encode_error(refused.request, refused.error))
-
-    def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> None:
-        connection = self._connections.get(effect.connection)
-        if connection is not None:
-            self._answered_one(connection)
-            connection.listings.discard(effect.request)
-            self._put(connection, encode(effect))
 
     # --- the rest of a turn ------------------------------------------------------------------------------------------
 

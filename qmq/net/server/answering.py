@@ -1,0 +1,126 @@
+"""Effects of the broker to connections: who gets an answer, and one write for all that a turn has for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from qmq.broker import commands
+from qmq.broker.commands import Effect
+from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
+from qmq.net import wire
+from qmq.net.server import answers
+from qmq.net.server.connection import Connection
+from qmq.net.server.holdings import Holdings
+from qmq.net.server.penance import ANSWER_S, Penance
+
+log = logging.getLogger("qmq.server")
+
+#: What a right client does not cause.
+_WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
+
+Work = commands.SyncWanted | commands.ReadWanted | commands.CheckWanted
+
+
+class Answering:
+    """The connections that the broker knows, and what the turn has for them. *work* is told what the broker wants."""
+
+    def __init__(self, store_id: bytes, holdings: Holdings, penance: Penance, work: Callable[[Work], None]) -> None:
+        self._store_id = store_id
+        self._holdings = holdings
+        self._penance = penance
+        #: by number
+        self.connections: dict[int, Connection] = {}
+        self._answered: list[Connection] = []  # with answers in this turn
+        self._wrong: dict[Connection, int] = {}  # what was wrong of theirs in this turn
+        #: Effects so far that changed what a checkpoint keeps.
+        self.changes = 0
+        self._carry_out: dict[type, Callable[[Any], object]] = {
+            commands.Sent: self._sent,
+            commands.Messages: self._messages,
+            commands.Subscribed: self._subscribed,
+            commands.Unsubscribed: partial(self._answer, encode=answers.unsubscribed),
+            commands.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
+            commands.SubjectList: partial(self._answer, encode=answers.subject_list),
+            commands.Refused: self.refused,
+            commands.SyncWanted: work,
+            commands.ReadWanted: work,
+            commands.CheckWanted: work,
+            commands.Reported: self._reported,
+        }
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        """Turn effects into answers, or have the work done."""
+        for effect in effects:
+            try:
+                self._carry_out[type(effect)](effect)
+            except Exception:
+                log.exception("could not carry out %s", type(effect).__name__)
+
+    def put(self, connection: Connection, answer: bytes) -> None:
+        """Have it written at the end of the turn."""
+        if not connection.answers:
+            self._answered.append(connection)
+        connection.answers.append(answer)
+
+    def refused(self, effect: commands.Refused) -> None:
+        """A request is refused; when that is the client's fault, its connection waits."""
+        connection = self._answer(effect, lambda refused: wire.encode_error(refused.request, refused.error))
+        if connection is not None and isinstance(effect.error, _WRONG):
+            self._wrong[connection] = self._wrong.get(connection, 0) + 1
+
+    def write(self) -> None:
+        """Each connection gets its answers in one write. Who sent what was wrong is not read from for a while."""
+        answered, self._answered = self._answered, []
+        for connection in answered:
+            try:
+                connection.write()
+            except Exception:
+                log.exception("could not write to connection %d", connection.number)
+                connection.abort()
+        if self._wrong:
+            for connection, count in self._wrong.items():
+                self._penance.charge(connection.took_s + count * ANSWER_S)
+                if not connection.ended:
+                    connection.read_little()
+                    self._penance.wait(connection)
+            self._wrong.clear()
+
+    # --- one kind of effect each -------------------------------------------------------------------------------------
+
+    def _sent(self, effect: commands.Sent) -> None:
+        self.changes += 1
+        connection = self.connections.get(effect.connection)
+        if connection is not None:
+            self._count_off(connection)
+            self.put(connection, answers.sent(effect, self._store_id))
+
+    def _messages(self, effect: commands.Messages) -> None:
+        if effect.messages:
+            self.changes += 1
+        connection = self._answer(effect, answers.messages)
+        if connection is not None:
+            connection.answers += effect.buffers
+
+    def _reported(self, effect: commands.Reported) -> None:
+        connection = self._answer(effect, answers.reported)
+        if connection is not None:
+            connection.answers += effect.buffers
+
+    def _subscribed(self, effect: commands.Subscribed) -> None:
+        self.changes += 1
+        self._answer(effect, answers.subscribed)
+
+    def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> Connection | None:
+        connection = self.connections.get(effect.connection)
+        if connection is not None:
+            self._count_off(connection)
+            connection.listings.discard(effect.request)
+            self.put(connection, encode(effect))
+        return connection
+
+    def _count_off(self, connection: Connection) -> None:
+        connection.in_flight -= 1
+        self._holdings.requests(-1)

@@ -1,0 +1,99 @@
+"""qmq/net/server/penance.py: who sends what is wrong waits, in turn, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from fuzz.core import Core, TurnLoop, Wire
+from fuzz.wire import GoodClient
+from qmq.net import wire
+from qmq.net.server.connection import PENANCE, Connection
+from qmq.net.server.penance import Penance
+from qmq.net.wire import Kind
+from tests.net.frames import HELLO, batch, frame
+
+WRONG = frame(Kind.SEND, 2, bytes(100))
+
+
+class Waiting:
+    """Stands in for a connection: when it is read from."""
+
+    def __init__(self) -> None:
+        self.reasons = 0
+
+    def stop_reading(self, why: int) -> None:
+        self.reasons |= why
+
+    def read_on(self, why: int) -> None:
+        self.reasons &= ~why
+
+
+def test_each_waits_until_what_was_charged_before_is_paid() -> None:
+    loop = TurnLoop()
+    penance = Penance(cast(asyncio.AbstractEventLoop, loop))
+    one, other = Waiting(), Waiting()
+    penance.charge(0.001)
+    penance.wait(cast(Connection, one))
+    assert not penance.much
+    penance.charge(0.004)
+    penance.wait(cast(Connection, other))
+    assert penance.much
+    loop.advance(0.021)  # a twentieth of the time is theirs
+    assert (one.reasons, other.reasons) == (0, PENANCE)
+    loop.advance(0.08)
+    assert (other.reasons, penance.much) == (0, False)
+    loop.advance(100)
+    penance.charge(0.001)
+    penance.wait(cast(Connection, one))
+    loop.advance(0.021)
+    assert one.reasons == 0
+
+
+def test_what_costs_much_is_forgiven_in_the_end() -> None:
+    loop = TurnLoop()
+    penance = Penance(cast(asyncio.AbstractEventLoop, loop))
+    one = Waiting()
+    for _ in range(100):
+        penance.charge(1.0)
+    penance.wait(cast(Connection, one))
+    loop.advance(10.01)
+    assert one.reasons == 0
+
+
+def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the_while() -> None:
+    core = Core()
+    good = GoodClient(core)
+    liar = Wire(core)
+    liar.send(wire.encode_frame(Kind.HELLO, 1, HELLO) + WRONG * 1_000)
+    for _ in range(100):
+        core.run()
+        assert not liar.reading
+        good.check()
+        core.loop.advance(10)
+        if liar.reading:
+            break
+    answers: list[Any] = list(liar.frames())
+    assert [answer.kind for answer in answers] == [Kind.WELCOME] + [Kind.ERROR] * 1_000
+    core.close()
+
+
+def test_who_is_new_sends_much_that_is_small_or_is_wrong_is_read_from_in_small_parts() -> None:
+    core = Core()
+    one = Wire(core)
+
+    def part() -> int:
+        return len(one.protocol.get_buffer(-1))
+
+    one.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+    assert part() == 4_096
+    one.send(frame(Kind.SEND, 2, batch(*[bytes(1_000)] * 200)))
+    core.run()
+    assert part() >= 65_536
+    one.send(frame(Kind.WITHDRAW, 2, bytes(8)) * 20_000)
+    assert 4_096 <= part() <= 16_384
+    one.send(WRONG)
+    core.run()
+    assert part() == 4_096
+    assert [answer.kind for answer in one.frames()] == [Kind.WELCOME, Kind.SENT, Kind.ERROR]
+    core.close()
