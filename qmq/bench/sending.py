@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from qmq import Client, connect
+from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of, body_of
 from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]
 
+_PATIENCE_S: Final = 60.0
 #: Different bodies of `spray`, over and over.
 SPRAYED_BODIES: Final = 1_000
 
@@ -111,6 +113,23 @@ async def one_at_a_time(
             await client.send(subject, body)
             took.append(time.perf_counter() - started)
     return {"messages": messages + 100, **latencies(took)}
+
+
+async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: float) -> dict[str, Any]:
+    """`await send` and `await pull` of that message, over and over: how many, and how long each takes."""
+    body = body_of(0, size)
+    took = []
+    async with connect(url, durability="append") as client, client.subscribe(subject, start="last") as consumer:
+        await consumer.pull(timeout=0)
+        gate()
+        started = now = time.perf_counter()
+        while now - started < seconds:
+            await client.send(subject, body)
+            if len(await consumer.pull(timeout=_PATIENCE_S)) != 1:
+                raise BenchFailed("a message was sent, and not one came")
+            before, now = now, time.perf_counter()
+            took.append(now - before)
+    return {"messages": len(took), "seconds": now - started, **latencies(took)}
 
 
 async def paced(

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.bench import cold, footing, throughput, waiting
+from qmq.bench import cold, footing, strangers, throughput, waiting
 from qmq.bench.context import Bench, Measurement
 from qmq.bench.values import Summary, Value
 from qmq.errors import InvalidOption
@@ -33,6 +33,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "parked": Measurement(footing.parked, own_broker=True),
     "memory": Measurement(footing.memory, own_broker=True),
     "cold": Measurement(cold.cold, own_broker=True),
+    "strangers": Measurement(strangers.strangers, own_broker=True),
     "restart": Measurement(footing.restart, own_broker=True),
 }
 

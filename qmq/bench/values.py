@@ -29,6 +29,12 @@ class Goal(NamedTuple):
         return f"{'≤' if self.at_most else '≥'} {shown(self.value)}"
 
 
+#: Each may cost a good client a tenth.
+_ATTACKS: Final = (
+    "come and go", "silent", "slow hellos", "slow frames", "never read", "read a byte a second", "http", "bombs",
+    "random", "lies", "floods",
+)  # fmt: skip
+
 #: By measurement and what. Rates are messages a second, times milliseconds, ratios 0 to 1.
 GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("ingest", "100 B append"): Goal(8e6),
@@ -62,6 +68,7 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("parked", "1,000 pulls, cpu"): Goal(0.01, at_most=True),
     ("restart", "to serving"): Goal(2_000, at_most=True),
     ("memory", "growth"): Goal(16, at_most=True),
+    **{("strangers", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},
 }
 
 

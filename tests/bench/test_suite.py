@@ -21,7 +21,7 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
     assert suite.chosen([], own_broker=True) == list(suite.MEASUREMENTS)
     assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
     without = suite.chosen([], own_broker=False)
-    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart", "cold"}
+    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart", "cold", "strangers"}
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:

@@ -1,0 +1,245 @@
+"""Workers that attack a broker, each in one way, until the parent says enough."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from qmq.bench.errors import BenchFailed
+from qmq.bench.raw import body_of
+from qmq.bench.worker import Gate
+from qmq.format.build import RunContent, build_batch
+from qmq.net import wire
+from qmq.net.address import Address, parse_url
+from qmq.net.wire import FRAME_SIZE, Kind
+
+#: Attackers leave the processors to others: what is measured is the broker.
+_NICE: Final = 10
+_FILES: Final = 200
+_MIB: Final = 1 << 20
+_EVERY_S: Final = 1.0
+_AGAIN_S: Final = 0.05
+_HELLO: Final = wire.encode_frame(
+    Kind.HELLO, 1, wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "stranger"})
+)
+_HTTP: Final = b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"
+_BOMB: Final = wire.encode_frame(Kind.SUBSCRIBE, 2, b"\x81\xa1k" + (b"\xdc" + struct.pack(">H", 4_000)) * 20_000)
+
+
+class Attack:
+    """The one that runs: at whom, how often it struck, and when it is in full swing."""
+
+    def __init__(self, address: Address, connections: int, prefix: str) -> None:
+        self.address = address
+        self.connections = connections
+        self.prefix = prefix
+        self.struck = 0
+        self.swings = asyncio.Event()
+
+    async def connect(self, hello: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection, greeted if it says *hello*."""
+        reader, writer = await asyncio.open_connection(*self.address, limit=1 << 12)
+        if hello:
+            writer.write(_HELLO)
+            size = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
+            await reader.readexactly(size - FRAME_SIZE)
+        return reader, writer
+
+    def strike(self, swings_after: int = 1) -> None:
+        """It has struck once more."""
+        self.struck += 1
+        if self.struck >= swings_after:
+            self.swings.set()
+
+    async def crowd(self, count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """*count* at a time, each again and again."""
+
+        async def again() -> None:
+            while True:
+                try:
+                    await one()
+                except (OSError, asyncio.IncompleteReadError):
+                    await asyncio.sleep(_AGAIN_S)
+
+        await asyncio.gather(*(again() for _ in range(count)))
+
+
+async def run(gate: Gate, *, how: str, url: str, connections: int, prefix: str) -> dict[str, Any]:
+    """Attack in the way that *how* names; prepared once it is in full swing; how often it struck."""
+    os.nice(_NICE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY:
+        connections = min(connections, hard - _FILES)
+    attack = Attack(parse_url(url)[0], connections, prefix)
+    task = asyncio.ensure_future(ATTACKS[how](attack))
+    swings = asyncio.ensure_future(attack.swings.wait())
+    await asyncio.wait([task, swings], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        raise BenchFailed(f"the attack {how!r} has ended by itself: {task.exception()!r}")
+    await asyncio.to_thread(gate)
+    if task.done():
+        raise BenchFailed(f"the attack {how!r} has ended by itself: {task.exception()!r}")
+    task.cancel()
+    return {"struck": attack.struck}
+
+
+async def _ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read until the broker closes, then close."""
+    while await reader.read(1 << 16):
+        pass
+    writer.close()
+
+
+async def _come_and_go(attack: Attack) -> None:
+    async def one() -> None:
+        _, writer = await attack.connect(hello=False)
+        attack.strike()
+        writer.close()
+        await writer.wait_closed()
+
+    await attack.crowd(16, one)
+
+
+async def _silent(attack: Attack) -> None:
+    """All connections stay open; those that the broker closes come again. Each counts when it is made."""
+    most = attack.connections
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello=False)
+        attack.strike(most)
+        await _ended(reader, writer)
+
+    await attack.crowd(most, one)
+
+
+async def _drip(attack: Attack, start: bytes, hello: bool) -> None:
+    """A tenth of the connections: each has sent *start*, and sends another byte every second."""
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello)
+        writer.write(start)
+        attack.strike(attack.connections // 10)
+        gone = asyncio.ensure_future(_ended(reader, writer))
+        while not (await asyncio.wait([gone], timeout=_EVERY_S))[0]:
+            writer.write(b"\0")
+            attack.strike(attack.connections // 10)
+        gone.result()
+
+    await attack.crowd(attack.connections // 10, one)
+
+
+async def _slow_hello(attack: Attack) -> None:
+    await _drip(attack, wire.FRAME.pack(wire.MAX_HELLO_BYTES, Kind.HELLO, 0, 0, 1), hello=False)
+
+
+async def _slow_frame(attack: Attack) -> None:
+    await _drip(attack, wire.FRAME.pack(_MIB, Kind.SEND, 0, 0, 2), hello=True)
+
+
+async def _pull(attack: Attack, reads: int) -> None:
+    """50 that pull 4 MiB, 100 times, and read nothing or a little every second."""
+    fields = {"group": None, "prefixes": [attack.prefix], "consumer": "c", "start": "first"}
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello=True)
+        writer.write(wire.encode_frame(Kind.SUBSCRIBE, 2, wire.pack_meta(fields)))
+        size, _, _, meta_size, _ = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))
+        answer = await reader.readexactly(size - FRAME_SIZE)
+        subscription = wire.unpack_meta(memoryview(answer)[:meta_size])["subscription"]
+        pull = wire.PULL.pack(subscription, 1_000_000, 1, 4 * _MIB, 0)
+        for number in range(100):
+            writer.write(wire.encode_frame(Kind.PULL, 3 + number, b"", len(pull)) + pull)
+        attack.strike(50)
+        while reads and await reader.read(reads):
+            attack.strike(50)
+            await asyncio.sleep(_EVERY_S)
+        await writer.wait_closed()
+
+    await attack.crowd(50, one)
+
+
+async def _never_read(attack: Attack) -> None:
+    await _pull(attack, 0)
+
+
+async def _read_a_byte(attack: Attack) -> None:
+    await _pull(attack, 1)
+
+
+async def _say(attack: Attack, words: Callable[[], bytes], hello: bool) -> None:
+    """8 at a time: connect, say something, read what the broker has to say to that."""
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello)
+        writer.write(words())
+        await _ended(reader, writer)
+        attack.strike()
+
+    await attack.crowd(8, one)
+
+
+async def _http(attack: Attack) -> None:
+    await _say(attack, lambda: _HTTP, hello=False)
+
+
+async def _bomb(attack: Attack) -> None:
+    await _say(attack, lambda: _BOMB, hello=True)
+
+
+async def _random(attack: Attack) -> None:
+    choose = random.Random(1)
+    await _say(attack, lambda: choose.randbytes(4_096), hello=True)
+
+
+async def _lie(attack: Attack) -> None:
+    """8 that each send a batch of 100 KB with a wrong checksum, read the answer, and send the next."""
+    content = RunContent(attack.prefix + "lie", [body_of(number, 1_000) for number in range(100)], None)
+    batch = bytearray(b"".join(build_batch([content], created_at_us=1, producer_id=bytes(16), producer_sequence=0)))
+    batch[-1] ^= 1
+    lie = wire.encode_frame(Kind.SEND, 2, b"", len(batch)) + batch
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello=True)
+        while True:
+            writer.write(lie)
+            size = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
+            await reader.readexactly(size - FRAME_SIZE)
+            attack.strike()
+
+    await attack.crowd(8, one)
+
+
+async def _flood(attack: Attack) -> None:
+    """4 that send small wrong batches without waiting for answers."""
+    lies = (wire.encode_frame(Kind.SEND, 2, b"", 100) + bytes(100)) * 100
+
+    async def one() -> None:
+        reader, writer = await attack.connect(hello=True)
+        reading = asyncio.ensure_future(_ended(reader, writer))
+        while not reading.done():
+            writer.write(lies)
+            attack.strike()
+            await writer.drain()
+
+    await attack.crowd(4, one)
+
+
+ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[None]]]] = {
+    "come and go": _come_and_go,
+    "silent": _silent,
+    "slow hellos": _slow_hello,
+    "slow frames": _slow_frame,
+    "never read": _never_read,
+    "read a byte a second": _read_a_byte,
+    "http": _http,
+    "bombs": _bomb,
+    "random": _random,
+    "lies": _lie,
+    "floods": _flood,
+}

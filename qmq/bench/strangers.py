@@ -1,0 +1,46 @@
+"""A good client beside strangers of every kind: what they cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from qmq.bench.attacks import ATTACKS
+from qmq.bench.children import Worker
+from qmq.bench.context import KIB, Bench, rate
+from qmq.bench.values import Value
+
+_MIB: Final = 1 << 20
+#: What those who do not read pull: so small a part of the log that others restart from.
+_PART: Final = 16
+
+
+def strangers(bench: Bench) -> Iterator[Value]:
+    """Rounds of a send and a pull, one at a time, alone and under each attack; then the broker's memory of its own."""
+    most = 0
+    with bench.broker() as broker:
+        large = bench.prefix()
+        bench.fill(broker.url, large + "large", KIB, max(bench.size.restart_bytes // _PART // KIB // 1_000, 1) * 1_000)
+        options = {"url": broker.url, "connections": bench.size.subjects // 11, "prefix": large}
+        _rounds(bench, broker.url)  # what is warm stays so
+        before = _rounds(bench, broker.url)
+        for how in ATTACKS:
+            with Worker(bench.directory, "attacks.run", {"how": how, **options}) as attack:
+                under = _rounds(bench, broker.url)
+                most = max(most, broker.anonymous_bytes())
+                attack.go()
+                struck = attack.result()["struck"]
+            after = _rounds(bench, broker.url)
+            yield Value(f"{how}: rate, of alone", 2 * rate(under) / (rate(before) + rate(after)), "")
+            yield Value(f"{how}: p99", under["p99_ms"], "ms")
+            yield Value(f"{how}: p99 alone", (before["p99_ms"] + after["p99_ms"]) / 2, "ms")
+            yield Value(f"{how}: strikes", struck, "")
+            before = after
+    yield Value("RssAnon", most / _MIB, "MiB")
+
+
+def _rounds(bench: Bench, url: str) -> dict[str, Any]:
+    subject = bench.prefix() + "rounds"
+    found = bench.run("sending.rounds", url=url, subject=subject, size=100, seconds=bench.size.seconds)
+    bench.check_content(url, subject, 100, found["messages"], 1)
+    return found
