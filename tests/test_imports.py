@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net",
         "qmq.settings",
         "qmq.storage.disk",
+        "qmq.storage.repair",
         "qmq.storage.verify",
         "qmq.wiring",
     ),

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "consume": "Print messages as they come.",
     "subjects": "List subjects and how many messages each keeps.",
     "verify": "Check every file of a data directory.",
+    "repair": "Make derived files of a data directory again.",
     "bench": "Measure how fast QMQ is on this machine.",
 }
 

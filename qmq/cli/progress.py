@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
@@ -50,3 +51,26 @@ class Counting:
         """What is shown for *count* at that time."""
         rate = count / max(now - self._started, _EVERY_S)
         return f"{count:,} {self._what}, {rate:,.0f}/s"
+
+
+@contextmanager
+def reading_bar(console: Console | None = None) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar with bytes, rate and time left for who reads files: what it gives takes the bytes that have been read, and
+    how many there are. None where stderr is no terminal.
+    """
+    console = console if console is not None else Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

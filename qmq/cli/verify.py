@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from qmq.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from qmq.cli.progress import reading_bar
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk import Disk
 from qmq.storage.verify import Finding, Report
@@ -39,7 +37,7 @@ def verify(context: click.Context, directory: Path, as_json: bool) -> None:
     unfinished tail, is named and is not bad.
     """
     try:
-        with _bar() as progress:
+        with reading_bar() as progress:
             report = verify_directory(directory, Disk(), progress)
     except DirectoryInUse as error:
         raise InUse(error) from error
@@ -53,19 +51,6 @@ def verify(context: click.Context, directory: Path, as_json: bool) -> None:
         click.echo("\n".join(_closing_lines(report)))
     if not report.is_good:
         context.exit(EXIT_FAILED)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr while the files are read, where that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("reading")
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print_json(report: Report) -> None:

@@ -48,6 +48,8 @@ class Report:
     faults: int = 0
     notes: int = 0
     left_out: int = 0
+    #: Segments, or directories of them, that are not there, shorter than they were, or not those that belong there.
+    absent: list[Path] = field(default_factory=list)
     _per_file: Counter[Path] = field(default_factory=Counter)
 
     @property

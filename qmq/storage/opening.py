@@ -6,6 +6,7 @@ facts once more. What it says then (floors, reserves, how far sequences are rais
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,8 +59,13 @@ CHECKED_LOG_BYTES: Final = 1 << 30
 _CHUNK_ROWS: Final = 65_536
 
 
-def open_directory(directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Opened:
-    """Do all of it. Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then."""
+def open_directory(
+    directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
+) -> Opened:
+    """Do all of it; the derived files in *discarded* are not used but made again.
+
+    Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then.
+    """
     if options.segment_bytes < options.max_frame_bytes + SEGMENT_HEADER_SIZE:
         raise InvalidOption(
             f"segment_bytes = {options.segment_bytes} has no room for a batch of max_frame_bytes = "
@@ -69,6 +75,7 @@ def open_directory(directory: Path, options: StoreOptions, disk: Disk, now_us: i
     lock = DirectoryLock.acquire(disk, directory, now_us)
     opening = _Opening(directory, options, disk, now_us, lock)
     try:
+        _discard(disk, discarded)
         return opening.run()
     except BaseException:
         opening.abandon()
@@ -96,6 +103,16 @@ def _make_directory(disk: Disk, path: Path) -> None:
             disk.fsync_directory(made.parent)
     except OSError as error:
         raise failure(error, "make the directory", path) from error
+
+
+def _discard(disk: Disk, paths: Iterable[Path]) -> None:
+    for path in paths:
+        try:
+            disk.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise failure(error, "remove", path) from error
 
 
 class _Opening:

@@ -196,6 +196,7 @@ class _Verification:
             claim = claims.partitions[number] if claims is not None and number < len(claims.partitions) else None
             if not self._disk.exists(path):
                 self._report.tell(claim is not None, path, None, "is missing", "mount its disk or put it back")
+                self._report.absent.append(path)
                 continue
             self._total += self._bytes_in(path)
             checks.append(

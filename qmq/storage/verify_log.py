@@ -40,6 +40,7 @@ _SEARCH_OVERLAP: Final = 32
 #: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
 _NO_LIMITS: Final = BatchLimits(max_message_bytes=1 << 32)
 _LOST: Final = "put back a good copy of the file; without one what they held is lost, and all else is served"
+_PUT_BACK: Final = "put it back before the next start, which gives up what it held"
 _RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"
 _NEXT_START: Final = "nothing: the next start takes care of it"
 
@@ -141,7 +142,8 @@ class PartitionCheck:
             if base not in there and not self._is_recorded(base, span.end):
                 path = segment_path(self._directory, base)
                 what = f"is missing; it held positions {base} to {span.end}"
-                self._report.fault(path, None, what, "put it back before the next start, which gives up what it held")
+                self._report.fault(path, None, what, _PUT_BACK)
+                self._report.absent.append(path)
                 self.holes.append(Hole(base, span.end))
         self.bases = known
         self._row = None  # segments before the first may have been there
@@ -175,6 +177,7 @@ class PartitionCheck:
         except ForeignSegment as error:
             self._report.tell(claimed, path, 0, str(error), "put the right file in its place")
             if claimed:
+                self._report.absent.append(path)
                 self.holes.append(Hole(*self._spans[file.base]))
             return False
         if previous_end is None:
@@ -222,7 +225,8 @@ class PartitionCheck:
         self._progress(max(0, file.base + file.size - told))
         if end < claimed_end and not self._is_recorded(end, claimed_end):
             what = f"its last batch ends at position {end}, the checkpoint knows it up to {claimed_end}"
-            self._report.fault(path, end - file.base, what, _LOST)
+            self._report.fault(path, end - file.base, what, _PUT_BACK)
+            self._report.absent.append(path)
             self.holes.append(Hole(end, claimed_end))
         self._report.counts["messages"].records += batches
         if derived is not None:

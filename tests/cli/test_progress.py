@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from qmq.cli.progress import Counting
+import pytest
+from rich.console import Console
+
+from qmq.cli.progress import Counting, reading_bar
 
 
 def test_the_line_has_count_and_rate() -> None:
@@ -27,3 +30,22 @@ def test_it_writes_to_stderr_and_not_too_often(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert out == ""
     assert [count for count in (111, 222, 333, 444) if f"{count} sent" in err] == [111, 444]
+
+
+def test_a_bar_has_bytes_rate_and_time_left() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with reading_bar(console) as progress:
+        assert progress is not None
+        for done in (1 << 20, 3 << 20):
+            progress(done, 4 << 20)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3.0/4.0 MiB" in shown
+    assert "/s" in shown
+    assert ":" in shown
+
+
+def test_no_bar_where_nobody_looks() -> None:
+    console = Console(file=io.StringIO())
+    with reading_bar(console) as progress:
+        assert progress is None
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]

@@ -1,0 +1,117 @@
+"""``qmq repair``: make derived files again from the message log, and show what was done."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.progress import reading_bar
+from qmq.cli.verify import InUse
+from qmq.errors import DirectoryInUse
+from qmq.storage.disk import Disk
+from qmq.storage.repair import Outcome, Repair, Treated
+from qmq.storage.repair import repair as repair_directory
+
+_COLOURS = {Outcome.LEFT: "red", Outcome.GIVEN_UP: "red"}
+
+
+@click.command(short_help="Make derived files of a data directory again.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each thing that was wrong, and a sum.")
+@click.pass_context
+def repair(context: click.Context, directory: Path, as_json: bool) -> None:
+    """Make the consumer log and the indexes of the data directory DIRECTORY again from its message log, where they are
+    missing or wrong, and mend what else a start of a broker mends.
+
+    The directory is that of a stopped or killed broker. It is checked before and after, as by qmq verify. While a
+    segment of the message log is missing, nothing is changed: put it back, or let a broker start without it. Ends with
+    0 when nothing is wrong any more, 1 when something is left or was lost, which is named, 2 when a broker is using the
+    directory or it is no data directory.
+    """
+    try:
+        with reading_bar() as progress:
+            done = repair_directory(directory, Disk(), time.time_ns() // 1_000, progress)
+    except DirectoryInUse as error:
+        raise InUse(error) from error
+    if as_json:
+        _print_json(done)
+    elif sys.stdout.isatty():
+        _print_table(done, Console())
+    else:
+        for treated in done.treated:
+            click.echo(_line(treated))
+        click.echo("\n".join([*done.notes, *_closing_lines(done)]))
+    if not done.is_whole:
+        context.exit(EXIT_FAILED)
+
+
+def _line(treated: Treated) -> str:
+    finding = treated.finding
+    where = str(finding.file) if finding.position is None else f"{finding.file} at byte {finding.position}"
+    advice = f"; {finding.advice}" if treated.outcome is Outcome.LEFT else ""
+    return f"{treated.outcome.value}: {where}: {finding.what}{advice}"
+
+
+def _print_json(done: Repair) -> None:
+    for treated in done.treated:
+        finding = treated.finding
+        line = {"file": str(finding.file), "position": finding.position, "what": finding.what}
+        line["outcome"] = treated.outcome.value
+        line["advice"] = finding.advice if treated.outcome is Outcome.LEFT else None
+        click.echo(json.dumps(line))
+    summary = {
+        "directory": str(done.directory),
+        "whole": done.is_whole,
+        **{outcome.value.replace(" ", "_"): count for outcome, count in _counts(done).items()},
+        "left_out": done.left_out,
+        "notes": done.notes,
+    }
+    click.echo(json.dumps(summary))
+
+
+def _print_table(done: Repair, console: Console) -> None:
+    if done.treated:
+        table = Table(title=f"Repaired in {done.directory}", title_justify="left")
+        for column in ("", "file", "at byte", "what was wrong", "what to do"):
+            table.add_column(column, justify="right" if column == "at byte" else "left", overflow="fold")
+        for treated in done.treated:
+            table.add_row(*_cells(treated, done.directory))
+        console.print(table)
+    for line in (*done.notes, *_closing_lines(done)):
+        console.print(escape(line), style="green" if done.is_whole else "red", soft_wrap=True, highlight=False)
+
+
+def _cells(treated: Treated, directory: Path) -> list[str]:
+    finding, outcome = treated
+    file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
+    return [
+        f"[{_COLOURS.get(outcome, 'green')}]{outcome.value}[/]",
+        escape(str(file)),
+        "" if finding.position is None else f"{finding.position:,}",
+        escape(finding.what),
+        escape(finding.advice) if outcome is Outcome.LEFT else "",
+    ]
+
+
+def _closing_lines(done: Repair) -> list[str]:
+    if not done.treated:
+        return [f"{done.directory}: nothing to repair"]
+    counts = ", ".join(f"{outcome.value} {count:,}" for outcome, count in _counts(done).items() if count)
+    lines = [f"{done.directory}: {counts}"]
+    if done.left_out:
+        lines.append(f"{done.left_out:,} more findings are not shown: they are of files that have many")
+    return lines
+
+
+def _counts(done: Repair) -> dict[Outcome, int]:
+    counts = Counter(treated.outcome for treated in done.treated)
+    return {outcome: counts[outcome] for outcome in Outcome}

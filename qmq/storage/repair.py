@@ -1,0 +1,189 @@
+"""Derived files made again from the message log, in a directory that no broker has.
+
+Verify says which files do not hold. Those that are derived are thrown away; the directory is opened as by a broker,
+which makes them again and mends whatever else a start mends, and is closed cleanly; verify says what is left. While a
+segment is missing that could be put back, nothing is changed: a start gives up what it held for good.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from qmq.errors import InvalidOption
+from qmq.storage.derived import ENTRIES_SUFFIX, ORDER_SUFFIX
+from qmq.storage.disk import Disk, failure
+from qmq.storage.findings import Finding, Report
+from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
+from qmq.storage.index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.opened import StoreOptions
+from qmq.storage.opening import open_directory
+from qmq.storage.recovery import RecoveryReport
+from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
+from qmq.storage.segment import list_bases, segment_path
+from qmq.storage.store import Store
+from qmq.storage.verify import Progress, verify
+
+_DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
+
+
+class Outcome(Enum):
+    """What became of something that was wrong."""
+
+    #: A derived file, which is as it was.
+    MADE_AGAIN = "made again"
+    #: Another file, which says again what it did.
+    MENDED = "mended"
+    #: A file that was good for nothing any more.
+    REMOVED = "removed"
+    #: Bytes of the message log: what they held is lost. No message that is there is missed for it.
+    GIVEN_UP = "given up"
+    #: Still wrong.
+    LEFT = "left"
+
+
+class Treated(NamedTuple):
+    """Something that was wrong, and what became of it."""
+
+    finding: Finding
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class Repair:
+    """What was wrong and what became of it, and what a start had to say, a sentence each."""
+
+    directory: Path
+    treated: list[Treated] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    #: Findings that are not in ``treated``: they are of files that have many.
+    left_out: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost and nothing wrong any more."""
+        return not any(treated.outcome in (Outcome.LEFT, Outcome.GIVEN_UP) for treated in self.treated)
+
+
+def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None = None) -> Repair:
+    """Do all of it. *progress* is told of the bytes read by then, and how many there are.
+
+    Raises InvalidOption when there is no data directory, DirectoryInUse while a broker has it, and what verify and
+    opening raise: StorageFull and StorageFailed above all.
+    """
+    _check_is_ours(directory, disk)
+    before = verify(directory, disk, _half(progress, 0))
+    wrong = list(_wrong(before, disk))
+    done = Repair(directory)
+    identity = _identity(directory, disk)
+    if wrong and not before.absent and identity is not None:
+        recovery = _start(
+            directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)}
+        )
+        after = verify(directory, disk, _half(progress, 1))
+        done.treated = [*_compared(disk, wrong, after), *_given_up(directory, disk, identity, recovery)]
+        done.notes = recovery.notes
+        done.left_out = after.left_out
+    else:
+        done.treated = [Treated(finding, Outcome.LEFT) for finding in wrong]
+        done.left_out = before.left_out
+    return done
+
+
+def _half(progress: Progress | None, place: int) -> Progress | None:
+    """All is read twice."""
+    return None if progress is None else lambda done, total: progress(done + place * total, 2 * total)
+
+
+def _check_is_ours(directory: Path, disk: Disk) -> None:
+    if not any(disk.exists(directory / name) for name in COPY_NAMES):
+        raise InvalidOption(f"{directory} has neither {' nor '.join(COPY_NAMES)}: it is no data directory of QMQ")
+
+
+def _identity(directory: Path, disk: Disk) -> Identity | None:
+    """The identity; None when no copy of it is good."""
+    copies = read_copies(disk, directory)
+    return latest(*copies) if any(copy.identity is not None for copy in copies) else None
+
+
+def _is_derived(finding: Finding) -> bool:
+    return finding.file.suffix in _DERIVED
+
+
+def _wrong(report: Report, disk: Disk) -> Iterator[Finding]:
+    """The faults, and derived files that are missing, which is none."""
+    for finding in report.findings:
+        if finding.severity == "fault" or (_is_derived(finding) and not disk.exists(finding.file)):
+            yield finding
+
+
+def _start(directory: Path, disk: Disk, now_us: int, identity: Identity, discarded: Collection[Path]) -> RecoveryReport:
+    """Start and stop as a broker does that serves nobody."""
+    # Never less than the broker's: files that are smaller look as if they had been cut.
+    largest = max([StoreOptions().segment_bytes, *(_size(disk, path) for path in _segments(directory, disk, identity))])
+    options = StoreOptions(segment_bytes=largest, partitions=len(identity.partitions))
+    store = Store(open_directory(directory, options, disk, now_us, discarded))
+    try:
+        checkpoint = store.begin_checkpoint(store.state, now_us)  # the broker's part goes on as it is
+        checkpoint.write()
+        store.finish_checkpoint(checkpoint)
+    except BaseException:
+        store.close(clean=False)
+        raise
+    store.close(clean=True)
+    return store.recovery
+
+
+def _segments(directory: Path, disk: Disk, identity: Identity) -> Iterator[Path]:
+    for partition in identity.partitions:
+        path = directory / partition.directory
+        yield from (segment_path(path, base) for base in list_bases(disk, path))
+
+
+def _size(disk: Disk, path: Path) -> int:
+    try:
+        fd = disk.open(path, os.O_RDONLY)
+        try:
+            return disk.size(fd)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        raise failure(error, "look at", path) from error
+
+
+def _compared(disk: Disk, wrong: list[Finding], after: Report) -> Iterator[Treated]:
+    left = {(finding.file, finding.position) for finding in _wrong(after, disk)}
+    known = {(finding.file, finding.position) for finding in after.findings} - left
+    for finding in wrong:
+        place = finding.file, finding.position
+        if place in left:
+            outcome = Outcome.LEFT
+        elif _is_derived(finding):
+            outcome = Outcome.MADE_AGAIN
+        elif finding.file.suffix == SEGMENT_SUFFIX and place in known:
+            outcome = Outcome.GIVEN_UP
+        else:
+            outcome = Outcome.MENDED if disk.exists(finding.file) else Outcome.REMOVED
+        yield Treated(finding, outcome)
+    told = {(finding.file, finding.position) for finding in wrong}
+    for finding in _wrong(after, disk):
+        if (finding.file, finding.position) not in told:
+            yield Treated(finding, Outcome.LEFT)
+
+
+def _given_up(directory: Path, disk: Disk, identity: Identity, recovery: RecoveryReport) -> Iterator[Treated]:
+    """What was bad behind the checkpoint: whether it was acknowledged nobody can tell."""
+    for partition, report in zip(identity.partitions, recovery.partitions, strict=True):
+        log = directory / partition.directory
+        for hole in report.holes:
+            base = max((base for base in list_bases(disk, log) if base <= hole.start), default=hole.start)
+            what = (
+                f"{hole.end - hole.start} bytes behind the checkpoint, from position {hole.start} on, were bad or gone"
+            )
+            advice = "nothing: what follows is served"
+            finding = Finding("fault", segment_path(log, base), hole.start - base, what, advice)
+            yield Treated(finding, Outcome.GIVEN_UP)
