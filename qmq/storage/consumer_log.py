@@ -318,6 +318,14 @@ class ConsumerLog:
             yield rows
             row += len(rows)
 
+    def rows_between(self, start: int, end: int) -> Iterator[Rows]:
+        """The rows of batches at positions [start, end) that can be read, in pieces. Raises as ``rows`` does."""
+        row, stop = self.row_at_position(start), self.row_at_position(end)
+        while row < stop:
+            rows = self.rows(row, min(BLOCK_ROWS, stop - row))
+            row += len(rows)
+            yield rows
+
     def row_at_position(self, position: int) -> int:
         """The first row at or after *position* that can be read; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)

@@ -334,3 +334,27 @@ def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes]) -> N
         with suppress(OSError):
             disk.unlink(temporary)
         raise failure(error, "write", path) from error
+
+
+def make_directory(disk: Disk, path: Path) -> None:
+    """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
+
+    Raises StorageFull or StorageFailed.
+
+    The first one that is there may have been made by a start that was killed before it could sync the name.
+    """
+    missing = []
+    parent = path
+    while not disk.exists(parent):
+        missing.append(parent)
+        parent = parent.parent
+    try:
+        if not missing:
+            disk.mkdir(path)
+        with suppress(PermissionError):  # made by somebody who may do more than this process
+            disk.fsync_directory(parent.parent)
+        for made in reversed(missing):
+            disk.mkdir(made)
+            disk.fsync_directory(made.parent)
+    except OSError as error:
+        raise failure(error, "make the directory", path) from error

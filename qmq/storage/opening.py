@@ -25,7 +25,7 @@ from qmq.storage.checkpoint import (
     read_checkpoint,
 )
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk import Disk, failure, make_directory
 from qmq.storage.envelope import FileState
 from qmq.storage.gaps import Gaps
 from qmq.storage.identity import (
@@ -47,7 +47,7 @@ from qmq.storage.opened import Opened, OpenedPartition, StoreOptions
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.segment import Owner
-from qmq.storage.sequences import SequenceReplay, rows_in_order
+from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order
 from qmq.storage.subjects import SubjectTable
 
 SUBJECTS_NAME: Final = "subjects"
@@ -55,8 +55,6 @@ CONSUMER_LOG_NAME: Final = "consumer-log"
 
 #: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
 CHECKED_LOG_BYTES: Final = 1 << 30
-
-_CHUNK_ROWS: Final = 65_536
 
 
 def open_directory(
@@ -71,7 +69,7 @@ def open_directory(
             f"segment_bytes = {options.segment_bytes} has no room for a batch of max_frame_bytes = "
             f"{options.max_frame_bytes}; raise it to {options.max_frame_bytes + SEGMENT_HEADER_SIZE} or more"
         )
-    _make_directory(disk, directory)
+    make_directory(disk, directory)
     lock = DirectoryLock.acquire(disk, directory, now_us)
     opening = _Opening(directory, options, disk, now_us, lock)
     try:
@@ -81,28 +79,6 @@ def open_directory(
         opening.abandon()
         lock.release()
         raise
-
-
-def _make_directory(disk: Disk, path: Path) -> None:
-    """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
-
-    The first one that is there may have been made by a start that was killed before it could sync the name.
-    """
-    missing = []
-    parent = path
-    while not disk.exists(parent):
-        missing.append(parent)
-        parent = parent.parent
-    try:
-        if not missing:
-            disk.mkdir(path)
-        with suppress(PermissionError):  # made by somebody who may do more than this process
-            disk.fsync_directory(parent.parent)
-        for made in reversed(missing):
-            disk.mkdir(made)
-            disk.fsync_directory(made.parent)
-    except OSError as error:
-        raise failure(error, "make the directory", path) from error
 
 
 def _discard(disk: Disk, paths: Iterable[Path]) -> None:
@@ -241,7 +217,7 @@ class _Opening:
             for number in range(options.partitions)
         ]
         for name in names[known:]:
-            _make_directory(self._disk, self._directory / name)
+            make_directory(self._disk, self._directory / name)
         partitions = tuple(
             partition._replace(directory=name) for partition, name in zip(identity.partitions, names, strict=False)
         )
@@ -406,6 +382,11 @@ class _Opening:
                 sequences.add_lost(*lost)
         sequences.finish(identity.sequence_base - (claims.sequence_base if claims is not None else 0))
         subjects.sequence_base = identity.sequence_base
+        if any(replay.report.damaged for replay in replays):  # the checkpoint counts messages that are gone
+            # Where a hole is not recorded, runs may be good, and served.
+            holes = [[hole for hole in replay.report.damaged if hole in replay.holes] for replay in replays]
+            gone = missing_sequences(subjects, self._consumers, holes)
+            subjects.gaps.add(gone.subjects, gone.starts, gone.ends)
 
     def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
         """Make the indexes again that are missing or do not fit, and the current one always; gives that one."""
@@ -423,11 +404,8 @@ class _Opening:
     def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int) -> SegmentIndex:
         index = SegmentIndex(self._disk, log.directory, log.owner, base)
         self._opened_indexes.append(index)
-        row, stop = consumer.row_at_position(base), consumer.row_at_position(end)
         last = -1
-        while row < stop:
-            rows = consumer.rows(row, min(_CHUNK_ROWS, stop - row))
-            row += len(rows)
+        for rows in consumer.rows_between(base, end):
             records = derive_index(rows)
             if int(records["position"][0]) == last:  # the batch's rows lie in two pieces
                 records = records[1:]

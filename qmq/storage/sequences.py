@@ -5,13 +5,16 @@ checkpoint does not know yet.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from qmq.storage.checkpoint import Hole
 from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.gaps import Gaps
 from qmq.storage.order import Rows
 from qmq.storage.subjects import SubjectTable
 
@@ -43,10 +46,20 @@ def rows_in_order(logs: list[ConsumerLog], starts: list[int]) -> Iterator[Rows]:
         rows_of = [log.rows(row, _CHUNK_ROWS) for log, row in zip(logs, row_of, strict=True)]
 
 
+@dataclass(slots=True)
+class Counted:
+    """Sequences by subject number: the first that is kept, the next one, and what is missing between."""
+
+    count: int
+    firsts: Sequences
+    ends: Sequences
+    gaps: Gaps
+
+
 class SequenceReplay:
     """Brings ends, firsts and gaps of a table up to the rows it is given, which come in the order they were stored."""
 
-    def __init__(self, table: SubjectTable, known: int) -> None:
+    def __init__(self, table: SubjectTable | Counted, known: int) -> None:
         """The table has the ends of the subjects up to number *known*; the others begin with their first row."""
         self._table = table
         self._seen = np.zeros(table.count, np.bool_)
@@ -106,6 +119,24 @@ class SequenceReplay:
         if self._gaps:
             subjects, starts, ends = (np.concatenate(column) for column in zip(*self._gaps, strict=True))
             table.gaps.add(subjects, starts, ends)
+
+
+def missing_sequences(table: SubjectTable, logs: list[ConsumerLog], holes: list[list[Hole]]) -> Gaps:
+    """The sequences from the first kept to the last given that no row of any partition has, or only one in a hole."""
+    count = table.count
+    firsts = table.firsts[:count]
+    found = Counted(count, firsts, firsts.copy(), Gaps())
+    replay = SequenceReplay(found, count)
+    for rows in rows_in_order(logs, [log.first_row for log in logs]):
+        replay.add(rows)
+    replay.finish(0)
+    missing = found.gaps
+    missing.add(np.arange(count), found.ends, table.ends[:count])
+    for log, lost in zip(logs, holes, strict=True):
+        for hole in lost:
+            for rows in log.rows_between(hole.start, hole.end):
+                missing.add(rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
+    return missing
 
 
 def _one_gap(subject: int, start: int, end: int) -> tuple[Numbers, Sequences, Sequences]:

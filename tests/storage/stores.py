@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,6 +160,17 @@ def check_stored(store: Store, batches: Sequence[Sent]) -> None:
             row += len(part)
             rows += [(partition, entry[1], entry[3], entry[0], entry[4]) for entry in part.tolist()]
     assert sorted(rows) == sorted(expected)
+    check_counts(store, batches)
+
+
+def check_counts(store: Store, batches: Sequence[Sent]) -> None:
+    """Of each subject as many messages are counted as are in *batches*."""
+    counts: Counter[str] = Counter()
+    for sent in batches:
+        counts.update({name: count for name, _, count in sent.runs})
+    for number in range(store.subject_count):
+        name = store.subject_name(number)
+        assert store.message_count(number, int(store.firsts[number]), int(store.ends[number])) == counts[name], name
 
 
 def header_at(store: Store, sent: Sent) -> Any:

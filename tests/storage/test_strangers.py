@@ -18,6 +18,7 @@ from tests.storage.stores import (
     NOW_US,
     Sender,
     Sent,
+    check_counts,
     checkpoint,
     close_cleanly,
     file_of,
@@ -98,6 +99,7 @@ def _check_served(store: Store, rest: list[Sent]) -> None:
             assert number is not None
             ((partition, rows),) = store.subject_rows(number, first, 1)
             assert (partition, *rows[0].item()[:2], int(rows[0]["count"])) == (0, first, sent.position, count)
+    check_counts(store, rest)
 
 
 def _check_new(path: Path, sender: Sender, rest: list[Sent]) -> None:
