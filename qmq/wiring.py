@@ -98,6 +98,7 @@ class RunningBroker:
         )
         self._broken: set[int] = set()  # partitions
         self._delayed: set[int] = set()  # as well; told of once
+        self._catching_up: set[int] = set()  # as well; they are synced though nobody waits for it
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
@@ -184,6 +185,7 @@ class RunningBroker:
         partition, position = wanted
 
         def done(error: QmqError | None) -> None:
+            self._catching_up.discard(partition)
             if error is None:
                 self.server.submit(Synced(partition, position))
             elif isinstance(error, StorageFailed):  # it could not begin
@@ -238,10 +240,30 @@ class RunningBroker:
         store = self.store
         if store.unsynced_bytes >= self.settings.checkpoint_bytes:
             self._checkpoints.hurry()
-        behind = self._checkpoints.running and self.settings.max_unsynced_bytes <= sum(
-            store.end(partition) - store.synced(partition) for partition in range(store.partitions)
-        )
-        self.server.hold_sends(behind)
+        sound: list[int] = []
+        full: list[int] = []
+        if self._checkpoints.running:
+            sound = [partition for partition in range(store.partitions) if partition not in self._broken]
+            full = self._far_behind(sound)
+        all_full = bool(full) and full == sound
+        if not all_full:
+            self.broker.avoid(frozenset(full))
+        self.server.hold_sends(all_full)
+
+    def _far_behind(self, partitions: list[int]) -> list[int]:
+        """The partitions that have their share of max_unsynced_bytes: they get no more while others have not. Those get
+        syncs of their own: the checkpoint may wait for a disk that has stalled.
+        """
+        store, full = self.store, []
+        share = self.settings.max_unsynced_bytes // max(1, len(partitions))
+        for partition in partitions:
+            unsynced = store.end(partition) - store.synced(partition)
+            if unsynced >= share:
+                full.append(partition)
+            if unsynced >= share // 2 and len(partitions) > 1 and partition not in self._catching_up:
+                self._catching_up.add(partition)
+                self._sync(SyncWanted(partition, store.end(partition)))
+        return full
 
 
 def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import pytest
 
+import qmq
 from qmq import wiring
 from qmq.broker.commands import Now
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed
@@ -266,6 +267,68 @@ async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path
         assert b"waits" in bytes((await other.read()).payload)
         await client.close()
         await other.close()
+
+
+class PartlyStalledDisk(Disk):
+    """Whose files below *part* cannot be synced while ``may_sync`` is not set."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.waiting = 0
+
+    def fdatasync(self, fd: int) -> None:
+        if self._part in os.readlink(f"/proc/self/fd/{fd}"):
+            self.waiting += not self.may_sync.is_set()
+            self.may_sync.wait(60)  # or a test that fails would never end
+        super().fdatasync(fd)
+
+
+@on_uvloop
+async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: Path) -> None:
+    disk = PartlyStalledDisk("log-0")
+    bounds = {"partitions": 2, "checkpoint_bytes": "256 KiB", "max_unsynced_bytes": "1 MiB"}
+    async with running(tmp_path, disk, **bounds) as broker:
+        client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+        disk.may_sync.clear()
+        for request in range(1, 51):  # 10 MiB, ten times what may be unsynced
+            client.send(send(request, APPEND, request.to_bytes() * 200_000, "a.0" if request % 2 else "a.1"))
+            assert (await client.read()).kind == Kind.SENT
+        assert disk.waiting
+        assert broker.store.end(0) - broker.store.synced(0) < 1 << 20
+        other.send(frame(Kind.SEND, 1, batch(b"y", subject="b.1", producer=b"q" * 16), flags=FLUSH))
+        assert sent_fields(await other.read())[2] == 1
+        disk.may_sync.set()
+        subscription = await subscribe(other)
+        found = b""
+        while len(found) < 50 * 200_000:
+            other.send(pull(2, subscription, timeout_ms=10_000))
+            found += bytes((await other.read()).payload)
+        places = {n: found.index(n.to_bytes() * 200_000) for n in range(1, 51)}
+        for subject in (0, 1):
+            mine = [places[n] for n in range(1, 51) if n % 2 == subject]
+            assert mine == sorted(mine)
+        await client.close()
+        await other.close()
+
+
+@on_uvloop
+async def test_a_send_that_waits_for_a_stalled_disk_ends_as_unknown(tmp_path: Path) -> None:
+    disk = PartlyStalledDisk("log-0")
+    async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
+        disk.may_sync.clear()
+        try:
+            async with qmq.connect(broker.url, send_timeout=0.5) as client:
+                await client.send("a.b", b"seen", durability="append")
+                with pytest.raises(qmq.SendUnknown):
+                    await client.send("a.b", b"waits")
+                async with client.subscribe("a.", group="g") as consumer:
+                    assert [message.body for message in await consumer.pull(timeout=20)] == [b"seen"]
+                    disk.may_sync.set()
+                    assert [message.body for message in await consumer.pull(timeout=20)] == [b"waits"]
+        finally:
+            disk.may_sync.set()
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------

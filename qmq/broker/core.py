@@ -134,6 +134,10 @@ class Broker:
             return now.monotonic_us
         return self._delivery.next_deadline_us()
 
+    def avoid(self, partitions: frozenset[int]) -> None:
+        """Give these partitions no more batches until the next call, as long as there are others."""
+        self._intake.avoid(partitions)
+
     def stop(self) -> None:
         """Refuse sends and pulls from now on; parked pulls are answered so."""
         self._stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")

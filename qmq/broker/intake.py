@@ -8,7 +8,7 @@ batch also waits for the earlier batches of its subjects that lie in another one
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from qmq.format.batch import (
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
 from qmq.names import check_subject
 from qmq.storage.store import Store
+
+#: Stretches of a partition that wait for different things, before one waits for the next one's as well.
+MAX_BARRIERS: Final = 65_536
 
 Numbers = npt.NDArray[np.int64]
 _Place = tuple[int, int]  # partition, position
@@ -78,6 +81,16 @@ class _Partition:
         self.sync_running = False
         self.broken: QmqError | None = None
 
+    def hide(self, barrier: _Barrier) -> None:
+        """Add one; where they are many, because a disk has stalled, it makes one with the last."""
+        if len(self.barriers) >= MAX_BARRIERS:
+            last = self.barriers.pop()
+            after = dict(last.after)
+            for number, position in barrier.after:
+                after[number] = max(position, after.get(number, 0))
+            barrier = _Barrier(last.start, barrier.end, last.flush or barrier.flush, tuple(after.items()))
+        self.barriers.append(barrier)
+
 
 class Intake:
     """Takes batches in. Everything it has to say goes to *effects*."""
@@ -90,6 +103,7 @@ class Intake:
         self._effects = effects
         self._stamp_us = store.last_stored_at_us
         self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
+        self._avoided: frozenset[int] = frozenset()
         self._repeats: list[_Repeat] = []
         self._last_places: dict[int, _Place] = {}  # ends, by subject number; several partitions only
 
@@ -163,6 +177,10 @@ class Intake:
             self._effects.append(Refused(effect.connection, effect.request, error))
         self._publish()
 
+    def avoid(self, numbers: frozenset[int]) -> None:
+        """Give these partitions no more batches, as long as there are others: their disks are far behind."""
+        self._avoided = numbers
+
     # --- the turn ----------------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
@@ -193,7 +211,7 @@ class Intake:
         for batch in staged:
             flush = batch.command.flush
             if flush or batch.after:
-                partition.barriers.append(_Barrier(batch.answer.position, batch.end, flush, batch.after))
+                partition.hide(_Barrier(batch.answer.position, batch.end, flush, batch.after))
             if flush:
                 partition.waiting.append((batch.end, batch.answer))
             else:
@@ -280,6 +298,8 @@ class Intake:
         else:
             first = numbers if isinstance(numbers, int) else int(numbers[0])
             sound = [partition for partition in self._partitions if partition.broken is None]
+            if self._avoided:
+                sound = [partition for partition in sound if partition.number not in self._avoided] or sound
             chosen = sound[first % len(sound)] if sound else self._partitions[0]
         if chosen.broken is not None:
             raise SyncFailed(f"nothing more is stored in partition {chosen.number} until a restart: {chosen.broken}")
@@ -394,7 +414,7 @@ class Intake:
     def _when_stored(self, known: Known, flush: bool, effect: Sent | LastSequenceIs) -> None:
         """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
         partition = self._partitions[known.partition]
-        pending = any(barrier.flush and barrier.start == known.position for barrier in partition.barriers)
+        pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
         unsynced = self._is_unsynced(known)
         broken = self._unknown(known)
         if broken is not None:
