@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from qmq.broker.commands import Now
 from qmq.broker.core import Broker
@@ -19,6 +19,9 @@ from qmq.storage.scrub import Pace, SegmentReader, Step
 from qmq.storage.store import Store
 
 log = logging.getLogger("qmq.broker")
+
+#: While nothing is sealed, whether something is by now is looked at so often.
+_EMPTY_US: Final = 1_000_000
 
 
 class Thread(Protocol):
@@ -75,9 +78,12 @@ class Scrubbing:
             for partition, base in segments[first:] + segments[:first]:
                 await self._scrub(partition, base)
             skip = 0
+            round_us = self._settings.scrub_round_ms * 1_000
             if segments:
                 self._broker.counters.scrub_rounds += 1
-            await self._wait_until(begun_us + self._settings.scrub_round_ms * 1_000)
+            else:
+                round_us = min(round_us, _EMPTY_US)
+            await self._wait_until(begun_us + round_us)
 
     async def _scrub(self, partition: int, base: int) -> None:
         reader = self._store.reader(partition, base)

@@ -143,6 +143,15 @@ async def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path, caplog: pyt
         assert len(disk.still_open()) <= open_files + 1
 
 
+async def test_a_new_broker_does_not_wait_a_round_for_its_first_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.scrubbing._EMPTY_US", 1_000)
+    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_round_ms": 3_600_000})) as broker:
+        await fill(broker.url, 200)
+        await rounds(broker, 1 - broker.counters.scrub_rounds)
+
+
 async def test_it_can_be_switched_off(tmp_path: Path) -> None:
     async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_bytes_per_s": 0})) as broker:
         await fill(broker.url, 200)
