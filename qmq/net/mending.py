@@ -26,6 +26,9 @@ log = logging.getLogger("qmq.client")
 MOST_REPORTS: Final = 64
 #: How long all reports of one answer may take, in seconds, reconnects included.
 REPORT_TIMEOUT: Final = 15.0
+#: Where no header can be read the frame itself may have lied about its size: what comes behind it on that connection is
+#: not understood then. An answer that stays out for so long, in seconds, ends the connection, and the next is tried.
+SUSPECT_TIMEOUT: Final = 4.0
 #: So often a report is made again because its own answer was damaged on the way.
 _TRIES: Final = 3
 #: A header that differs from a stored one in no more bytes is that one, damaged: with its mark, checksum, position and
@@ -151,9 +154,11 @@ class Mending:
             connection = await self._link.connected()
             if self._link.store_id != self._store_id:
                 return None
-            answered: asyncio.Future[Answer | QmqError] = asyncio.get_running_loop().create_future()
-            # Never overdue: the broker may wait for a slow disk, and is not dead then.
-            connection.ask(Kind.REPORT, functools.partial(_settle, answered), meta, payload)
+            loop = asyncio.get_running_loop()
+            answered: asyncio.Future[Answer | QmqError] = loop.create_future()
+            # Else never overdue: the broker may wait for a slow disk, and is not dead then.
+            due = loop.time() + SUSPECT_TIMEOUT if damage.size else None
+            connection.ask(Kind.REPORT, functools.partial(_settle, answered), meta, payload, due)
             answer = await answered
             if isinstance(answer, Answer):
                 return answer
@@ -181,19 +186,25 @@ def _places(runs: list[Run], damage: Damage) -> list[tuple[int, int]]:
 
 
 def _damaged_one(reported: Reported, damage: Damage, bad: memoryview) -> tuple[list[Run], int]:
-    """The messages that stood in bytes with a bad header, and how many bytes they took; none, 0: these are others."""
+    """The messages that stood in bytes with a bad header, and how many of the bytes they took; none, 0: others did.
+
+    What the answer's end has cut is taken as a whole: it was sent.
+    """
     if damage.is_piece:
         return _damaged_piece(reported, damage, bad)
     runs, payload = reported.runs, reported.payload
     if reported.found == Found.SOUND and runs and isinstance(header := runs[0].origin, Header):
         start = header.data_start
-        if header.size == len(payload) <= len(bad) and _wrong_bytes(payload[:start], bad[:start]) <= _MOST_WRONG_BYTES:
-            return runs, header.size
+        if header.size == len(payload) and _wrong_bytes(payload[:start], bad) <= _MOST_WRONG_BYTES:
+            return runs, min(header.size, len(bad))
     return [], 0
 
 
 def _wrong_bytes(right: memoryview, bad: memoryview) -> int:
-    return int(np.count_nonzero(np.frombuffer(right, np.uint8) != np.frombuffer(bad, np.uint8)))
+    """How many bytes of *right* are others at the beginning of *bad*, or missing."""
+    have = bad[: len(right)]
+    same = np.frombuffer(right[: len(have)], np.uint8) == np.frombuffer(have, np.uint8)
+    return len(right) - int(np.count_nonzero(same))
 
 
 def _damaged_piece(reported: Reported, damage: Damage, bad: memoryview) -> tuple[list[Run], int]:
@@ -208,7 +219,7 @@ def _damaged_piece(reported: Reported, damage: Damage, bad: memoryview) -> tuple
         cut = run.slice(first, first + damage.messages)
         subject = cut.subject.encode()
         start = PIECE_HEADER_SIZE + len(subject)
-        size = start + len(cut.data)
+        size = min(start + len(cut.data), len(bad))
         pairs = (
             (said.position, cut.position),
             (said.stored_at_us, cut.stored_at_us),
@@ -216,7 +227,8 @@ def _damaged_piece(reported: Reported, damage: Damage, bad: memoryview) -> tuple
             (said.ordinal, cut.ordinal),
             (bytes(bad[PIECE_HEADER_SIZE:start]), subject),
         )
-        if size <= len(bad) and bad[start:size] == cut.data and sum(one != other for one, other in pairs) <= 1:
+        is_same = start <= size and bad[start:size] == cut.data[: size - start]
+        if is_same and sum(one != other for one, other in pairs) <= 1:
             return [cut], size
     return [], 0
 

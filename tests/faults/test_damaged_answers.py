@@ -88,6 +88,7 @@ async def test_a_damaged_frame_header_ends_the_connection_at_most(
     """Every other bit: who follows alone misses nothing, a group at most what that frame and the next one had."""
     monkeypatch.setattr("qmq.net.pulling.ROUND", 0.1)
     monkeypatch.setattr("qmq.net.pulling.LATE", 0.1)
+    monkeypatch.setattr("qmq.net.mending.SUSPECT_TIMEOUT", 0.1)
     monkeypatch.setattr("qmq.net.link._TICK", 0.05)
     monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     plan = FlipOne()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -227,6 +228,33 @@ async def test_what_cannot_be_decoded_behind_a_bad_header_is_reported_too() -> N
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(bytes, [b"1", b"2", b"3"]), (lambda batch: b"".join(piece_of_run(batch, 0, 0, None)[0]), [b"1", b"2"])],
+    ids=["batch", "piece"],
+)
+async def test_a_connection_is_left_whose_frames_may_not_be_understood(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[memoryview], bytes], expected: list[bytes]
+) -> None:
+    """An answer that ends within a batch may be one whose frame said too small a size."""
+    monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 0.01)
+    monkeypatch.setattr("qmq.net.link._TICK", 0.01)
+    sent = make(memoryview(stored_batch({"a.b": [b"1", b"2"], "c": [b"3"]})))
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, sent[:-1])
+        await s.peer.frame(Kind.REPORT)
+        await s.peer.gone()
+        monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 20)
+        peer = await s.broker.peer()
+        report = await peer.frame(Kind.REPORT)
+        assert wire.REPORT.unpack(report.payload)[0] == 5_000
+        peer.answer(Kind.REPORTED, report.request, {"found": "sound"}, sent)
+        assert bodies(await pulling) == expected
+        assert s.consumer.damaged == 0
 
 
 async def test_an_answer_that_is_damaged_too_is_asked_for_again() -> None:
