@@ -100,6 +100,7 @@ class Outgoing:
         "count",
         "first_written_at",
         "flush",
+        "is_doubted",
         "last_error",
         "opened_at",
         "producer_sequence",
@@ -127,6 +128,8 @@ class Outgoing:
         self.written_at = 0.0  # the last time
         self.store_id = b""  # the store it was last written to
         self.answer_lost = False  # it was written and that attempt was never answered
+        #: The broker called its bytes bad: once that may have been damage on the way.
+        self.is_doubted = False
         self.last_error: QmqError | None = None
 
     def run_of(self, subject: str) -> OutgoingRun | None:

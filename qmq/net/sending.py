@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import (
+    BadBatch,
     BadBytes,
     ConnectionLost,
     InternalError,
@@ -183,7 +184,8 @@ class Sending:
             self._given_up.discard(request)
             return
         batch.last_error = error
-        if not error.retryable:
+        was_doubted, batch.is_doubted = batch.is_doubted, isinstance(error, BadBatch)
+        if not error.retryable and (was_doubted or not batch.is_doubted):
             nobody_knows = isinstance(error, _SAY_NOTHING) or type(error) is StorageError
             self._fail(batch, error, batch.answer_lost or nobody_knows)
             return

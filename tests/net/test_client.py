@@ -21,6 +21,7 @@ from qmq.errors import (
     MessageTooLarge,
     QueueFull,
     StorageFull,
+    TooManySubjects,
     UnsupportedVersion,
 )
 from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS
@@ -238,13 +239,32 @@ async def test_a_refused_send_says_why() -> None:
         peer = await broker.peer()
         sending = asyncio.ensure_future(client.send("a", b"x", key="k"))
         frame, _ = await peer.batch()
-        peer.refuse(frame.request, BadBatch("nonsense"))
+        peer.refuse(frame.request, TooManySubjects("nonsense"))
         with pytest.raises(qmq.SendFailed, match="nonsense") as caught:
             await sending
         (failure,) = caught.value.failures
         assert (failure.subject, failure.key, failure.outcome) == ("a", "k", "refused")
-        assert type(failure.error) is BadBatch
+        assert type(failure.error) is TooManySubjects
         await client.flush()  # it was told already
+
+
+async def test_bytes_that_are_called_bad_are_sent_once_more() -> None:
+    """They may have been damaged on the way."""
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        for answer in ("stored", "refused"):
+            sending = asyncio.ensure_future(client.send("a", b"x"))
+            frame, _ = await peer.batch()
+            peer.refuse(frame.request, BadBatch("nonsense"))
+            again, _ = await peer.batch()
+            assert again.payload == frame.payload
+            if answer == "stored":
+                peer.stored(again)
+                await sending
+            else:
+                peer.refuse(again.request, BadBatch("nonsense"))
+                with pytest.raises(qmq.SendFailed, match="nonsense"):
+                    await sending
 
 
 async def test_a_refusal_that_can_pass_is_tried_again() -> None:
@@ -297,7 +317,7 @@ async def test_flush_reports_each_failure_once() -> None:
         good = client.send_nowait("b", b"x", durability="append")
         assert good not in tickets
         frame, _ = await peer.batch(flush=True)
-        peer.refuse(frame.request, BadBatch("no"))
+        peer.refuse(frame.request, TooManySubjects("no"))
         frame, _ = await peer.batch(flush=False)
         peer.stored(frame)
         with pytest.raises(qmq.SendFailed, match="3 messages") as caught:
@@ -315,7 +335,7 @@ async def test_closing_flushes_then_raises(caplog: pytest.LogCaptureFixture) -> 
         client.send_nowait("a", b"x")
         closing = asyncio.ensure_future(stack.aclose())
         frame, _ = await peer.batch()
-        peer.refuse(frame.request, BadBatch("no"))
+        peer.refuse(frame.request, TooManySubjects("no"))
         with pytest.raises(qmq.SendFailed, match="1 message"):
             await closing
         await peer.gone()
@@ -339,7 +359,7 @@ async def test_an_error_in_the_block_is_not_replaced_by_one_of_closing(caplog: p
 async def _refuse_one(broker: Any) -> None:
     peer = await broker.peer()
     frame, _ = await peer.batch()
-    peer.refuse(frame.request, BadBatch("no"))
+    peer.refuse(frame.request, TooManySubjects("no"))
 
 
 async def test_a_cancelled_block_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from qmq.errors import (
     BadBytes,
     ConnectionLost,
     InternalError,
+    MessageTooLarge,
     Overloaded,
     ProtocolError,
     QmqError,
@@ -242,7 +243,7 @@ def test_after_a_refusal_batches_go_one_at_a_time_in_order() -> None:
     driven.written(at)
 
 
-@pytest.mark.parametrize("error", [BadBatch("no"), TooManySubjects("no")])
+@pytest.mark.parametrize("error", [MessageTooLarge("no"), TooManySubjects("no")])
 def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
     driven = Driven()
     first, second = driven.send(b"1"), driven.send(b"2")
@@ -254,6 +255,19 @@ def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
     assert first.error.__cause__ is error
     assert second.result is not None
     assert driven.gathering.queued_bytes == 0
+
+
+def test_bytes_that_are_called_bad_get_a_second_try_each_time_they_go_out() -> None:
+    driven = Driven()
+    waiting = driven.send(b"1")
+    at = 0.0
+    for error in (BadBatch("no"), FULL, BadBatch("no"), FULL):
+        driven.sending.refused(driven.written(at)[0], error, at)
+        assert not waiting.done()
+        at += 5.0
+    driven.sending.refused(driven.written(at)[0], BadBatch("no"), at)
+    driven.sending.refused(driven.written(at + 5.0)[0], BadBatch("no"), at + 5.0)
+    assert type(waiting.error) is SendFailed
 
 
 @pytest.mark.parametrize(
@@ -280,7 +294,7 @@ def test_once_an_answer_was_lost_a_failure_is_unknown() -> None:
     driven.written()
     driven.sending.disconnected(LOST)
     driven.sending.connected(STORE, driven.limits)
-    driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+    driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     assert type(waiting.error) is SendUnknown
 
 
@@ -355,7 +369,7 @@ def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.Log
     assert driven.sending.take_failure() is None
     tickets = [driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
     with caplog.at_level(logging.ERROR, "qmq.client"):
-        driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+        driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     assert "3 messages sent without waiting were not stored: no" in caplog.text
     error = driven.sending.take_failure()
     assert error is not None
@@ -369,7 +383,7 @@ def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(3):
         for _ in range(3):
             driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
-        driven.sending.refused(driven.written()[0], BadBatch("no"), 0.0)
+        driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     error = driven.sending.take_failure()
     assert error is not None
     assert len(error.failures) == 4
