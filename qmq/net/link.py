@@ -28,6 +28,8 @@ SILENCE: Final = 10.0
 FAILOVER_AFTER: Final = 5.0
 #: A connection that lasted so long was a good one: the next one is tried for at once.
 GOOD_AFTER: Final = 2.0
+#: So often in a row connecting again meets what is no welcome.
+_MOST_DOUBTS: Final = 3
 _TICK: Final = 1.0
 _FIRST: Final = struct.Struct("<Q")
 
@@ -261,6 +263,7 @@ class Link:
         assert self._loop is not None
         count, own = len(self._options.addresses), self._address
         stay_until = self._loop.time() + (FAILOVER_AFTER if self._sending.has_unknown() else 0.0)
+        doubts = 0  # what a broker says at first may be damaged on the way
         if self._backoff.tries:
             await asyncio.sleep(self._backoff.next_delay())
         while True:
@@ -268,7 +271,8 @@ class Link:
                 await self._connect()
             except QmqError as error:
                 self._sending.last_error = error
-                if not error.retryable:
+                doubts += 1
+                if not error.retryable and (type(error) is not ProtocolError or doubts >= _MOST_DOUBTS):
                     log.error("connecting again can't help: %s", error)
                     self._reconnecting = None
                     self.close(error)

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from qmq.errors import BadBatch, ConnectionLost, InvalidName, InvalidOption, QmqError, UnknownSubscription
+from qmq.errors import (
+    BadBatch,
+    ConnectionLost,
+    InvalidName,
+    InvalidOption,
+    ProtocolError,
+    QmqError,
+    UnknownSubscription,
+)
 from qmq.format.pieces import Damage, Run
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
@@ -40,6 +48,9 @@ GRACE: Final = 0.5
 #: Leaving waits so long for the broker.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
+#: So often in a row a request is made that the broker finds fault with, though it was made well.
+_MOST_DOUBTS: Final = 3
+_DOUBTFUL: Final = (InvalidOption, ProtocolError, UnknownSubscription)
 
 
 class Puller:
@@ -67,6 +78,7 @@ class Puller:
         self._subscribed: tuple[Connection, int] | None = None
         self._subscribing: asyncio.Task[None] | None = None
         self._backoff = Backoff()
+        self._doubts = 0
         self._kept: deque[Run] = deque()  # received and not handed out
         self._kept_count = 0
         self._skip = 0  # messages of the first of them that were
@@ -234,18 +246,30 @@ class Puller:
         assert answer is not None
         if isinstance(answer, QmqError):
             if not answer.retryable:
-                raise answer
+                self._doubt(answer)
+                return False
             if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
                 delay = self._backoff.next_delay()
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
                 await asyncio.sleep(min(delay, left))
             return False
         self._backoff.reset()
+        self._doubts = 0
         runs, damaged = read_checked(answer.payload)
         if damaged:
             self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
             return True
         return self._keep(answer, runs)
+
+    def _doubt(self, refusal: QmqError) -> None:
+        """The broker has refused a pull as no pull is made: it was damaged on the way, or another request was, which
+        ended the connection. Raises it when that comes again and again.
+        """
+        self._doubts += 1
+        if type(refusal) not in _DOUBTFUL or self._doubts >= _MOST_DOUBTS:
+            raise refusal
+        if type(refusal) is UnknownSubscription:
+            self._subscribed = None
 
     def _keep(self, answer: Answer, runs: list[Run]) -> bool:
         if self._progress is not None:
@@ -347,13 +371,18 @@ class Puller:
 
     async def _subscribe(self) -> None:
         """Subscribe at the broker, as soon as there is one. Raises what trying again can't help."""
+        doubts = 0
         while True:
             connection = await self._link.connected()
             try:
                 await self._subscribe_on(connection)
                 return
             except QmqError as error:
-                if not error.retryable:
+                is_doubtful = (
+                    type(error) is ProtocolError
+                )  # it was damaged on the way, or the fault is another request's
+                doubts += is_doubtful
+                if not error.retryable and not (is_doubtful and doubts < _MOST_DOUBTS):
                     raise
             await asyncio.sleep(self._backoff.next_delay())
 
@@ -367,7 +396,13 @@ class Puller:
                 start = ["time", progress.floor_us]
         meta = {"group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start}
         answer = await connection.request(Kind.SUBSCRIBE, meta)
-        self._subscribed = connection, answer.meta["subscription"]
+        subscription = answer.meta.get("subscription")
+        if type(subscription) is not int or not 0 <= subscription < 1 << 32:
+            connection.abort(
+                ConnectionLost(f"the connection to {connection.address} is of no use: no subscription came")
+            )
+            raise connection.end_error()
+        self._subscribed = connection, subscription
         self._store_id = store_id
         start_us = answer.meta.get("start_us")
         if progress is not None and progress.floor_us is None and isinstance(start_us, int):

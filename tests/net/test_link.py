@@ -14,7 +14,7 @@ from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolEr
 from qmq.net import link as link_module
 from qmq.net import wire
 from qmq.net.wire import Kind
-from tests.net.scripted import ScriptedBroker, scripted_broker
+from tests.net.scripted import STORE, ScriptedBroker, scripted_broker
 
 
 def free_port() -> int:
@@ -173,6 +173,34 @@ async def test_what_is_unknown_is_given_up_where_its_broker_stays_away(monkeypat
                 await sending
             await send_on_next(second, client)
         await first.listen()
+
+
+async def test_a_welcome_that_is_none_is_waited_out_on_the_way_back() -> None:
+    """It may have been damaged; the third one in a row is believed."""
+    async with scripted_broker() as broker, contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(qmq.connect(broker.url))
+        peer = await broker.peer()
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        await peer.batch()
+        broker.welcome["store_id"] = "damaged"
+        peer.drop()
+        peer = await broker.peer()
+        broker.welcome["store_id"] = STORE
+        await peer.gone()
+        peer = await broker.peer()
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+        sending = asyncio.ensure_future(client.send("a", b"x"))
+        await peer.batch()
+        broker.welcome["store_id"] = "damaged"
+        peer.drop()
+        for _ in range(3):
+            await (await broker.peer()).gone()
+        with pytest.raises(qmq.SendUnknown, match="welcome"):
+            await sending
+        with pytest.raises(ProtocolError, match="welcome"):
+            await stack.aclose()
 
 
 async def test_a_refusal_for_good_on_the_way_back_ends_the_client() -> None:

@@ -20,6 +20,7 @@ from qmq.errors import (
     InvalidName,
     InvalidOption,
     Overloaded,
+    ProtocolError,
     UnknownSubscription,
 )
 from qmq.format.pieces import read_answer
@@ -340,12 +341,79 @@ async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> 
         request, _ = await s.peer.pulled()
         s.peer.refuse(request, Overloaded("too many parked pulls"))
         request, _ = await s.peer.pulled()
-        s.peer.refuse(request, UnknownSubscription("number 7"))
-        with pytest.raises(UnknownSubscription, match="number 7"):
+        s.peer.refuse(request, GroupMismatch("another mode"))
+        with pytest.raises(GroupMismatch, match="another mode"):
             await pulling
 
 
+@pytest.mark.parametrize("error", [InvalidOption("1 to 0"), UnknownSubscription("number 7")])
+async def test_a_refusal_of_what_was_asked_well_is_believed_the_third_time(error: qmq.QmqError) -> None:
+    """The request, or what was said of the subscription, may have been damaged on the way."""
+    async with subscribed(group="g") as s:
+        for tries in (2, 3):
+            pulling = asyncio.ensure_future(s.consumer.pull())
+            for number in range(tries):
+                request, _ = await s.peer.pulled()
+                s.peer.refuse(request, error)
+                if isinstance(error, UnknownSubscription) and number < 2:
+                    await s.peer.subscribed()
+            if tries == 2:
+                request, _ = await s.peer.pulled()
+                s.peer.messages(request, batch(b"1"))
+                assert bodies(await pulling) == [b"1"]
+        with pytest.raises(type(error), match=str(error)):
+            await pulling
+
+
+async def test_a_subscription_without_a_number_is_made_again() -> None:
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        await s.peer.pulled()
+        s.peer.drop()
+        peer = await s.broker.peer()
+        for meta in ({"subscriptiom": 7}, {"subscription": "7"}):
+            frame = await peer.frame(Kind.SUBSCRIBE)
+            peer.answer(Kind.SUBSCRIBED, frame.request, meta)
+            peer = await s.broker.peer()
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
+
+
 # --- reconnects ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fault_of_another_request_ends_no_pull() -> None:
+    """The broker finds fault with the connection, say because another request of it was damaged on the way."""
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        await s.peer.pulled()
+        peer = s.peer
+        for _ in range(2):
+            peer.refuse(0, ProtocolError("what is that"))
+            await peer.gone()
+            peer = await s.broker.peer()
+            await peer.frame(Kind.SUBSCRIBE)
+        peer.refuse(0, ProtocolError("what is that"))
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
+
+
+async def test_a_subscription_that_ends_each_connection_is_given_up() -> None:
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        await s.peer.pulled()
+        s.peer.drop()
+        for _ in range(3):
+            peer = await s.broker.peer()
+            await peer.frame(Kind.SUBSCRIBE)
+            peer.refuse(0, ProtocolError("what is that"))
+        with pytest.raises(ProtocolError, match="what is that"):
+            await pulling
 
 
 async def test_a_frame_that_is_none_ends_the_connection_and_not_the_pull() -> None:
