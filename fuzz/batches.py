@@ -40,7 +40,10 @@ def make_batch(picks: Picks) -> memoryview:
         if header.data_start <= len(view):
             view = with_table(view, table)
     if how & 8:
-        set_header(view, producer_id=picks.take(2).ljust(16, b"\0"), producer_sequence=picks.number(2))
+        producer_id, number = picks.take(2).ljust(16, b"\0"), picks.number(2)
+        # Small numbers, or some near the end of 64 bits.
+        number = number if number < 0xF000 else ((number - 0xF000 << 52) - (number & 3)) & 0xFFFF_FFFF_FFFF_FFFF
+        set_header(view, producer_id=producer_id, producer_sequence=number, created_at_us=number)
     if how & 16:
         view = view[: picks.below(len(view) + 1)]
     if how & 32 == 0 and len(view) >= BATCH_HEADER_SIZE + RUN_SIZE and parse_header(view).data_start <= len(view):

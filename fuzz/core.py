@@ -16,6 +16,7 @@ from qmq.broker import commands
 from qmq.broker.commands import Now
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
+from qmq.errors import QmqError
 from qmq.net import wire
 from qmq.net.server import Server, ServerOptions
 from qmq.net.wire import Frame
@@ -42,6 +43,7 @@ LIMITS: Final = BrokerLimits(
 
 
 Work = commands.SyncWanted | commands.ReadWanted | commands.CheckWanted
+Outcome = commands.Synced | commands.ReadDone | commands.Checked
 
 
 class Timer:
@@ -140,6 +142,11 @@ class Wire:
         """The stranger is gone."""
         self._lose()
 
+    @property
+    def unsent(self) -> bool:
+        """Not all that it sent has been read."""
+        return bool(self._to_broker) and not self._closing
+
     def frames(self) -> Iterable[Frame]:
         """What the broker said so far. Raises ProtocolError when that is not frames."""
         view = memoryview(bytes(self.said))
@@ -221,6 +228,28 @@ class Complaints(logging.Handler):
         self.records.append(record)
 
 
+def carry_out(store: Store, want: Work) -> Outcome:
+    """What the wiring has done in a thread."""
+    match want:
+        case commands.SyncWanted():
+            store.sync(want.partition)
+            return commands.Synced(want.partition, want.position)
+        case commands.ReadWanted():
+            try:
+                while want.read.step():
+                    pass
+            except QmqError as error:
+                return commands.ReadDone(want.number, error)
+            return commands.ReadDone(want.number, None)
+        case commands.CheckWanted():
+            reader = store.reader(want.partition, want.position)
+            try:
+                batch, damage = reader.read_batch(want.position, want.size, want.first, want.messages)
+            finally:
+                reader.close()
+            return commands.Checked(want.number, batch, damage, None)
+
+
 class Core:
     """One broker on a directory of its own, with small limits so that they are reached."""
 
@@ -237,7 +266,7 @@ class Core:
         self.broker = Broker(self.store, LIMITS, self.loop.now())
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         given = _server_options(self.store, max_buffered_bytes)
-        self.server = Server(self.broker, given, self._wanted.append, lambda: None, self.loop.now, loop)
+        self.server = Server(self.broker, given, self._wanted.append, lambda: None, self.loop.now, loop, self.loop.time)
 
     def run(self) -> None:
         """Everything that is ready, syncs and reads too."""
@@ -245,27 +274,9 @@ class Core:
         while self._wanted:
             wanted, self._wanted[:] = self._wanted.copy(), []
             for want in wanted:
-                self.server.submit(self._do(want))
+                self.server.submit(carry_out(self.store, want))
             self.loop.run()
         assert not self.complaints.records, self.complaints.format(self.complaints.records[0])
-
-    def _do(self, want: Work) -> commands.Synced | commands.ReadDone | commands.Checked:
-        """What the wiring has done in a thread."""
-        match want:
-            case commands.SyncWanted():
-                self.store.sync(want.partition)
-                return commands.Synced(want.partition, want.position)
-            case commands.ReadWanted():
-                while want.read.step():
-                    pass
-                return commands.ReadDone(want.number, None)
-            case commands.CheckWanted():
-                reader = self.store.reader(want.partition, want.position)
-                try:
-                    batch, damage = reader.read_batch(want.position, want.size, want.first, want.messages)
-                finally:
-                    reader.close()
-                return commands.Checked(want.number, batch, damage, None)
 
     def close(self) -> None:
         """Stop as a broker does; what it leaves must be faultless, and open again."""

@@ -13,8 +13,9 @@ from typing import Final
 
 from crc32c import crc32c
 
+from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
-from qmq.broker.commands import Messages, Now, Pull, Refused, Send, Sent, Subscribe, Subscribed
+from qmq.broker.commands import Effect, Messages, Now, Pull, Refused, Send, Sent, Subscribe, Subscribed
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError
@@ -47,12 +48,26 @@ def _batch(subject: str, sequence: int, bodies: list[bytes]) -> memoryview:
     return memoryview(bytearray(b"".join(parts)))
 
 
-def _send(broker: Broker, sequence: int, size: int = 500) -> list[object]:
+def _send(store: Store, broker: Broker, sequence: int, size: int = 500) -> list[Effect]:
     broker.handle(
         Send(1, sequence, _batch(f"s.{sequence % 5}", sequence, [bytes([sequence & 255]) * size]), False), _NOW
     )
-    broker.turn(_NOW)
-    return list(broker.take_effects())
+    return _answers(store, broker)
+
+
+def _answers(store: Store, broker: Broker) -> list[Effect]:
+    """What the broker says, once all is done that it wants done before."""
+    answers: list[Effect] = []
+    while True:
+        broker.turn(_NOW)
+        effects = broker.take_effects()
+        if not effects:
+            return answers
+        for effect in effects:
+            if isinstance(effect, Work):
+                broker.handle(carry_out(store, effect), _NOW)
+            else:
+                answers.append(effect)
 
 
 def _checkpoint(store: Store, broker: Broker) -> None:
@@ -67,10 +82,10 @@ def _template(directory: Path, clean: bool) -> dict[str, bytes]:
     broker = Broker(store, BrokerLimits(), _NOW)
     broker.handle(Subscribe(1, 1, "g", ("s.", "s.1"), "c", None), _NOW)
     for sequence in range(0, 32, 2):
-        _send(broker, sequence, 10_000)
+        _send(store, broker, sequence, 10_000)
     _checkpoint(store, broker)
     for sequence in range(32, 44, 2):
-        _send(broker, sequence)
+        _send(store, broker, sequence)
     if clean:
         _checkpoint(store, broker)
     store.close(clean=clean)
@@ -148,22 +163,21 @@ class Files:
         clean = False
         try:
             broker = Broker(store, BrokerLimits(), _NOW)
-            self._pull_all(broker)
-            (sent,) = _send(broker, 1_000_000)
+            self._pull_all(store, broker)
+            (sent,) = _send(store, broker, 1_000_000)
             assert isinstance(sent, Sent | Refused), sent
             _checkpoint(store, broker)
             clean = True
         finally:
             store.close(clean=clean)
 
-    def _pull_all(self, broker: Broker) -> None:
+    def _pull_all(self, store: Store, broker: Broker) -> None:
         broker.handle(Subscribe(1, 1, None, ("",), "c", "first"), _NOW)
-        (subscribed,) = broker.take_effects()
+        (subscribed,) = _answers(store, broker)
         assert isinstance(subscribed, Subscribed), subscribed
         for request in range(_MOST_PULLS):
             broker.handle(Pull(1, request, subscribed.subscription, 1_000, 1, 1 << 20, 0), _NOW)
-            broker.turn(_NOW)
-            (answer,) = broker.take_effects()
+            (answer,) = _answers(store, broker)
             assert isinstance(answer, Messages), answer
             if not answer.messages:
                 return

@@ -19,6 +19,8 @@ from qmq.net.wire import Frame, Kind
 _FRAMES_A_BROKER: Final = 200_000
 _ROUNDS_A_CHECK: Final = 8
 _STRANGERS: Final = 3
+_MOST_WAITS: Final = 100
+_WAIT_S: Final = 0.01
 _ANSWERS: Final = frozenset(kind for kind in Kind if kind >= 128)
 #: What no stranger may cause.
 _FAULTS: Final = frozenset(("internal_error", "storage_error", "bad_bytes", "sync_failed", "error"))
@@ -151,6 +153,11 @@ class Wires:
                 stranger.reads = True
                 stranger.read_all()
         self._core.run()
+        for _ in range(_MOST_WAITS):  # what was wrong has to be waited for
+            if not any(stranger is not None and stranger.unsent for stranger in self._strangers):
+                break
+            self._core.loop.advance(_WAIT_S)
+            self._core.run()
         for stranger in self._strangers:
             self._collect(stranger)
             if stranger is not None:

@@ -51,7 +51,7 @@ class Server:
     """Connections to a broker. Single-threaded: everything is called in the loop that it was made in.
 
     *work* is told what to sync and to read; the outcome comes back through ``submit``. *turned* is called after each
-    turn.
+    turn. *timer* gives seconds, to measure what frames cost.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Server:
         turned: Callable[[], None],
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._broker = broker
         self._options = options
@@ -71,6 +72,7 @@ class Server:
         self._welcome = options.welcome()
         self._max_requests = MAX_REQUESTS + options.max_parked_pulls
         self.arena = Arena()
+        self.timer = timer
         self.max_frame_bytes = options.max_frame_bytes
         self.max_inflight_bytes = options.max_inflight_bytes
         self._acceptors: list[Acceptor] = []
