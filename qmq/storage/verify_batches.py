@@ -37,7 +37,7 @@ from qmq.storage.segment import Owner
 #: Batches below this many bytes on average are cut from a copy of the piece: slices of bytes cost half.
 _SMALL_BATCH: Final = 4_096
 #: Runs of this many messages and more have their lengths added up one by one.
-_LONG_RUN: Final = 64
+_LONG_RUN: Final = 1_024
 _TABLES_KEPT: Final = 1 << 17
 _TABLE_BYTES_KEPT: Final = 256
 _MAGIC_AND_SIZE: Final = struct.Struct("<I4xI")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -89,6 +90,8 @@ class _File:
                 break
             done += read
         self._view, self._start = whole[:done], position
+        with suppress(OSError):  # what comes next is read while this is looked at
+            self._disk.will_need(self._fd, position - self.base + done, _READ_BYTES)
 
     def close(self) -> None:
         self._disk.close(self._fd)

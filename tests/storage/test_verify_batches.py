@@ -1,0 +1,83 @@
+"""qmq/storage/verify_batches.py: columns find what looking at one batch after another finds."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from crc32c import crc32c
+
+from qmq.format.batch import BatchLimits, check_batch, header_crc_of, mark_of, parse_header, stamp
+from qmq.format.build import RunContent, build_batch
+from qmq.format.layout import BATCH_HEADER_SIZE
+from qmq.storage.segment import Owner
+from qmq.storage.verify_batches import BatchColumns
+from tests.storage.stores import NOW_US, PRODUCER
+
+SECRET = b"sixteen bytes of"
+OWNER = Owner(b"store1", 3)
+COUNTS = [1, 2, 63, 1_023, 1_024, 1_500]
+
+
+def stored(position: int, *counts: int) -> bytearray:
+    """A stored batch with a run of so many messages each."""
+    contents = [RunContent(f"s.{n}", [b"x" * (m % 7) for m in range(count)], None) for n, count in enumerate(counts)]
+    parts = build_batch(contents, created_at_us=NOW_US, producer_id=PRODUCER, producer_sequence=0)
+    buffer = bytearray(b"".join(parts))
+    view = memoryview(buffer)
+    where = {"position": position, "stored_at_us": NOW_US, "partition": 3, "store_id": OWNER.store_id, "secret": SECRET}
+    checked = check_batch(view, BatchLimits())
+    stamp(view, checked, first_sequences=0 if checked.run is not None else [0] * len(counts), **where)  # type: ignore[arg-type]
+    return buffer
+
+
+def seal(batch: bytearray) -> None:
+    """Make every checksum of a batch of one run, and its mark, fit what it says."""
+    header = parse_header(batch)
+    data_crc = crc32c(memoryview(batch)[header.data_start :])
+    struct.pack_into("<I", batch, BATCH_HEADER_SIZE + 20, data_crc)
+    struct.pack_into("<I", batch, 80, data_crc)
+    header_crc = header_crc_of(memoryview(batch), header.data_start)
+    struct.pack_into("<I", batch, 84, header_crc)
+    batch[88:96] = mark_of(SECRET, header.position, header_crc)
+
+
+def good_bytes(log: bytes | bytearray, position: int) -> int:
+    """How many bytes of batches hold, and their rows fit."""
+    numbers: dict[str, int] = {}
+    columns = BatchColumns(OWNER, SECRET, lambda name: numbers.setdefault(name, len(numbers)))
+    rows, size = columns.good_prefix(memoryview(log), position)
+    assert sum(rows["batch_size"][rows["run"] == 0].tolist()) == size
+    return size
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_runs_short_and_long(count: int) -> None:
+    one, several = stored(4_096, count), stored(4_096, count, 3, count)
+    assert good_bytes(one, 4_096) == len(one)
+    assert good_bytes(several, 4_096) == len(several)
+    assert good_bytes(one, 4_097) == 0
+    seal(one)
+    assert good_bytes(one, 4_096) == len(one)
+
+
+def _longer(batch: bytearray, start: int, count: int) -> None:
+    """The last message is said to be a byte longer than what is there."""
+    at = start + 4 * (count - 1)
+    struct.pack_into("<I", batch, at, struct.unpack_from("<I", batch, at)[0] + 1)
+
+
+def _headed(batch: bytearray, start: int, count: int) -> None:
+    """The header of the first message is said to be longer than the message, which is empty."""
+    struct.pack_into("<H", batch, start + 4 * count, 1)
+
+
+@pytest.mark.parametrize("change", [_longer, _headed])
+@pytest.mark.parametrize("count", COUNTS)
+def test_columns_that_lie_though_all_checksums_fit(count: int, change: Callable[[bytearray, int, int], None]) -> None:
+    first = stored(4_096, 5)
+    bad = stored(4_096 + len(first), count)
+    change(bad, parse_header(bad).data_start, count)
+    seal(bad)
+    assert good_bytes(first + bad, 4_096) == len(first), "the one before it holds"
