@@ -207,7 +207,7 @@ class Broker:
             self._producers_packed_us = now.monotonic_us
             self._producers_upto = upto
         return {
-            "groups": msgpack.packb(self._delivery.packed(visible)),
+            "groups": msgpack.packb(self._delivery.subscriptions.packed(visible)),
             "producers": self._producers_packed,
             "producers_upto": msgpack.packb(self._producers_upto),
         }
@@ -226,7 +226,7 @@ class Broker:
                 header.position, now_us,
             )  # fmt: skip
         if "groups" in state:
-            self._delivery.restore(msgpack.unpackb(state["groups"]))
+            self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"]))
 
     def _remembered_from(self, partition: int) -> int:
         """From which position on batches tell of producers: as far back as they are remembered, going by the stamps.

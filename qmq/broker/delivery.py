@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
@@ -19,15 +18,14 @@ from qmq.broker.commands import (
     ReadDone,
     Refused,
     Subscribe,
-    Subscribed,
     Withdraw,
 )
-from qmq.broker.groups import Begin, Following, Group, Subscription, Waiting, check_followed, resolve_start
+from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.selection import Selection
-from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError, TooManyGroups, UnknownSubscription
-from qmq.names import check_consumer, check_group, check_prefix
+from qmq.broker.subscriptions import Subscriptions, hidden_since
+from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
 
 #: What an answer that waits for the disk may have.
@@ -41,28 +39,25 @@ class Delivery:
         self._store = store
         self._limits = limits
         self._effects = effects
-        self.groups: dict[str, Group] = {}
         self.damaged: list[QmqError] = []  # what could not be read of late; the wiring logs and empties it
-        self._numbers = itertools.count(1)
-        self._subscriptions: dict[tuple[int, int], Subscription] = {}
-        self._by_connection: dict[int, set[int]] = {}
         self._parked: dict[int, dict[int, Waiting]] = {}  # by connection, by pull request; none of them empty
         self._parked_count = 0
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._overdue: list[Waiting] = []  # parked pulls whose time is up, and which wait for a read
         self._reads = Reads(effects)
         self._arrivals = Arrivals(store)
+        self.subscriptions = Subscriptions(store, limits, effects, self._arrivals)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, command: Subscribe, postponed: Postponed | None = None) -> None:
         """Join a group (made now, if it is new) or follow alone; when its start has been read, if it must be."""
         try:
-            self._subscribe(command)
+            self.subscriptions.join(command)
         except NotAtHand as missing:
             if not self._reads.begin(missing.read, postponed or Postponed(command)):
                 with self._waiting():
-                    self._subscribe(command)
+                    self.subscriptions.join(command)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -73,89 +68,26 @@ class Delivery:
         finally:
             self._store.may_wait(False)
 
-    def _subscribe(self, command: Subscribe) -> None:
-        mine = self._by_connection.setdefault(command.connection, set())
-        if len(mine) >= self._limits.max_subscriptions:
-            raise Overloaded(f"this connection has {len(mine)} subscriptions, the most one may have; use another")
-        if not command.prefixes:
-            raise InvalidOption("a subscription names no prefix; give at least one, '' for everything")
-        for prefix in command.prefixes:
-            check_prefix(prefix)
-        check_consumer(command.consumer)
-        if command.group is not None:
-            check_group(command.group)
-        known = self.groups.get(command.group) if command.group is not None else None
-        check_followed(command, known, self._limits.max_prefixes)
-        default = "last" if command.group is None else "first"
-        begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
-        group = self._group(command.group)
-        followings = []
-        for prefix in dict.fromkeys(command.prefixes):
-            following = group.followings.get(prefix)
-            if following is None:
-                wider = group.covering(prefix)
-                # Where the group is in these subjects already, it goes on where it is.
-                at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
-                following = group.follow(prefix, at)
-            followings.append(following)
-            self._arrivals.watch(following)
-        number = next(self._numbers)
-        mine.add(number)
-        self._subscriptions[command.connection, number] = Subscription(
-            number, command.connection, command.consumer, group, followings
-        )
-        start = followings[0].start
-        start_us = None
-        if group.name is None and start.kind == "time":
-            start_us = min([start.value, *self._hidden_since()])
-        self._effects.append(Subscribed(command.connection, command.request, number, start_us))
-
-    def _group(self, name: str | None) -> Group:
-        if name is None:
-            return Group(None)
-        group = self.groups.get(name)
-        if group is None:
-            if len(self.groups) >= self._limits.max_groups:
-                raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
-            group = self.groups[name] = Group(name)
-        return group
-
     def unsubscribe(self, connection: int, number: int) -> None:
         """Leave; parked pulls of it are answered with nothing."""
-        subscription = self._subscription(connection, number)
+        subscription = self.subscriptions.get(connection, number)
         for waiting in list(self._parked.get(connection, {}).values()):
             if waiting.subscription is subscription:
                 self._answer_empty(waiting)
-        self._drop(subscription)
-
-    def _drop(self, subscription: Subscription) -> None:
-        del self._subscriptions[subscription.connection, subscription.number]
-        self._by_connection[subscription.connection].discard(subscription.number)
-        group = subscription.group
-        if group.name is None:
-            for following in subscription.followings:
-                self._arrivals.unwatch(following)
+        self.subscriptions.leave(subscription)
 
     def disconnected(self, connection: int) -> None:
         """A connection is gone: so are its pulls and subscriptions."""
         for waiting in list(self._parked.get(connection, {}).values()):
             self._unpark(waiting)
-        for number in list(self._by_connection.get(connection, ())):
-            self._drop(self._subscriptions[connection, number])
-        self._by_connection.pop(connection, None)
+        self.subscriptions.disconnected(connection)
         self._reads.disconnected(connection)
-
-    def _subscription(self, connection: int, number: int) -> Subscription:
-        subscription = self._subscriptions.get((connection, number))
-        if subscription is None:
-            raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
-        return subscription
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
     def pull(self, pull: Pull, now_us: int) -> None:
         """Answer a pull at once, or park it."""
-        subscription = self._subscription(pull.connection, pull.subscription)
+        subscription = self.subscriptions.get(pull.connection, pull.subscription)
         if not pull.max_count >= 1 or pull.min_count > pull.max_count or not pull.max_bytes:
             raise InvalidOption(
                 f"a pull asks for {pull.min_count} to {pull.max_count} messages in {pull.max_bytes} bytes; "
@@ -342,7 +274,7 @@ class Delivery:
             for partition, row in enumerate(following.scan)
             if row < self._store.visible_row(partition)
         ]
-        return min([*ahead, *self._hidden_since()], default=None)
+        return min([*ahead, *hidden_since(self._store)], default=None)
 
     def _stored_at(self, following: Following, partition: int, row: int) -> int:
         """When a row was stored; a time before it for one that would have to be read."""
@@ -350,13 +282,6 @@ class Delivery:
             with suppress(NotAtHand, StorageError):
                 return self._store.read_entry(partition, known)[2]
         return following.start.value if following.start.kind == "time" else 0
-
-    def _hidden_since(self) -> list[int]:
-        """When the first batch was stored that cannot be read yet, of each partition that has one."""
-        if self._store.partitions == 1:
-            return []
-        stamps = (self._store.hidden_since(partition) for partition in range(self._store.partitions))
-        return [stamp for stamp in stamps if stamp is not None]
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 
@@ -407,20 +332,6 @@ class Delivery:
     def next_deadline_us(self) -> int | None:
         """When tick has something to do, as far as known."""
         return self._deadlines[0][0] if self._deadlines else None
-
-    # --- checkpoint --------------------------------------------------------------------------------------------------
-
-    def packed(self, visible: list[int]) -> dict[str, Any]:
-        """For the checkpoint: the groups by name."""
-        return {name: group.packed(self._store, visible) for name, group in self.groups.items()}
-
-    def restore(self, packed: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave."""
-        for name, fields in packed.items():
-            group = self.groups[name] = Group(name)
-            group.restore(self._store, fields)
-            for following in group.followings.values():
-                self._arrivals.watch(following)
 
 
 def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:

@@ -25,14 +25,14 @@ import numpy as np
 from qmq.errors import BadBytes
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
-from qmq.storage.derived import DerivedHeader, base_of
+from qmq.storage.derived import DerivedHeader, delete_others
 from qmq.storage.disk import Disk, SureSync, failure
 from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT, SealedSegment
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take
 from qmq.storage.order import BLOCK_ROWS, Rows
 from qmq.storage.reading import Residence
-from qmq.storage.sealed import Reread, SealedSegments, find_sealed, make_again
+from qmq.storage.sealed import Reread, SealedSegments, find_sealed, make_again, seal
 
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.
 Journaled = tuple[int, int, int]
@@ -154,12 +154,7 @@ class ConsumerLog:
         kept = {path.name for segment in self._sealed.segments for path in (segment.path, segment.order_path)}
         if self._journal.count:
             kept.add(self._journal.path.name)
-        try:
-            for name in self._disk.listdir(self._directory):
-                if base_of(name.removesuffix(".tmp")) is not None and name not in kept:
-                    self._disk.unlink(self._directory / name)
-        except OSError as error:
-            raise failure(error, "clean", self._directory) from error
+        delete_others(self._disk, self._directory, kept)
 
     # --- adding ----------------------------------------------------------------------------------------------------
 
@@ -211,22 +206,11 @@ class ConsumerLog:
         """
         for journal in tuple(self._frozen):
             if journal.sealed is None:
-                self._seal(journal)
+                seal(self._disk, self._directory, journal, self._sealed.reread)
         while self._orders_missing:
             with suppress(BadBytes):  # the entries are made again when they are used
                 self._orders_missing[-1].write_order()
             self._orders_missing.pop()
-
-    def _seal(self, journal: Journal) -> None:
-        reread = self._sealed.reread
-        if reread is None or not journal.is_rotten:
-            try:
-                journal.seal()
-                return
-            except BadBytes:
-                if reread is None:
-                    raise
-        journal.sealed = make_again(self._disk, self._directory, journal.owner, journal.covered, reread)
 
     def flush(self) -> list[int]:
         """Write the rows of the segment that is being written; the descriptors that have to be synced for a checkpoint
@@ -273,9 +257,7 @@ class ConsumerLog:
             self._retired.append(self._frozen.pop(0).retire())
 
     def attend(self, residence: Residence) -> None:
-        """Look at nothing from now on that is not in memory, unless *residence* allows to wait: reading raises
-        NotAtHand then.
-        """
+        """Look at nothing that is not in memory, unless *residence* allows to wait: reading raises NotAtHand then."""
         self._residence = residence
         for journal in (*self._frozen, self._journal):
             journal.residence = residence

@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, DERIVED_VERSION
-from qmq.storage.disk import Disk
+from qmq.storage.disk import Disk, failure
 
 ENTRIES_SUFFIX: Final = ".entries"
 ORDER_SUFFIX: Final = ".order"
@@ -81,6 +81,16 @@ def crc_of_body(disk: Disk, fd: int, size: int) -> int:
         crc = crc32c(piece, crc)
         offset += len(piece)
     return crc
+
+
+def delete_others(disk: Disk, directory: Path, kept: set[str]) -> None:
+    """Delete the files of segments whose names are not among *kept*. Raises StorageFull or StorageFailed."""
+    try:
+        for name in disk.listdir(directory):
+            if base_of(name.removesuffix(".tmp")) is not None and name not in kept:
+                disk.unlink(directory / name)
+    except OSError as error:
+        raise failure(error, "clean", directory) from error
 
 
 def entries_path(directory: Path, base: int) -> Path:

@@ -73,6 +73,20 @@ def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, rere
     return journal.sealed
 
 
+def seal(disk: Disk, directory: Path, journal: Journal, reread: Reread | None) -> None:
+    """[thread] Finish the files of a frozen journal; where what was written cannot be read, others take their place.
+    Raises StorageFull, StorageFailed; BadBytes without *reread*.
+    """
+    if reread is None or not journal.is_rotten:
+        try:
+            journal.seal()
+            return
+        except BadBytes:
+            if reread is None:
+                raise
+    journal.sealed = make_again(disk, directory, journal.owner, journal.covered, reread)
+
+
 class SegmentRead(Read):
     """A sealed segment's files to be checked, and made again if need be, before they are used for the first time."""
 

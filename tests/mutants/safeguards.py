@@ -75,7 +75,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "keep on disk at once that a sync has failed",
-        "qmq/storage/store.py",
+        "qmq/storage/checkpointed.py",
         "            with suppress(StorageError):  # the next checkpoint tries again\n"
         "                self._identity.forget_boot()\n",
         "",
@@ -83,7 +83,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "leave the indexes of a broken partition out of checkpoints",
-        "qmq/storage/store.py",
+        "qmq/storage/checkpointed.py",
         "            if self._partitions[index.owner.partition].given_up:\n",
         "            if False:\n",
         ("tests/storage/test_store_failures.py",),

@@ -30,7 +30,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (journal, order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
     monkeypatch.setattr("qmq.storage.consumer_log.BLOCK_ROWS", 8)
-    monkeypatch.setattr(journal, "FEW_ROWS", 3)
+    monkeypatch.setattr("qmq.storage.blocks.FEW_ROWS", 3)
     monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
 
 

@@ -11,9 +11,10 @@ from crc32c import crc32c
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage import journal as journals
+from qmq.storage.blocks import FEW_ROWS
 from qmq.storage.derived import DerivedHeader, parse_derived
 from qmq.storage.disk import Disk
-from qmq.storage.journal import FEW_ROWS, Journal
+from qmq.storage.journal import Journal
 from qmq.storage.order import BLOCK_ROWS
 from tests.storage.disks import FullDisk
 from tests.storage.rows import STORE, Feed, as_array

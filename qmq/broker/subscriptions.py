@@ -1,0 +1,118 @@
+"""Who takes part: the groups, their members' subscriptions, and those who follow alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from qmq.broker.arrivals import Arrivals
+from qmq.broker.commands import Effect, Subscribe, Subscribed
+from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownSubscription
+from qmq.names import check_consumer, check_group, check_prefix
+from qmq.storage.store import Store
+
+
+class Subscriptions:
+    """Of all connections, by their numbers; groups by their names."""
+
+    def __init__(self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals) -> None:
+        self._store = store
+        self._limits = limits
+        self._effects = effects
+        self._arrivals = arrivals
+        self.groups: dict[str, Group] = {}
+        self._numbers = itertools.count(1)
+        self._by_number: dict[tuple[int, int], Subscription] = {}
+        self._by_connection: dict[int, set[int]] = {}
+
+    def join(self, command: Subscribe) -> None:
+        """Join a group (made now, if it is new) or follow alone. Nothing has changed when this raises NotAtHand."""
+        mine = self._by_connection.setdefault(command.connection, set())
+        if len(mine) >= self._limits.max_subscriptions:
+            raise Overloaded(f"this connection has {len(mine)} subscriptions, the most one may have; use another")
+        if not command.prefixes:
+            raise InvalidOption("a subscription names no prefix; give at least one, '' for everything")
+        for prefix in command.prefixes:
+            check_prefix(prefix)
+        check_consumer(command.consumer)
+        if command.group is not None:
+            check_group(command.group)
+        known = self.groups.get(command.group) if command.group is not None else None
+        check_followed(command, known, self._limits.max_prefixes)
+        default = "last" if command.group is None else "first"
+        begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
+        group = self._group(command.group)
+        followings = []
+        for prefix in dict.fromkeys(command.prefixes):
+            following = group.followings.get(prefix)
+            if following is None:
+                wider = group.covering(prefix)
+                # Where the group is in these subjects already, it goes on where it is.
+                at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
+                following = group.follow(prefix, at)
+            followings.append(following)
+            self._arrivals.watch(following)
+        number = next(self._numbers)
+        mine.add(number)
+        self._by_number[command.connection, number] = Subscription(
+            number, command.connection, command.consumer, group, followings
+        )
+        start = followings[0].start
+        start_us = None
+        if group.name is None and start.kind == "time":
+            start_us = min([start.value, *hidden_since(self._store)])
+        self._effects.append(Subscribed(command.connection, command.request, number, start_us))
+
+    def _group(self, name: str | None) -> Group:
+        if name is None:
+            return Group(None)
+        group = self.groups.get(name)
+        if group is None:
+            if len(self.groups) >= self._limits.max_groups:
+                raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
+            group = self.groups[name] = Group(name)
+        return group
+
+    def get(self, connection: int, number: int) -> Subscription:
+        """Raises UnknownSubscription."""
+        subscription = self._by_number.get((connection, number))
+        if subscription is None:
+            raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
+        return subscription
+
+    def leave(self, subscription: Subscription) -> None:
+        """It is not there any more."""
+        del self._by_number[subscription.connection, subscription.number]
+        self._by_connection[subscription.connection].discard(subscription.number)
+        group = subscription.group
+        if group.name is None:
+            for following in subscription.followings:
+                self._arrivals.unwatch(following)
+
+    def disconnected(self, connection: int) -> None:
+        """All of that connection leave."""
+        for number in list(self._by_connection.get(connection, ())):
+            self.leave(self._by_number[connection, number])
+        self._by_connection.pop(connection, None)
+
+    def packed(self, visible: list[int]) -> dict[str, Any]:
+        """For the checkpoint: the groups by name."""
+        return {name: group.packed(self._store, visible) for name, group in self.groups.items()}
+
+    def restore(self, packed: dict[str, Any]) -> None:
+        """Take over what ``packed`` gave."""
+        for name, fields in packed.items():
+            group = self.groups[name] = Group(name)
+            group.restore(self._store, fields)
+            for following in group.followings.values():
+                self._arrivals.watch(following)
+
+
+def hidden_since(store: Store) -> list[int]:
+    """When the first batch was stored that cannot be read yet, of each partition that has one."""
+    if store.partitions == 1:
+        return []
+    stamps = (store.hidden_since(partition) for partition in range(store.partitions))
+    return [stamp for stamp in stamps if stamp is not None]

@@ -1,0 +1,155 @@
+"""Checkpoints of what is stored: what each of them claims, and what has to be on disk before it may."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from qmq.errors import StorageError, SyncFailed
+from qmq.storage.checkpoint import Claims, PartitionClaim
+from qmq.storage.checkpointing import Checkpoint, claim_subjects
+from qmq.storage.gaps import Gaps
+from qmq.storage.identity import IdentityFile
+from qmq.storage.index import SegmentIndex
+from qmq.storage.message_log import MessageLog
+from qmq.storage.opened import Opened
+from qmq.storage.opening import CONSUMER_LOG_NAME
+from qmq.storage.partition import Partition
+from qmq.storage.readable import Readable
+
+
+class Checkpointed(Readable):
+    """The part of a Store that takes checkpoints."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._identity: IdentityFile = opened.identity
+        self._reserve_bytes = opened.options.reserve_bytes
+        self._checkpoint_number = opened.checkpoint_number
+        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
+        self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """What was written since the last checkpoint began."""
+        return sum(part.log.end for part in self._partitions) - self._checkpointed_bytes
+
+    def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
+        """Note how far everything is, and write rows and subjects behind it to their files. Then run its ``write`` in
+        a thread, and hand it to ``finish_checkpoint``. One at a time. *state* is kept with it.
+
+        A partition that was given up stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
+        """
+        assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
+        table, identity = self._subjects, self._identity.current
+        for part in self._partitions:
+            part.room.measure_again()
+        sound = [part for part in self._partitions if not part.given_up]
+        syncs = [(table.sync, table.flush())]
+        for part in sound:
+            syncs += [(part.consumer.sync, descriptor) for descriptor in part.consumer.flush()]
+            part.index.flush()
+        claims = [part.claim if part.given_up else self._claim(part) for part in self._partitions]
+        self._checkpoint_number += 1
+        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        content = Claims(
+            number=self._checkpoint_number,
+            created_at_us=self.last_stored_at_us if now_us is None else now_us,
+            store_id=self.store_id,
+            sequence_base=identity.sequence_base,
+            last_stored_at_us=self.last_stored_at_us,
+            partitions=tuple(claims),
+            subjects=claim_subjects(table, self._gaps_to_claim()),
+            state=dict(state),
+        )
+        return Checkpoint(
+            self._disk,
+            self._directory,
+            content,
+            logs=[part.log for part in sound],
+            sync_log=self._sync_log,
+            consumers=[part.consumer for part in sound],
+            syncs=syncs,
+            indexes=self._indexes_to_seal(),
+            directories=self._unlisted(sound),
+            renew=lambda: self._renew([claim.position for claim in claims]),
+        )
+
+    def give_up(self, partition: int) -> None:
+        """Leave a partition whose sync has failed out of all further checkpoints: the next start sees what is there."""
+        self._partitions[partition].given_up = True
+
+    def claimable(self, partition: int) -> int:
+        """The position up to which a checkpoint that begins now claims a partition."""
+        part = self._partitions[partition]
+        return part.claim.position if part.given_up else part.log.end
+
+    def _gaps_to_claim(self) -> Gaps:
+        """The gaps, and what lies in partitions that were given up behind their claims: it may not be there later."""
+        given_up = [(part.number, part.claim.position) for part in self._partitions if part.given_up]
+        if given_up != self._claimed_gaps[0]:
+            gaps = Gaps.unpack(self._subjects.gaps.pack())
+            for number, position in given_up:
+                with self._partitions[number].log.residence.waiting():
+                    found = [
+                        (rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
+                        for rows in self._partitions[number].consumer.rows_since(position)
+                    ]
+                if found:
+                    gaps.add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+            self._claimed_gaps = given_up, gaps
+        return self._claimed_gaps[1]
+
+    def _renew(self, ends: list[int]) -> None:
+        if any(part.given_up for part in self._partitions):
+            self._identity.forget_boot()
+        self._identity.renew(ends, self._reserve_bytes)
+
+    def _indexes_to_seal(self) -> list[tuple[SegmentIndex, int]]:
+        """Without those of partitions that were given up: their disk may refuse for good."""
+        kept = []
+        for index, end in self._unsealed:
+            if self._partitions[index.owner.partition].given_up:
+                index.close()
+            else:
+                kept.append((index, end))
+        self._unsealed = kept
+        return kept
+
+    def _unlisted(self, parts: list[Partition]) -> list[Path]:
+        """The directories that have got files since they were last synced."""
+        consumers = self._directory / CONSUMER_LOG_NAME
+        changed = [part for part in parts if part.listed != part.log.current.base]
+        directories = [self._directory, consumers] if any(part.listed < 0 for part in changed) else []
+        for part in changed:
+            directories += [consumers / str(part.number), part.log.directory]
+        return directories
+
+    def _claim(self, part: Partition) -> PartitionClaim:
+        log = part.log
+        return PartitionClaim(log.end, tuple(log.spans()), tuple(part.holes), part.consumer.journal_state())
+
+    def finish_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note that ``checkpoint.write`` has succeeded."""
+        for part, claim in zip(self._partitions, checkpoint.claims.partitions, strict=True):
+            if part.log in checkpoint.logs:
+                part.log.mark_synced(claim.position)
+                part.listed = claim.segments[-1].base
+            part.claim = claim
+        self._take_reserves()
+
+    def _take_reserves(self) -> None:
+        for part, identity in zip(self._partitions, self._identity.current.partitions, strict=True):
+            part.log.set_reserve(identity.reserve)
+
+    def _sync_log(self, log: MessageLog) -> None:
+        """[thread] Sync a log; that it failed is kept, as pages of a failed sync read well until they leave memory."""
+        try:
+            log.sync()
+        except SyncFailed:
+            with suppress(StorageError):  # the next checkpoint tries again
+                self._identity.forget_boot()
+            raise

@@ -1,0 +1,37 @@
+"""What a store keeps of one partition."""
+
+from __future__ import annotations
+
+from qmq.format.batch import EntryRow
+from qmq.storage.at_hand import AtHand
+from qmq.storage.disk import Disk
+from qmq.storage.opened import OpenedPartition
+from qmq.storage.order import Rows
+from qmq.storage.room import Room
+
+
+class Partition:
+    """Logs, and how far they are claimed. ``rows`` are staged: of one batch each, or the base of a new segment."""
+
+    __slots__ = (
+        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "room", "rows",
+        "written_rows",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, number: int, opened: OpenedPartition, room: Room) -> None:
+        self.number = number
+        self.log = opened.log
+        self.consumer = opened.consumer
+        self.index = opened.index
+        self.holes = opened.holes
+        self.room = room
+        self.at_hand = AtHand(disk, self.log)
+        self.rows: list[EntryRow | Rows | int] = []
+        self.written_rows = self.consumer.buffer_row
+        #: The segment up to which the names of all files are known to be on disk.
+        self.listed = -1
+        #: What the last checkpoint said.
+        self.claim = opened.claim
+        #: Its last claim stands until the directory is opened again.
+        self.given_up = False
+        self.consumer.attend(self.log.residence)

@@ -1,0 +1,238 @@
+"""What is stored, as it is read: subjects, rows, batches, and batches once more from the disk."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import StorageError
+from qmq.format.batch import EntryRow, Header, parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
+from qmq.storage.at_hand import Places
+from qmq.storage.checkpoint import SegmentSpan
+from qmq.storage.disk import Disk
+from qmq.storage.index import derive_index
+from qmq.storage.opened import Opened
+from qmq.storage.order import Rows
+from qmq.storage.partition import Partition
+from qmq.storage.reading import Read
+from qmq.storage.recovery import RecoveryReport
+from qmq.storage.room import Room
+from qmq.storage.scrub import SegmentReader
+from qmq.storage.segment import Place
+from qmq.storage.sequences import merge_by_sequence
+from qmq.storage.subjects import SubjectTable
+
+_CHUNK_ROWS: Final = 4_096
+
+Sequences = npt.NDArray[np.uint64]
+
+
+class Readable:
+    """The part of a Store that reads."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._disk: Disk = opened.disk
+        self._directory: Path = opened.directory
+        self._subjects: SubjectTable = opened.subjects
+        self._partitions = [
+            Partition(
+                opened.disk,
+                number,
+                part,
+                Room(opened.disk, (part.log.directory, opened.directory), opened.options.keep_free_bytes),
+            )
+            for number, part in enumerate(opened.partitions)
+        ]
+        self.store_id: bytes = opened.identity.current.store_id
+        self.secret: bytes = opened.identity.current.secret
+        self.partitions: int = len(self._partitions)
+        #: What opening found and did.
+        self.recovery: RecoveryReport = opened.report
+        #: What ``begin_checkpoint`` was given for the checkpoint that was recovered.
+        self.state: dict[str, bytes] = opened.state
+        #: The highest stamp of any batch that is stored; the next must be above it.
+        self.last_stored_at_us: int = opened.last_stored_at_us
+
+    # --- subjects ----------------------------------------------------------------------------------------------------
+
+    @property
+    def subject_count(self) -> int:
+        """How many subjects there are; their numbers are below it."""
+        return self._subjects.count
+
+    @property
+    def ends(self) -> Sequences:
+        """The next sequence by subject number, u64; use [:subject_count], and take it anew after ``add_subject``."""
+        return self._subjects.ends
+
+    @property
+    def firsts(self) -> Sequences:
+        """The first sequence that is kept, as ``ends``."""
+        return self._subjects.firsts
+
+    def subject_number(self, name: str) -> int | None:
+        """The number of a subject, None when it does not exist."""
+        return self._subjects.number(name)
+
+    def subject_numbers(self, names: Iterable[str]) -> list[int | None]:
+        """The number of each of many subjects, None for those that do not exist."""
+        return self._subjects.numbers(names)
+
+    def subject_name(self, number: int) -> str:
+        """The name of a subject. Raises BadBytes when its record is damaged."""
+        return self._subjects.name(number)
+
+    def message_count(self, number: int, first: int, end: int) -> int:
+        """How many messages the sequences [first, end) of a subject are, gaps left out."""
+        return self._subjects.message_count(number, first, end)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def first_row(self, partition: int) -> int:
+        """The number of the first row that can be read."""
+        return self._partitions[partition].consumer.first_row
+
+    def visible_row(self, partition: int) -> int:
+        """The number of the row after the last that can be read."""
+        return self._partitions[partition].consumer.visible_row
+
+    def hidden_since(self, partition: int) -> int | None:
+        """When the first batch was stored that cannot be read yet; None when there is none."""
+        return self._partitions[partition].consumer.hidden_since()
+
+    def rows(self, partition: int, row: int, limit: int) -> Rows:
+        """At most *limit* rows, ENTRY_DTYPE, from *row* on: a view, shorter at borders, empty only at the end."""
+        return self._partitions[partition].consumer.rows(row, limit)
+
+    def read_entry(self, partition: int, row: int) -> EntryRow:
+        """One row that can be read, in the order of layout.ENTRY."""
+        return self._partitions[partition].consumer.read_entry(row)
+
+    def row_at_position(self, partition: int, position: int) -> int:
+        """The first row at or after *position*; ``visible_row`` when there is none."""
+        return self._partitions[partition].consumer.row_at_position(position)
+
+    def row_at_time(self, partition: int, stored_at_us: int) -> int:
+        """The first row stored at or after a time; ``visible_row`` when there is none."""
+        return self._partitions[partition].consumer.row_at_time(stored_at_us)
+
+    def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
+        """The rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces of
+        (partition, ENTRY_DTYPE[n]), about *limit* rows in all, none only where nothing is left to read.
+        """
+        found = [
+            (part.number, rows)
+            for part in self._partitions
+            if len(rows := part.consumer.subject_rows(number, sequence, limit))
+        ]
+        return found if len(found) < 2 else merge_by_sequence(found, limit)
+
+    def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
+        """The first sequence of a subject stored at or after a time, None when there is none."""
+        found = [part.consumer.sequence_at_time(number, stored_at_us) for part in self._partitions]
+        return min((sequence for sequence in found if sequence is not None), default=None)
+
+    def view(self, partition: int, position: int, size: int) -> memoryview:
+        """*size* mapped bytes of the message log; the view pins its map. Raises BadBytes when they are not there, and
+        KnownBad when some were marked as unreadable.
+        """
+        return self._partitions[partition].log.view(position, size)
+
+    def peek(self, partition: int, position: int, size: int) -> memoryview:
+        """As ``view``, also of what is not at hand: a few bytes, which are then read at once. Raises StorageFailed."""
+        return self._partitions[partition].at_hand.peek(position, size)
+
+    def may_wait(self, wait: bool) -> None:
+        """Whether reading may wait for the disk, as it may from the start on. Else what is not in memory is refused:
+        rows and lookups raise NotAtHand; ``view`` is asked only for what is at hand.
+        """
+        for part in self._partitions:
+            part.log.residence.may_wait = wait
+
+    def is_at_hand(self, partition: int, position: int, size: int) -> bool:
+        """Whether ``view`` of these bytes waits for no disk."""
+        return self._partitions[partition].at_hand.has(position, size)
+
+    def count_at_hand(self, partition: int, positions: Places, sizes: Places) -> int:
+        """How many of these batches, ascending, come before the first of which ``view`` would wait for the disk."""
+        return self._partitions[partition].at_hand.count(positions, sizes)
+
+    def read_of(self, partition: int, positions: Places, sizes: Places, *, onward: bool) -> Read:
+        """What brings the first of these batches into memory, and some of those behind it. *onward*: what lies behind
+        them will be wanted too. Run its ``step`` in a thread, then hand it to ``finish_read``.
+        """
+        return self._partitions[partition].at_hand.read(positions, sizes, onward=onward)
+
+    def finish_read(self, read: Read) -> list[StorageError]:
+        """Take what a Read came upon: what the disk does not give is marked as unreadable. What is new of it."""
+        part = self._partitions[read.partition]
+        found = []
+        for stretch, error in read.unreadable:
+            if stretch.position is None:
+                part.consumer.distrust(stretch.path)
+            elif not part.log.unreadable.add(stretch.position, stretch.size):
+                continue
+            found.append(error)
+        return found
+
+    def mark_unreadable(self, partition: int, position: int, size: int) -> bool:
+        """Let ``view`` refuse these bytes while the store is open: somebody found them bad, and tells of it. False
+        when they all were marked before. A bounded number is remembered, the ones marked last.
+        """
+        return self._partitions[partition].log.unreadable.add(position, size)
+
+    def unreadable(self, partition: int, start: int, end: int) -> list[tuple[int, int]]:
+        """What of positions [start, end) is marked as unreadable, as (start, end), ascending; they may overlap."""
+        return self._partitions[partition].log.unreadable.within(start, end)
+
+    def view_marked(self, partition: int, position: int, size: int) -> memoryview:
+        """As ``view``, also where bytes are marked: for who has asked which, and does not touch them."""
+        return self._partitions[partition].log.view_marked(position, size)
+
+    def place_of(self, partition: int, position: int) -> Place:
+        """In which file a position lies, and where."""
+        return self._partitions[partition].log.place_of(position)
+
+    # --- reading again -----------------------------------------------------------------------------------------------
+
+    def sealed(self, partition: int) -> list[SegmentSpan]:
+        """The segments that are not written any more, ascending."""
+        return list(self._partitions[partition].log.sealed)
+
+    def reader(self, partition: int, position: int) -> SegmentReader:
+        """Who reads the segment around *position* from the disk again, in a thread, as far as it is written by now."""
+        part = self._partitions[partition]
+        span = next(span for span in reversed(part.log.spans()) if span.base <= position)
+        holes = [hole for hole in part.holes if span.base <= hole.start < span.end]
+        return SegmentReader(self._disk, part.log.directory, span, part.log.owner, self.secret, holes)
+
+    def headers_since(self, positions: list[int]) -> Iterator[tuple[int, Header]]:
+        """The headers of the batches from *positions* on, one a partition (left out: all), as (partition, header), in
+        the order in which they were stored. Batches that cannot be read any more are left out.
+        """
+        streams = [
+            self._headers(part, positions[part.number] if part.number < len(positions) else 0)
+            for part in self._partitions
+        ]
+        return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda found: found[1].stored_at_us)
+
+    def _headers(self, part: Partition, position: int) -> Iterator[tuple[int, Header]]:
+        row, last = part.consumer.row_at_position(position), -1
+        while len(rows := part.consumer.rows(row, _CHUNK_ROWS)):
+            row += len(rows)
+            for place in derive_index(rows)["position"].tolist():
+                if place == last:  # its rows lie in two pieces
+                    continue
+                last = place
+                try:
+                    header = parse_header(part.log.view(place, BATCH_HEADER_SIZE))
+                except StorageError:
+                    continue
+                if header.magic == BATCH_MAGIC and header.position == place:  # else it has gone bad since
+                    yield part.number, header
