@@ -118,6 +118,7 @@ class Broker:
                 self._reports.checked(command)
             case Disconnected(connection):
                 self._delivery.disconnected(connection)
+                self._intake.disconnected(connection)
             case _:
                 raise AssertionError(command)
 

@@ -34,6 +34,9 @@ from qmq.storage.store import Store
 #: Stretches of a partition that wait for different things, before one waits for the next one's as well.
 MAX_BARRIERS: Final = 65_536
 
+#: So many answers wait for a sync before those are looked for that nobody waits for any more.
+MOST_WAITING: Final = 16_384
+
 Numbers = npt.NDArray[np.int64]
 _Place = tuple[int, int]  # partition, position
 
@@ -78,6 +81,7 @@ class _Partition:
         self.staged: list[_Staged] = []
         self.barriers: deque[_Barrier] = deque()
         self.waiting: deque[tuple[int, Sent | LastSequenceIs]] = deque()  # (position to sync, what is said then)
+        self.most_waiting = MOST_WAITING
         self.sync_running = False
         self.broken: QmqError | None = None
 
@@ -104,6 +108,7 @@ class Intake:
         self._stamp_us = store.last_stored_at_us
         self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
         self._avoided: frozenset[int] = frozenset()
+        self._gone: set[int] = set()  # connections that ended while answers waited
         self._repeats: list[_Repeat] = []
         self._last_places: dict[int, _Place] = {}  # ends, by subject number; several partitions only
 
@@ -213,7 +218,7 @@ class Intake:
             if flush or batch.after:
                 partition.hide(_Barrier(batch.answer.position, batch.end, flush, batch.after))
             if flush:
-                partition.waiting.append((batch.end, batch.answer))
+                self._wait(partition, batch.end, batch.answer)
             else:
                 self._effects.append(batch.answer)
         self._publish()
@@ -389,6 +394,26 @@ class Intake:
             else:
                 self._last_places[number] = place
 
+    def _wait(self, partition: _Partition, end: int, effect: Sent | LastSequenceIs) -> None:
+        """Answer when the partition is synced up to *end*. Clients that wait for long connect again and ask again."""
+        partition.waiting.append((end, effect))
+        if len(partition.waiting) > partition.most_waiting:
+            self._forget_gone()
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for its answers any more."""
+        self._gone.add(connection)
+        if not self.waiting_for_sync():
+            self._gone.clear()
+        elif len(self._gone) > MOST_WAITING:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        for partition in self._partitions:
+            partition.waiting = deque(entry for entry in partition.waiting if entry[1].connection not in self._gone)
+            partition.most_waiting = max(MOST_WAITING, 2 * len(partition.waiting))
+        self._gone.clear()
+
     # --- repeats -----------------------------------------------------------------------------------------------------
 
     def _answer_repeat(self, repeat: _Repeat) -> None:
@@ -423,7 +448,7 @@ class Intake:
             self._effects.append(effect)
         else:
             end = self._store.end(known.partition)  # covers the batch; waiting stays in order of position
-            partition.waiting.append((end, effect))
+            self._wait(partition, end, effect)
             self._want_sync(partition)
 
     def _is_unsynced(self, known: Known) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import intake
-from qmq.broker.commands import Sent
+from qmq.broker.commands import Disconnected, LastSequence, Send, Sent
 from tests.broker.harness import Driven, bodies_of
 
 
@@ -84,4 +84,27 @@ def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: p
         assert bodies_of(driven.pull(driven.subscribe(name, group=name))) == bodies
     assert not any(partition.barriers for partition in driven.broker._intake._partitions)
     driven.auto_sync = True
+    driven.close()
+
+
+def test_who_connects_again_and_again_meanwhile_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MOST_WAITING", 8)
+    driven = stalled(tmp_path)
+    command = driven.send_command({"a": [b"a1"]})
+    data = bytes(command.batch)
+    for connection in range(10, 200):
+        driven.do(Send(connection, 1, memoryview(bytearray(data)), True))
+        driven.do(LastSequence(connection, 2, driven.producer))
+        driven.do(Disconnected(connection))
+        assert driven.broker.waiting_for_sync() <= 8 + 4
+    driven.do(Send(200, 1, memoryview(bytearray(data)), True))
+    said = []
+    while driven.wanted:
+        said += driven.sync()
+    assert 200 in {answer.connection for answer in said if isinstance(answer, Sent)}
+    assert driven.broker.waiting_for_sync() == 0
+    driven.do(Disconnected(200))
+    assert bodies_of(driven.pull(driven.subscribe("a"))) == [b"a0", b"a1"]
     driven.close()

@@ -11,8 +11,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "acknowledge flush after the fdatasync",
         "qmq/broker/intake.py",
-        "            if flush:\n                partition.waiting.append((batch.end, batch.answer))\n",
-        "            if False:\n                partition.waiting.append((batch.end, batch.answer))\n",
+        "            if flush:\n                self._wait(partition, batch.end, batch.answer)\n",
+        "            if False:\n                self._wait(partition, batch.end, batch.answer)\n",
         ("tests/broker/test_intake.py",),
     ),
     Mutant(
