@@ -32,7 +32,7 @@ bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 sim: env  ## random histories, batches, frames and names against models, ROUNDS=10 seeds
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py
 
-fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000 (SEED=... TARGET=...)
+fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000: an hour (SEED=... TARGET=...)
 	@scripts/with-atheris -m fuzz --count $(or $(COUNT),10000000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TARGET),--target $(TARGET))
 
