@@ -35,7 +35,7 @@ class Checkpoints:
         self._changes = changes
         self._done = done
         self._clock = clock
-        self._worker = Worker("qmq-checkpoint")
+        self.worker = Worker("qmq-checkpoint")
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
         self._done_changes = changes()
@@ -60,7 +60,7 @@ class Checkpoints:
             patience_s = 0
             raise
         finally:
-            self._worker.stop(patience_s)
+            self.worker.stop(patience_s)
 
     async def _run(self) -> None:
         while True:
@@ -95,7 +95,7 @@ class Checkpoints:
         self.running = True
         try:
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
-            await self._worker.run(checkpoint.write)
+            await self.worker.run(checkpoint.write)
             self._store.finish_checkpoint(checkpoint)
         except QmqError:
             raise

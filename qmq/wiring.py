@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import metadata
@@ -146,8 +147,22 @@ class RunningBroker:
                 worker.stop(patience_s)
             for worker in self._readers:
                 worker.stop(0)  # nobody waits for what they read
-            self.store.close(clean)
+            self._close_store(clean)
             log.info("in all: %s", self.counters.summary())
+
+    def _close_store(self, clean: bool) -> None:
+        """Close it, and let go of the directory: not while a thread that the disk holds up may yet write to it."""
+        writing = [worker for worker in (*self._syncs, self._checkpoints.worker) if worker.is_running]
+        if not writing:
+            self.store.close(clean)
+            return
+
+        def close() -> None:
+            for worker in writing:
+                worker.wait()
+            self.store.close(clean=False)
+
+        threading.Thread(target=close, name="qmq-close", daemon=True).start()
 
     def _close_sockets(self) -> None:
         for sock in self._sockets:

@@ -23,6 +23,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[tuple[Callable[[], bool | None], Callable[[QmqError | None], None]] | None]
         self._calls = queue.SimpleQueue()
+        self._given_up = False
         # A daemon: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -40,9 +41,22 @@ class Worker:
             raise error
 
     def stop(self, patience_s: float) -> None:
-        """End the thread when its calls are made; wait for that, but not for ever."""
+        """End the thread when its calls are made; wait for that, but not for ever.
+
+        One that has not ended by then makes no further calls, and tells nobody of the one it is in.
+        """
         self._calls.put(None)
         self._thread.join(patience_s)
+        self._given_up = self.is_running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end of a thread that was stopped, however long it takes."""
+        self._thread.join()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -57,6 +71,8 @@ class Worker:
             except Exception as error:
                 log.exception("a call to the disk failed in a way that nobody foresaw")
                 outcome = StorageError(f"a call to the disk failed: {error!r}; the log of the broker has the details")
+            if self._given_up:
+                return
             try:
                 self._loop.call_soon_threadsafe(done, outcome)
             except RuntimeError:
