@@ -31,6 +31,7 @@ REPORT_TIMEOUT: Final = 15.0
 SUSPECT_TIMEOUT: Final = 4.0
 #: So often a report is made again because its own answer was damaged on the way.
 _TRIES: Final = 3
+_FINDINGS: Final = frozenset(map(str, Found))
 #: A header that differs from a stored one in no more bytes is that one, damaged: with its mark, checksum, position and
 #: stamp another one differs in about 14.
 _MOST_WRONG_BYTES: Final = 8
@@ -142,9 +143,10 @@ class Mending:
                 break
             if answer is None:
                 break
+            found = answer.meta.get("found")
             runs, damaged = read_answer(answer.payload)
-            if not damaged:
-                return Reported(answer.meta.get("found", ""), answer.payload, runs)
+            if not damaged and isinstance(found, str) and found in _FINDINGS:
+                return Reported(found, answer.payload, runs)
         return None
 
     async def _answer_to(self, damage: Damage, partition: int, position: int) -> Answer | None:

@@ -253,6 +253,10 @@ class Puller:
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
                 await asyncio.sleep(min(delay, left))
             return False
+        if not isinstance(answer.meta.get("left_us", 0), int):
+            assert self._subscribed is not None
+            self._subscribed[0].abort(ConnectionLost("an answer says what it cannot mean; it is asked for again"))
+            return False
         self._backoff.reset()
         self._doubts = 0
         runs, damaged = read_checked(answer.payload)

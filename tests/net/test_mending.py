@@ -18,7 +18,7 @@ from tests.net.scripted import START_US, Peer, stored_batch
 from tests.net.test_pulling import batch, bodies, subscribed
 
 
-async def answer_report(peer: Peer, expected: tuple[int, ...], found: str, *batches: bytes) -> None:
+async def answer_report(peer: Peer, expected: tuple[int, ...], found: object, *batches: bytes) -> None:
     """Take a REPORT of (position, first, messages, partition), and say what was found."""
     frame = await peer.frame(Kind.REPORT)
     assert wire.REPORT.unpack(frame.payload) == expected
@@ -264,6 +264,7 @@ async def test_an_answer_that_is_damaged_too_is_asked_for_again() -> None:
         request, _ = await s.peer.pulled()
         s.peer.messages(request, last_flipped(sound))
         await answer_report(s.peer, (5_000, 0, 1, 0), "sound", last_flipped(sound))
+        await answer_report(s.peer, (5_000, 0, 1, 0), ["sound"], sound)
         await answer_report(s.peer, (5_000, 0, 1, 0), "sound", sound)
         assert bodies(await pulling) == [b"1"]
         pulling = asyncio.ensure_future(s.consumer.pull())

@@ -365,6 +365,19 @@ async def test_a_refusal_of_what_was_asked_well_is_believed_the_third_time(error
             await pulling
 
 
+async def test_an_answer_that_leaves_open_what_is_still_to_come_is_asked_for_again() -> None:
+    async with subscribed() as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.answer(Kind.MESSAGES, request, {"left_us": 1.5e300}, batch(b"1"))
+        await s.peer.gone()
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        request, _ = await peer.pulled()
+        peer.answer(Kind.MESSAGES, request, {"left_us": START_US}, batch(b"1"))
+        assert bodies(await pulling) == [b"1"]
+
+
 async def test_a_subscription_without_a_number_is_made_again() -> None:
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
