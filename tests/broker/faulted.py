@@ -97,7 +97,6 @@ class Batch:
     contents: dict[str, list[bytes]]
     state: str = "open"
     sent: Sent | None = None
-    request: int = 0
 
 
 class _CouldNotStart(Exception):
@@ -120,6 +119,7 @@ class World:
         self.fell_back = False
         self._subscriptions: dict[str, int] = {}
         self._pulls: dict[int, str] = {}  # group, by request
+        self._sends: dict[int, Batch] = {}  # by request; of a batch that is sent again all are answered
         self._sequence = 0
         self._number = 0
 
@@ -144,6 +144,7 @@ class World:
         self.fell_back |= self.driven.store.recovery.source is not Source.CHECKPOINT
         self._subscriptions.clear()
         self._pulls.clear()
+        self._sends.clear()
 
     def copied(self, directory: Path) -> World:
         """The same clients, with a copy of the directory, while no broker runs."""
@@ -187,8 +188,9 @@ class World:
         """Send what is open, all in one turn, as a client sends what was refused again."""
         commands = []
         for batch in self.waiting():
-            batch.request = self.driven.request()
-            commands.append(Send(1, batch.request, memoryview(bytearray(batch.data)), batch.flush))
+            request = self.driven.request()
+            self._sends[request] = batch
+            commands.append(Send(1, request, memoryview(bytearray(batch.data)), batch.flush))
         self._take(self.driven.do(*commands))
         self.turn()
 
@@ -207,17 +209,20 @@ class World:
         return [batch for batch in self.batches if batch.state == "open"]
 
     def _take(self, effects: list[Effect]) -> None:
-        by_request = {batch.request: batch for batch in self.waiting()}
         for effect in effects:
             if isinstance(effect, Sent):
-                batch = by_request[effect.request]
+                batch = self._sends.pop(effect.request)
+                if batch.sent is not None:
+                    assert str(batch.sent._replace(request=0)) == str(effect._replace(request=0))
                 batch.state, batch.sent = "acknowledged", effect
-            elif isinstance(effect, Refused) and effect.request in by_request:
+            elif isinstance(effect, Refused) and effect.request in self._sends:
+                batch = self._sends.pop(effect.request)
                 self.errors.append(effect.error)
+                assert batch.state != "acknowledged"
                 if not effect.error.retryable:
                     assert isinstance(effect.error, SyncFailed), effect.error
                     left = "cannot be taken away" in str(effect.error)
-                    by_request[effect.request].state = "left" if left else "unknown"
+                    batch.state = "left" if left else "unknown"
             elif isinstance(effect, Messages | Refused):
                 self._answered(effect)
 
