@@ -106,6 +106,7 @@ class _Opening:
         self._lost_end = 0  # the highest next sequence among subjects whose names are lost
         self._unsealed: list[tuple[SegmentIndex, int]] = []
         self._opened_indexes: list[SegmentIndex] = []
+        self._is_copy_behind = False
 
     def abandon(self) -> None:
         """Close what has been opened."""
@@ -136,6 +137,7 @@ class _Opening:
             identity = self._create()
         else:
             identity = latest(*copies)
+            self._is_copy_behind = copies[0].identity != copies[1].identity
         good = next((file for file in checkpoints if file.claims is not None), None)
         claims = good.claims if good is not None else None
         if good is not None and claims is not None and claims.store_id != identity.store_id:
@@ -265,7 +267,7 @@ class _Opening:
             partitions=tuple(partitions),
         )
         identity_file = IdentityFile(self._disk, self._directory, before)
-        if identity != before:
+        if identity != before or self._is_copy_behind:  # by a kill between the two, or rot
             identity_file.change(lambda _: identity)
         self._open_logs(identity_file.current, replays, sync=not facts.clean)
         self._replay_sequences(identity_file.current, claims, subjects, replays)

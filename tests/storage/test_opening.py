@@ -47,6 +47,31 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     verified(path)
 
 
+@pytest.mark.parametrize("missing", COPY_NAMES)
+@pytest.mark.parametrize("left", ["none", "an older one", "a rotten one"])
+def test_a_start_without_a_reboot_makes_both_copies_of_the_identity_whole(
+    tmp_path: Path, missing: str, left: str
+) -> None:
+    """As a kill between the two writes leaves them: the copy that is behind may be the only one that lasts."""
+    disk = HastyDisk()
+    store = open_store(tmp_path, disk, reserve_bytes=1 << 20)
+    older = (tmp_path / missing).read_bytes()
+    sender = Sender(store)
+    fill(sender, 300, size=4_000)  # the reserve is renewed on the way
+    kill(store)
+    assert (tmp_path / missing).read_bytes() != older
+    (tmp_path / missing).unlink()
+    if left != "none":
+        (tmp_path / missing).write_bytes(older if left == "an older one" else older[:-1])
+    store = open_store(tmp_path, disk, reserve_bytes=1 << 20)
+    copies = [(tmp_path / name).read_bytes() for name in COPY_NAMES]
+    assert copies[0] == copies[1]
+    sender.store = store
+    check_stored(store, sender.sent)
+    close_cleanly(store)
+    verified(tmp_path)
+
+
 def test_positions_of_two_new_directories_differ(tmp_path: Path) -> None:
     ends = []
     for name in "ab":
