@@ -6,16 +6,14 @@ message's, no send has made two messages, each group gets everything, and ``qmq 
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.sim.client import Client
 from tests.sim.disk import SimulatedDisk
-from tests.sim.history import History
-from tests.sim.kinds import run
+from tests.sim.history import History, strikes_of, summary
+from tests.sim.kinds import KINDS, run
 from tests.sim.life import Life
 from tests.sim.platter import POWER_FAULTS
 
@@ -31,30 +29,49 @@ STRIKES = (
 )
 
 
+SYNC_STRIKES = (
+    "sync failed",
+    "page of a failed sync",
+    "sync of names failed",
+    "page evicted",
+    "checkpoint failed",
+    "start failed",
+)
+
+
 def check_struck(histories: list[History], strikes: tuple[str, ...]) -> None:
-    """Print how often each fault struck; each must have."""
-    struck = Counter[str]()
-    for history in histories:
-        struck.update(history.disk.struck)
-        print(history.summary())
+    """Print how often each fault struck in all of them; each must have."""
+    print(summary(histories))
+    struck = strikes_of(histories)
     missed = [name for name in strikes if not struck[name]]
     assert not missed, f"these faults never struck: {missed}"
 
 
 def test_a_crash_at_every_operation() -> None:
-    histories = [run("every-operation", seed) for seed in (1, 2, 3)]
+    histories = run("every-operation", 2) + run("every-operation", 3)
     check_struck(histories, STRIKES)
     assert all(min(history.crashes.count) > 0 for history in histories)
 
 
 def test_a_crash_at_every_operation_of_recoveries() -> None:
-    check_struck([run("every-recovery", 2)], ("power lost in recovery", "killed in recovery"))
+    check_struck(run("every-recovery", 2), ("power lost in recovery", "killed in recovery"))
 
 
-@settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=False)
-@given(seed=st.integers(0, 1 << 32))
-def test_many_lives(seed: int) -> None:
-    run("long", seed)
+def test_every_sync_fails() -> None:
+    histories = run("every-sync", 1) + run("every-sync", 2)
+    check_struck(histories, SYNC_STRIKES)
+    assert len(histories) > 40
+
+
+def test_calls_fail_in_many_lives() -> None:
+    strikes = ("sync failed", "page of a failed sync", "write failed", "other call failed", "checkpoint failed")
+    check_struck(run("failing", 2) + run("failing", 3), strikes)
+
+
+@settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=False)
+@given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 1 << 32))
+def test_other_histories(kind: str, seed: int) -> None:
+    run(kind, seed)
 
 
 class LyingDisk(SimulatedDisk):
