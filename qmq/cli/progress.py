@@ -67,7 +67,7 @@ def reading_bar(console: Console | None = None) -> Iterator[Callable[[int, int],
     columns = (
         TextColumn("reading"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )

@@ -36,10 +36,10 @@ def test_a_bar_has_bytes_rate_and_time_left() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with reading_bar(console) as progress:
         assert progress is not None
-        for done in (1 << 20, 3 << 20):
-            progress(done, 4 << 20)
+        for done in (1_000_000, 3_000_000):
+            progress(done, 4_000_000)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "3.0/4.0 MiB" in shown
+    assert "3.0/4.0 MB" in shown
     assert "/s" in shown
     assert ":" in shown
 
