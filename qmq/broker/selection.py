@@ -42,6 +42,7 @@ class Selection:
         self._bytes = 0
         #: What was chosen.
         self.parts: list[Some | Many] = []
+        self._marked = store.marked()
         self._undoes = undo
         self._undo: list[tuple[Cursors, Any, Any]] = []
         self._undo_scans: list[tuple[Following, list[int]]] = []
@@ -210,7 +211,7 @@ class Selection:
         if not self._store.is_at_hand(partition, entry[1], entry[10]):
             self._cold, self.full = partition, True
             return False
-        size = entry_bytes(entry)
+        size = entry_bytes(entry) + PIECE_BYTES * self._marks(partition, entry)
         if left <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
             self.parts.append(Some(partition, entry, start, count))
             self._set(group, number, first + count)
@@ -236,7 +237,7 @@ class Selection:
         if starts is not None:
             counts -= starts
         totals = np.cumsum(counts)
-        sizes = np.cumsum(answer_bytes(rows))
+        sizes = np.cumsum(self._answer_bytes(_places(partitions, index, len(rows)), rows))
         fits = min(
             int(np.searchsorted(totals, self._max_count - self.count, "right")),
             int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
@@ -255,6 +256,19 @@ class Selection:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             self._cut(following.group, partition, rows[fits].item(), 0 if starts is None else int(starts[fits]))
         return _at(index, ready)
+
+    def _answer_bytes(self, places: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
+        """What each row adds to the answer, at most; around bad bytes that are known to be there go more pieces."""
+        sizes = answer_bytes(rows)
+        for partition in self._marked:
+            mine = np.flatnonzero(np.broadcast_to(places, len(rows)) == partition)
+            positions, batches = rows["position"][mine].astype(np.int64), rows["batch_size"][mine].astype(np.int64)
+            sizes[mine] += PIECE_BYTES * self._store.count_marks(partition, positions, batches)
+        return sizes
+
+    def _marks(self, partition: int, entry: EntryRow) -> int:
+        """How many bad stretches of a run's batch are known."""
+        return len(self._store.unreadable(partition, entry[1], entry[1] + entry[10])) if self._marked else 0
 
     def _count_at_hand(self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows) -> int:
         """How many of the rows come before the first whose batch would have to be read."""
@@ -325,7 +339,8 @@ class Selection:
         except QmqError:
             sizes = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
         room = self._max_bytes - self._bytes
-        sizes = np.cumsum(sizes) + PIECE_BYTES
+        pieces = np.minimum(np.arange(1, len(sizes) + 1), 1 + self._marks(partition, entry))
+        sizes = np.cumsum(sizes) + PIECE_BYTES * pieces
         if stop - start == count and entry[7] == 1:
             sizes[-1] = max(sizes[-1], entry[10])  # all of it goes with the batch's own header
         fit = int(np.searchsorted(sizes, room, "right"))

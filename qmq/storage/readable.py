@@ -191,6 +191,14 @@ class Readable:
         """What of positions [start, end) is marked as unreadable, as (start, end), ascending; they may overlap."""
         return self._partitions[partition].log.unreadable.within(start, end)
 
+    def marked(self) -> list[int]:
+        """The partitions that have bytes marked as unreadable."""
+        return [part.number for part in self._partitions if len(part.log.unreadable)]
+
+    def count_marks(self, partition: int, positions: Places, sizes: Places) -> Places:
+        """How many marks each of these batches has bytes of: i64[n]."""
+        return self._partitions[partition].log.unreadable.count_in(positions, positions + sizes)
+
     def view_marked(self, partition: int, position: int, size: int) -> memoryview:
         """As ``view``, also where bytes are marked: for who has asked which, and does not touch them."""
         return self._partitions[partition].log.view_marked(position, size)

@@ -6,10 +6,16 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq.errors import BadBytes
 
 #: Ranges that one partition remembers; beyond that the one known longest is forgotten: it is found out about again.
 RANGES_KEPT: Final = 4_096
+
+
+Places = npt.NDArray[np.int64]
 
 
 class KnownBad(BadBytes):
@@ -21,12 +27,13 @@ class KnownBad(BadBytes):
 class UnreadableRanges:
     """Ranges of positions; they may overlap."""
 
-    __slots__ = ("_longest", "_ranges", "_size")
+    __slots__ = ("_columns", "_longest", "_ranges", "_size")
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []  # (start, end), ascending
         self._longest: deque[tuple[int, int]] = deque()  # the same, known longest first
         self._size = 0  # of the largest
+        self._columns: tuple[Places, Places] | None = None  # starts and ends, each ascending
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -38,6 +45,7 @@ class UnreadableRanges:
             return False
         self._ranges.insert(bisect_left(self._ranges, found), found)
         self._longest.append(found)
+        self._columns = None
         self._size = max(self._size, size)
         if len(self._ranges) > RANGES_KEPT:
             oldest = self._longest.popleft()
@@ -52,6 +60,14 @@ class UnreadableRanges:
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges, as (start, end), with bytes in [start, end), ascending."""
         return [found for found in self._near(start, end) if start < found[1] and found[0] < end]
+
+    def count_in(self, starts: Places, ends: Places) -> Places:
+        """How many of the ranges have bytes in each [start, end): i64[n]."""
+        if self._columns is None:
+            columns = np.array(self._ranges, np.int64).reshape(-1, 2)
+            self._columns = columns[:, 0], np.sort(columns[:, 1])
+        firsts, lasts = self._columns
+        return np.searchsorted(firsts, ends, "left") - np.searchsorted(lasts, starts, "right")
 
     def _near(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges that may share a byte with [start, end)."""

@@ -13,6 +13,7 @@ from qmq.broker.commands import Messages, Send, Sent
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
+from qmq.format.pieces import read_answer
 from tests.broker.harness import START_US, Driven, runs_of_answer
 from tests.format.contents import set_header
 
@@ -107,4 +108,35 @@ def test_any_batches(tmp_path: Path, seed: int, partitions: int) -> None:
             sent[name] for name in sent if name == prefix or (prefix in ("", "a.") and name.startswith(prefix))
         )
         assert got["messages"] == expected - (sent["fields"] if prefix == "" else 0)
+    driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a.", "a.0"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_pieces_around_bad_messages_count(tmp_path: Path, prefix: str, runs: int) -> None:
+    """Every other message is known to be bad, so each of the others goes as a piece of its own."""
+    driven = Driven(tmp_path)
+    count = 40
+    for number in range(12):
+        contents = [RunContent(f"a.{run}", [b"x"] * count, None) for run in range(runs)]
+        store(driven, made(contents, number * count * runs, 0))
+    for entry in driven.store.rows(0, 0, 1_000).tolist():
+        batch = parse_header(driven.store.view_marked(0, entry[1], entry[10]))
+        run_start = entry[1] + batch.data_start + entry[5] * (count * 11)
+        for message in range(0, count, 2):
+            assert driven.store.mark_unreadable(0, run_start + 6 * count + 4 * message, 4)
+    group = driven.subscribe(prefix)
+    came, most = 0, 0
+    while True:
+        pull = driven.pull_command(group, max_bytes=20_000)
+        (answer,) = [effect for effect in driven.do(pull) if isinstance(effect, Messages)]
+        if not answer.messages:
+            break
+        assert answer.size <= 20_000 or answer.messages == 1, (answer.size, answer.messages)
+        found, damaged = read_answer(memoryview(b"".join(answer.buffers)))
+        assert not damaged
+        came += sum(run.count for run in found)
+        most = max(most, answer.size)
+    assert came == 12 * count // 2 * (1 if prefix == "a.0" else runs)
+    assert most > 1_500
     driven.close()

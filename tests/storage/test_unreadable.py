@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from qmq.storage import unreadable
 from qmq.storage.unreadable import UnreadableRanges
 
@@ -53,3 +57,14 @@ def test_any_ranges_answer_as_a_plain_list_does() -> None:
             start, size = numbers.randrange(1_200), numbers.choice([1, 30, 300])
             hits = [(low, high) for low, high in plain if low < start + size and start < high]
             assert ranges.first_in(start, size) == min(hits, default=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12))
+def test_marks_are_counted_as_they_are_listed(marks: list[tuple[int, int]]) -> None:
+    known = UnreadableRanges()
+    asked = np.array([(start, start + size) for start in range(0, 60, 3) for size in (1, 5, 20)], np.int64)
+    for mark in [None, *marks]:
+        if mark is not None:
+            known.add(*mark)
+        counts = known.count_in(asked[:, 0], asked[:, 1]).tolist()
+        assert counts == [len(known.within(start, end)) for start, end in asked.tolist()]
