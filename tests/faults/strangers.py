@@ -25,8 +25,8 @@ MIB: Final = 1 << 20
 #: What docs/OPERATIONS.md says that a broker takes: by itself, for each connection, and beside max_buffered_bytes.
 ITSELF_BYTES: Final = 100 * MIB
 CONNECTION_BYTES: Final = 12 * KIB
-#: Files that a test needs beside its connections.
-_OTHER_FILES: Final = 200
+#: Files that a broker, or this process, may need beside its connections.
+_OTHER_FILES: Final = 2_500
 _LOOK_S: Final = 0.01
 
 BUFFERED: Final = 16 * MIB
@@ -213,18 +213,20 @@ def connections_at_most(wanted: int) -> int:
 
 
 @asynccontextmanager
-async def siege(path: Path, connections: int = 1_000, **settings: Any) -> AsyncIterator[Siege]:
+async def siege(path: Path, connections: int = 1_000, silent: int = 0, **settings: Any) -> AsyncIterator[Siege]:
     """A broker process on *path* and a good client that goes on all the while, or the test fails.
 
-    At the end: the broker took no more memory than docs/OPERATIONS.md says for so many *connections*, wrote
-    nothing to its log meanwhile, stops with exit code 0, and its files are faultless.
+    *silent* strangers are there before it. At the end: the broker took no more memory than docs/OPERATIONS.md says for
+    so many *connections*, wrote nothing to its log meanwhile, stops with exit code 0, and its files are faultless.
     """
     async with broker_in(path, **{**SETTINGS, **settings}) as broker:
         regular, memory, warnings = Regular(), Memory(broker.pid), Warnings()
         logging.getLogger("qmq.client").addHandler(warnings)
-        tasks = [asyncio.create_task(regular.run(broker.url)), asyncio.create_task(memory.watch())]
+        tasks = [asyncio.create_task(memory.watch())]
         under = Siege(broker, regular)
         try:
+            await under.crowd(silent)  # before the good client comes: beside one, connections are taken slowly
+            tasks.append(asyncio.create_task(regular.run(broker.url)))
             await regular.goes_on()
             said_before = len(broker.log().splitlines())
             yield under
