@@ -246,6 +246,10 @@ class SimulatedDisk(Disk):
     def size(self, fd: int) -> int:
         return self._files[fd].size
 
+    def room(self, path: Path) -> tuple[int, int]:
+        """Enough for everything; what is full is told by a failing call."""
+        return 1 << 40, 1 << 40
+
     def data_end(self, fd: int) -> int:
         return self._files[fd].data_end()
 
