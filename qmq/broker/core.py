@@ -215,7 +215,7 @@ class Broker:
 
     def _restore(self, now: Now) -> None:
         state, now_us = self._store.state, now.monotonic_us
-        if "producers" in state:
+        if "producers" in state and "producers_upto" in state:
             self._producers.restore(msgpack.unpackb(state["producers"]), now_us)
             upto: list[int] = msgpack.unpackb(state["producers_upto"])
             upto += [0] * (self._store.partitions - len(upto))

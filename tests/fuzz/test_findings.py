@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from fuzz.files import Files
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
 from qmq.format.table import names_of
@@ -43,3 +44,10 @@ def test_lists_that_say_more_than_they_have_get_no_room_for_it() -> None:
     finally:
         tracemalloc.stop()
     assert most < 1 << 20
+
+
+def test_a_checkpoint_that_does_not_say_how_far_it_knows_producers_is_started_from() -> None:
+    files = Files()
+    assert files.once(bytes.fromhex("fbff5180515345474d5400035180515345474d5405")) == 1
+    files.close()
+    assert (files.opened, files.refused) == (1, 0)
