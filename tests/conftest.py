@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -10,6 +12,10 @@ from qmq.net import pulling
 # A loaded machine may be slow without a fault: time per example is no verdict here.
 settings.register_profile("qmq", deadline=None, print_blob=True)
 settings.load_profile("qmq")
+
+# A shell's background jobs, and what nohup starts, ignore Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
