@@ -23,8 +23,8 @@ lint: env  ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint  ## lint, then every test with coverage (ARGS=... for pytest)
-	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+test: lint  ## lint, then every test with coverage, two at a time (ARGS=... for pytest)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
