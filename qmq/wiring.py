@@ -239,7 +239,7 @@ class RunningBroker:
 
     def _tell_damage(self) -> None:
         for error in self.broker.take_damaged():
-            if not self._tell_rate.may_tell(clock().monotonic_us):
+            if not self._tell_rate.may_tell(self._clock().monotonic_us):
                 self._untold += 1
                 continue
             untold, self._untold = self._untold, 0

@@ -382,9 +382,8 @@ class Puller:
                 await self._subscribe_on(connection)
                 return
             except QmqError as error:
-                is_doubtful = (
-                    type(error) is ProtocolError
-                )  # it was damaged on the way, or the fault is another request's
+                # It was damaged on the way, or the fault is another request's.
+                is_doubtful = type(error) is ProtocolError
                 doubts += is_doubtful
                 if not error.retryable and not (is_doubtful and doubts < _MOST_DOUBTS):
                     raise
