@@ -15,7 +15,7 @@ from rich.table import Table
 
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
-from qmq.cli.verify import InUse
+from qmq.cli.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk import Disk
 from qmq.storage.repair import Outcome, Repair, Treated
@@ -56,9 +56,8 @@ def repair(context: click.Context, directory: Path, as_json: bool) -> None:
 
 def _line(treated: Treated) -> str:
     finding = treated.finding
-    where = str(finding.file) if finding.position is None else f"{finding.file} at byte {finding.position}"
     advice = f"; {finding.advice}" if treated.outcome is Outcome.LEFT else ""
-    return f"{treated.outcome.value}: {where}: {finding.what}{advice}"
+    return f"{treated.outcome.value}: {finding.place}: {finding.what}{advice}"
 
 
 def _print_json(done: Repair) -> None:
@@ -92,11 +91,9 @@ def _print_table(done: Repair, console: Console) -> None:
 
 def _cells(treated: Treated, directory: Path) -> list[str]:
     finding, outcome = treated
-    file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
     return [
         f"[{_COLOURS.get(outcome, 'green')}]{outcome.value}[/]",
-        escape(str(file)),
-        "" if finding.position is None else f"{finding.position:,}",
+        *place_cells(finding, directory),
         escape(finding.what),
         escape(finding.advice) if outcome is Outcome.LEFT else "",
     ]

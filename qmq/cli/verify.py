@@ -91,15 +91,18 @@ def _print_table(report: Report, console: Console) -> None:
 
 def _cells(finding: Finding, directory: Path) -> list[str]:
     colour = "red" if finding.severity == "fault" else "yellow"
-    file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
-    position = "" if finding.position is None else f"{finding.position:,}"
     return [
         f"[{colour}]{finding.severity}[/]",
-        escape(str(file)),
-        position,
+        *place_cells(finding, directory),
         escape(finding.what),
         escape(finding.advice),
     ]
+
+
+def place_cells(finding: Finding, directory: Path) -> list[str]:
+    """File and position as cells of a table: the file as it lies in *directory*."""
+    file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
+    return [escape(str(file)), "" if finding.position is None else f"{finding.position:,}"]
 
 
 def _closing_lines(report: Report) -> list[str]:

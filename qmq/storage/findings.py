@@ -24,9 +24,13 @@ class Finding(NamedTuple):
     #: What to do about it.
     advice: str
 
+    @property
+    def place(self) -> str:
+        """File and position, for a line of text."""
+        return str(self.file) if self.position is None else f"{self.file} at byte {self.position}"
+
     def __str__(self) -> str:
-        where = str(self.file) if self.position is None else f"{self.file} at byte {self.position}"
-        return f"{self.severity}: {where}: {self.what}; {self.advice}"
+        return f"{self.severity}: {self.place}: {self.what}; {self.advice}"
 
 
 @dataclass(slots=True)
