@@ -77,7 +77,7 @@ def sorted_span(order: memoryview, data: memoryview, subject: int) -> memoryview
     unpack = SUBJECT.unpack_from
 
     def subject_of(index: int) -> int:
-        return unpack(data, index * ENTRY_SIZE)[0]  # type: ignore[no-any-return]
+        return unpack(data, index * ENTRY_SIZE)[0]  # type: ignore[no-any-return]  # an int, by its layout
 
     low = bisect_left(order, subject, key=subject_of)
     return order[low : bisect_right(order, subject, low, key=subject_of)]

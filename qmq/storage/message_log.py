@@ -278,7 +278,7 @@ class MessageLog:
     def _waited_view(self, position: int, view: memoryview) -> memoryview:
         """What *view* shows, without touching what is not in memory."""
         base = self._base_at(position)
-        mapped: mmap.mmap = view.obj  # type: ignore[assignment]
+        mapped: mmap.mmap = view.obj  # type: ignore[assignment]  # all views here are of maps
         if position >= self.hot_from() or self.residence.holds(mapped, position - base, len(view)):
             return view
         path = segment_path(self.directory, base)
@@ -318,9 +318,9 @@ class MessageLog:
         """The segment that holds *position*, or would, and its map. Raises StorageError."""
         current = self.current
         if position >= current.base or not self.sealed:
-            return SegmentSpan(current.base, self.end), current.view.obj  # type: ignore[return-value]
+            return SegmentSpan(current.base, self.end), current.view.obj  # type: ignore[return-value]  # as above
         span = self.sealed[max(0, bisect_right(self.sealed, position, key=lambda span: span.base) - 1)]
-        return span, self._sealed_map(span).obj  # type: ignore[return-value]
+        return span, self._sealed_map(span).obj  # type: ignore[return-value]  # as above
 
     def spans(self) -> list[SegmentSpan]:
         """All segments, the current one up to ``end``."""

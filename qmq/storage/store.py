@@ -157,8 +157,8 @@ class Store(Checkpointed):
                 part.index = index = SegmentIndex(self._disk, part.log.directory, part.log.owner, rows)
                 continue
             else:
-                _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]
-                consumer.append(rows)  # type: ignore[arg-type]
+                _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]  # an array is a buffer
+                consumer.append(rows)  # type: ignore[arg-type]  # type() does not narrow it
             index.append(position, stored_at_us)
             if stored_at_us > self.last_stored_at_us:  # partitions are not written in the order of their stamps
                 self.last_stored_at_us = stored_at_us
