@@ -36,7 +36,7 @@ fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, CO
 	@scripts/with-atheris -m fuzz --count $(or $(COUNT),10000000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TARGET),--target $(TARGET))
 
-errors: env  ## an I/O error of each kind at every operation of a broker's life, once and for good (5 minutes)
+errors: env  ## an I/O error of each kind at every operation of a broker's life, once and for good
 	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header tests/broker/test_io_errors.py
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
