@@ -95,7 +95,11 @@ class Checkpoints:
         self.running = True
         try:
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
-            await self.worker.run(checkpoint.write)
+            try:
+                await self.worker.run(checkpoint.write)
+            except Exception as error:
+                self._store.fail_checkpoint(checkpoint, error)
+                raise
             self._store.finish_checkpoint(checkpoint)
         except QmqError:
             raise

@@ -182,6 +182,58 @@ CHECKPOINT_VERSION: Final = 1
 SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Pull log: what consumers pulled, acknowledged and handed back
+
+PULL_LOG_MAGIC: Final = b"QMQPULLS"
+PULL_LOG_VERSION: Final = 1
+#: magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 | reserved 20s |
+#: crc32c u32 (of the 60 bytes before)
+PULL_FILE_HEADER: Final = struct.Struct("<8sHH6s6sQQ20sI")
+PULL_FILE_HEADER_SIZE: Final = 64
+#: size u32 (of the record) | crc32c u32 | kind u8 | reserved u8 | reserved u16; then the payload
+PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")
+PULL_RECORD_HEADER_SIZE: Final = 12
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Schedules: items by due time
+
+SCHEDULE_MAGIC: Final = b"QMQSCHED"
+SCHEDULE_VERSION: Final = 1
+#: magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 | reserved 20s |
+#: crc32c u32 (of the 60 bytes before)
+SCHEDULE_HEADER: Final = struct.Struct("<8sHH6s6sQQ20sI")
+SCHEDULE_HEADER_SIZE: Final = 64
+
+#: Messages to hand out again: due_us u64 | number u64 | log u32 (subject number, or 2^31 + partition) | run u32 |
+#: first u64 (sequence, or position of the batch) | skip u32 | count u32 | end u64 (position of the last batch) |
+#: attempt u16 (of the next time) | lapses u8 | flags u8 | consumer u32 | pull_sequence u64 | failed_at_us u64 |
+#: reason 52s (UTF-8, zeros behind) | crc32c u32
+RETRY_DTYPE: Final = np.dtype(
+    [
+        ("due_us", "<u8"),
+        ("number", "<u8"),
+        ("log", "<u4"),
+        ("run", "<u4"),
+        ("first", "<u8"),
+        ("skip", "<u4"),
+        ("count", "<u4"),
+        ("end", "<u8"),
+        ("attempt", "<u2"),
+        ("lapses", "u1"),
+        ("flags", "u1"),
+        ("consumer", "<u4"),
+        ("pull_sequence", "<u8"),
+        ("failed_at_us", "<u8"),
+        ("reason", "S52"),
+        ("crc", "<u4"),
+    ]
+)
+RETRY_SIZE: Final = 128
+RETRY_REASON_BYTES: Final = 52
+#: Handed out alone, to a consumer that holds nothing.
+RETRY_ISOLATED: Final = 1 << 0
+
 STORE_ID_SIZE: Final = 6
 SECRET_SIZE: Final = 16
 PRODUCER_ID_SIZE: Final = 16
@@ -200,4 +252,8 @@ assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE
 assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_DTYPE.itemsize
 assert ENTRY.size == ENTRY_SIZE == ENTRY_DTYPE.itemsize
 assert DERIVED_HEADER.size == DERIVED_HEADER_SIZE
+assert PULL_FILE_HEADER.size == PULL_FILE_HEADER_SIZE
+assert PULL_RECORD_HEADER.size == PULL_RECORD_HEADER_SIZE
+assert SCHEDULE_HEADER.size == SCHEDULE_HEADER_SIZE
+assert RETRY_DTYPE.itemsize == RETRY_SIZE
 assert MESSAGE_ID.size == MESSAGE_ID_SIZE

@@ -55,8 +55,8 @@ class Run:
     """
 
     __slots__ = (
-        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "count", "first_sequence", "lane", "ordinal",
-        "origin", "run_flags", "subject",
+        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence", "holder",
+        "lane", "ordinal", "origin", "pull_sequence", "run_flags", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,11 @@ class Run:
         self._view = view
         self._start = start
         self._stop = stop
+        #: Who takes verdicts on its messages (None: nobody), by pull sequences from this one on; how often they were
+        #: handed out.
+        self.holder: Any = None
+        self.pull_sequence = 0
+        self.attempt = 1
         self._bodies: list[bytes] | None = None
         #: payload, and in it where each message starts, where its body starts, and where it ends
         self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
@@ -215,10 +220,12 @@ class Run:
     def slice(self, start: int, stop: int) -> Run:
         """The messages [start, stop) as a run of their own (columns are copied, it is for cuts)."""
         data = b"".join(cut_data(self.data, self.flags, self.count, start, stop))
-        return Run(
+        run = Run(
             self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
             self.ordinal + start, memoryview(data), 0, len(data),
         )  # fmt: skip
+        run.holder, run.pull_sequence, run.attempt = self.holder, self.pull_sequence + start, self.attempt
+        return run
 
 
 #: What a header of nothing but a short key begins with: {"k": [str of up to 31 bytes]}; its size is added to the last.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from qmq.errors import StorageError, SyncFailed
 from qmq.storage.checkpoint import Claims, PartitionClaim
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
@@ -18,6 +20,9 @@ from qmq.storage.opened import Opened
 from qmq.storage.opening import CONSUMER_LOG_NAME
 from qmq.storage.partition import Partition
 from qmq.storage.readable import Readable
+
+#: In a checkpoint's state: what GroupFiles claims.
+_GROUPS_STATE: Final = "group_files"
 
 
 class Checkpointed(Readable):
@@ -31,6 +36,11 @@ class Checkpointed(Readable):
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
+        #: The files of groups.
+        self.groups = GroupFiles(
+            opened.disk, opened.directory, self.store_id, self.secret, opened.state.get(_GROUPS_STATE),
+            clean=opened.report.clean, lost=opened.report.power_loss, now_us=opened.now_us,
+        )  # fmt: skip
 
     @property
     def unsynced_bytes(self) -> int:
@@ -53,6 +63,7 @@ class Checkpointed(Readable):
             syncs += [(part.consumer.sync, descriptor) for descriptor in part.consumer.flush()]
             part.index.flush()
         claims = [part.claim if part.given_up else self._claim(part) for part in self._partitions]
+        groups_claim, groups = self.groups.begin_checkpoint()
         self._checkpoint_number += 1
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         content = Claims(
@@ -63,7 +74,7 @@ class Checkpointed(Readable):
             last_stored_at_us=self.last_stored_at_us,
             partitions=tuple(claims),
             subjects=claim_subjects(table, self._gaps_to_claim()),
-            state=dict(state),
+            state={**state, _GROUPS_STATE: groups_claim},
         )
         return Checkpoint(
             self._disk,
@@ -76,6 +87,7 @@ class Checkpointed(Readable):
             indexes=self._indexes_to_seal(),
             directories=self._unlisted(sound),
             renew=lambda: self._renew([claim.position for claim in claims]),
+            groups=groups,
         )
 
     def give_up(self, partition: int) -> None:
@@ -139,7 +151,12 @@ class Checkpointed(Readable):
                 part.log.mark_synced(claim.position)
                 part.listed = claim.segments[-1].base
             part.claim = claim
+        self.groups.finish_checkpoint(checkpoint.groups)
         self._take_reserves()
+
+    def fail_checkpoint(self, checkpoint: Checkpoint, error: Exception) -> None:
+        """Note that it has failed."""
+        self.groups.fail_checkpoint(checkpoint.groups, error)
 
     def _take_reserves(self) -> None:
         for part, identity in zip(self._partitions, self._identity.current.partitions, strict=True):

@@ -9,6 +9,7 @@ from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, SureSync, failure
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_files import GroupSync
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
 from qmq.storage.subjects import SubjectTable
@@ -42,6 +43,7 @@ class Checkpoint:
         indexes: list[tuple[SegmentIndex, int]],
         directories: list[Path],
         renew: Callable[[], object],
+        groups: GroupSync,
     ) -> None:
         """*syncs* bring rows and subjects to the disk: what to call, with which descriptor. *indexes* are to be sealed
         at a position each; those that were are taken from the list's front. *directories* have names of files that a
@@ -55,6 +57,7 @@ class Checkpoint:
         self._index_count = len(indexes)
         self._directories = directories
         self._renew = renew
+        self.groups = groups
         self.claims = claims
         self.logs = logs
         self._sync_log = sync_log
@@ -78,6 +81,7 @@ class Checkpoint:
             index.seal(covered)
             self._indexes.pop(0)
             self._index_count -= 1
+        self.groups.run()
         for directory in self._directories:
             try:
                 self._disk.fsync_directory(directory)
@@ -85,3 +89,4 @@ class Checkpoint:
                 raise failure(error, "sync", directory) from error
         self._renew()
         write_checkpoint(self._disk, self._directory, self.claims)
+        self.groups.clean_up()

@@ -138,6 +138,10 @@ class Disk:
     def ftruncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Have room for the first *size* bytes, zeros where nothing was written."""
+        os.posix_fallocate(fd, 0, size)
+
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 

@@ -19,6 +19,7 @@ from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk import Buffer, Disk
 from qmq.storage.index import SegmentIndex
+from qmq.storage.item_log import ItemLog, ItemLogClaim
 from qmq.storage.lock import DirectoryLock
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
@@ -26,6 +27,7 @@ from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
+from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.scrub import Damage
 from qmq.storage.unreadable import KnownBad
 
@@ -33,10 +35,14 @@ __all__ = [
     "Checkpoint",
     "Damage",
     "Disk",
+    "ItemLog",
+    "ItemLogClaim",
     "KnownBad",
     "NotAtHand",
     "Read",
     "RecoveryReport",
+    "Schedule",
+    "ScheduleClaim",
     "Store",
     "StoreOptions",
 ]
@@ -221,7 +227,7 @@ class Store(Checkpointed):
         self._closed = True
         whole = all(part.log.broken is None and part.log.synced == part.log.end for part in self._partitions)
         try:
-            if clean and whole:
+            if clean and whole and self.groups.is_claimed:
                 self._identity.mark_clean()
         finally:
             for part in self._partitions:
@@ -231,4 +237,5 @@ class Store(Checkpointed):
             for index, _ in self._unsealed:
                 index.close()
             self._subjects.close()
+            self.groups.close()
             self._lock.release()

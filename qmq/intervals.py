@@ -1,0 +1,77 @@
+"""Sets of whole numbers as half-open intervals: which pull sequences are handled."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+
+class Intervals:
+    """Disjoint intervals [start, end), ascending; those that touch are one."""
+
+    __slots__ = ("_ends", "_starts", "size")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        #: How many numbers are in it.
+        self.size = 0
+
+    def __len__(self) -> int:
+        """How many intervals there are."""
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._ends[at]
+
+    def add(self, start: int, end: int) -> int:
+        """Put [start, end) in; returns how many of these numbers were not in it."""
+        if start >= end:
+            return 0
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        known = sum(self._ends[first:last]) - sum(self._starts[first:last])
+        if first < last:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+        new = end - start - known
+        self.size += new
+        return new
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What of [start, end) is not in it."""
+        found = []
+        at = bisect_right(self._ends, start)
+        while at < len(self._starts) and self._starts[at] < end:
+            if start < self._starts[at]:
+                found.append((start, self._starts[at]))
+            start = self._ends[at]
+            at += 1
+        if start < end:
+            found.append((start, end))
+        return found
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether it has one of [start, end)."""
+        at = bisect_right(self._ends, start)
+        return start < end and at < len(self._starts) and self._starts[at] < end
+
+    def drop_below(self, number: int) -> None:
+        """Take out all that is below *number*."""
+        at = bisect_right(self._ends, number)
+        self.size -= sum(self._ends[:at]) - sum(self._starts[:at])
+        del self._starts[:at], self._ends[:at]
+        if self._starts and self._starts[0] < number:
+            self.size -= number - self._starts[0]
+            self._starts[0] = number
+
+    def end_from(self, number: int) -> int:
+        """The first number at or behind *number* that is not in it."""
+        at = bisect_right(self._starts, number) - 1
+        return self._ends[at] if at >= 0 and number < self._ends[at] else number

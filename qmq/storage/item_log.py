@@ -1,0 +1,128 @@
+"""Items by number, listed and taken out one by one: the dead letters of a group.
+
+The newest are in memory and in checkpoints; when there are many they become a run of a schedule's kind (``schedule.py``
+draws it), in the order of their numbers, which have no gaps within a run. What was taken out stands in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from qmq.intervals import Intervals
+from qmq.storage.disk import Disk
+from qmq.storage.schedule import Items, Run, RunClaim, ScheduleSync, seal, write_run
+
+#: So many items are in memory before they become a run.
+MEMORY_ITEMS: Final = 4_096
+
+
+class ItemLogClaim(NamedTuple):
+    """What a checkpoint says: runs with the number of their first item, items in none, and what was taken out."""
+
+    next_number: int
+    next_run: int
+    runs: list[tuple[int, int, int]]  # run number, items, number of the first item
+    kept: bytes
+    gone: list[tuple[int, int]]
+
+
+class ItemLog:
+    """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
+
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any]) -> None:
+        """*dtype* as of a schedule."""
+        self._disk = disk
+        self._directory = directory
+        self._store_id = store_id
+        self._dtype = dtype
+        self._kept: list[Items] = []  # one each
+        self._runs: list[tuple[int, Run]] = []  # number of the first item
+        self._gone = Intervals()
+        self._next_number = 1
+        self._next_run = 0
+        self._unsynced: list[int] = []
+        self.damaged: list[str] = []
+
+    def __len__(self) -> int:
+        """How many items there are that were not taken out."""
+        return len(self._kept) + sum(run.items for _, run in self._runs) - self._gone.size
+
+    def add(self, items: Items) -> None:
+        """Put items in, with the next numbers. Raises StorageFull or StorageFailed when they do not fit in memory any
+        more and no run can be written: they are in all the same.
+        """
+        items = items.copy()
+        items["number"] = np.arange(self._next_number, self._next_number + len(items))
+        seal(items)
+        self._next_number += len(items)
+        self._kept += [items[at : at + 1] for at in range(len(items))]
+        if len(self._kept) >= MEMORY_ITEMS:
+            self._spill()
+
+    def _spill(self) -> None:
+        items = np.concatenate(self._kept)
+        write_run(self._disk, self._directory, self._store_id, self._next_run, items)
+        claim = RunClaim(self._next_run, len(items), 0)
+        self._runs.append((int(items["number"][0]), Run(self._disk, self._directory, self._dtype, claim)))
+        self._unsynced.append(self._next_run)
+        self._next_run += 1
+        self._kept = []
+
+    def after(self, number: int) -> Iterator[Items]:
+        """The items with a higher number that were not taken out, ascending, in blocks."""
+        for first, run in self._runs:
+            start = max(0, number + 1 - first)
+            while start < run.items:
+                block = run.read(start)
+                start += len(block)
+                self.damaged += run.damaged
+                run.damaged = []
+                yield self._left(block[block["number"] > 0])
+        if self._kept:
+            block = np.concatenate(self._kept)
+            yield self._left(block[block["number"] > number])
+
+    def _left(self, items: Items) -> Items:
+        gone = self._gone
+        if not gone.size:
+            return items
+        return items[[number not in gone for number in items["number"].tolist()]]
+
+    def take_out(self, start: int, end: int) -> int:
+        """The items with numbers [start, end) are gone; returns how many of them were there."""
+        return self._gone.add(start, min(end, self._next_number))
+
+    def claim(self) -> ItemLogClaim:
+        """For a checkpoint."""
+        runs = [(run.number, run.items, first) for first, run in self._runs]
+        kept = b"".join(item.tobytes() for item in self._kept)
+        return ItemLogClaim(self._next_number, self._next_run, runs, kept, list(self._gone))
+
+    def restore(self, claim: ItemLogClaim) -> None:
+        """Take over what ``claim`` gave."""
+        self._next_number, self._next_run = claim.next_number, claim.next_run
+        self._runs = [
+            (first, Run(self._disk, self._directory, self._dtype, RunClaim(number, items, 0)))
+            for number, items, first in claim.runs
+        ]
+        kept = np.frombuffer(claim.kept, self._dtype)
+        self._kept = [kept[at : at + 1] for at in range(len(kept))]
+        for start, end in claim.gone:
+            self._gone.add(start, end)
+
+    def runs(self) -> set[int]:
+        """The numbers of its runs."""
+        return {run.number for _, run in self._runs}
+
+    def begin_sync(self) -> ScheduleSync:
+        """What has to be on disk before a checkpoint may claim it."""
+        unsynced, self._unsynced = self._unsynced, []
+        return ScheduleSync(self._disk, self._directory, unsynced)
+
+    def sync_failed(self, sync: ScheduleSync) -> None:
+        """Have the next checkpoint sync it again."""
+        self._unsynced += sync.runs

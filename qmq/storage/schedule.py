@@ -1,0 +1,353 @@
+"""Items in the order in which they fall due, most of them on disk: the error logs of groups, and what is delayed.
+
+A schedule takes items in any order and gives them back by (due_us, number). The newest are in memory; beyond a bound
+they go into a run: a file of items in that order, written once, twice over (``.a`` and ``.b``: an item that is rotten
+in one is read from the other). Of each run only a block is in memory.
+
+    header (64): magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 |
+                 reserved 20s | crc32c u32 (of the 60 bytes before)
+    item:        due_us u64 | number u64 | what the owner keeps of it | crc32c u32 (of the bytes before, in the item)
+
+What has been taken of each run stands in the checkpoint, and so do the items that are in no run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import BadBytes, ForeignFile
+from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
+from qmq.storage.disk import Disk, failure, read_fully, write_fully
+
+#: Items of a run that are in memory at once.
+BLOCK_ITEMS: Final = 128
+#: Items that may be in memory only: more become a run. With more items altogether a run is a part of them in RUNS, so
+#: that runs grow in number with the logarithm of it.
+MEMORY_ITEMS: Final = 8_192
+MAX_MEMORY_ITEMS: Final = 65_536
+RUNS: Final = 32
+_CHECKED: Final = SCHEDULE_HEADER_SIZE - 4
+_CRC_SIZE: Final = 4
+
+Items = npt.NDArray[np.void]
+
+
+class RunClaim(NamedTuple):
+    """What a checkpoint says of a run."""
+
+    number: int
+    items: int
+    taken: int
+
+
+class ScheduleClaim(NamedTuple):
+    """What a checkpoint says of a schedule: no run from ``next_run`` on was made, and ``kept`` are items in none."""
+
+    next_run: int
+    runs: list[RunClaim]
+    kept: bytes
+
+
+def seal(items: Items) -> Items:
+    """Give items their checksums; returns *items*."""
+    size = items.dtype.itemsize - _CRC_SIZE
+    data = memoryview(items.tobytes())
+    step = items.dtype.itemsize
+    items["crc"] = [crc32c(data[start : start + size]) for start in range(0, len(data), step)]
+    return items
+
+
+def sound(items: Items) -> npt.NDArray[np.bool_]:
+    """Which of them fit their checksums."""
+    size, step = items.dtype.itemsize - _CRC_SIZE, items.dtype.itemsize
+    data = memoryview(items.tobytes())
+    found: npt.NDArray[np.bool_] = items["crc"] == [
+        crc32c(data[start : start + size]) for start in range(0, len(data), step)
+    ]
+    return found
+
+
+def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
+    """The two files of run *number*."""
+    return directory / f"{number:08x}.a", directory / f"{number:08x}.b"
+
+
+def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
+    """Write a run, twice; only the directories made for it are synced. Raises StorageFull or StorageFailed; no
+    file is left then.
+    """
+    _make_directory(disk, directory)
+    for path in run_paths(directory, number):
+        fd = -1
+        try:
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            header = _pack_header(store_id, items.dtype.itemsize, number, len(items))
+            write_fully(disk, fd, [header, items.tobytes()], 0)
+        except OSError as error:
+            _remove(disk, directory, number)
+            raise failure(error, "write", path) from error
+        finally:
+            if fd >= 0:
+                disk.close(fd)
+
+
+def _make_directory(disk: Disk, path: Path) -> None:
+    missing = []
+    while not disk.exists(path):
+        missing.append(path)
+        path = path.parent
+    try:
+        for made in reversed(missing):
+            disk.mkdir(made)
+            disk.fsync_directory(made.parent)
+    except OSError as error:
+        raise failure(error, "make a directory below", path) from error
+
+
+def _pack_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
+    draft = SCHEDULE_HEADER.pack(
+        SCHEDULE_MAGIC, SCHEDULE_VERSION, item_size, store_id, bytes(6), number, items, bytes(20), 0
+    )
+    return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
+
+
+def check_run_header(data: bytes, path: Path, store_id: bytes, item_size: int, number: int) -> int:
+    """How many items the file has. Raises BadBytes, or ForeignFile for a newer version."""
+    if len(data) < SCHEDULE_HEADER_SIZE:
+        raise BadBytes(f"{path} is shorter than its header")
+    magic, version, size, found_id, _, found, items, _, crc = SCHEDULE_HEADER.unpack(data)
+    if magic != SCHEDULE_MAGIC or crc32c(data[:_CHECKED]) != crc:
+        raise BadBytes(f"the header of {path} is not what was written")
+    if version > SCHEDULE_VERSION:
+        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SCHEDULE_VERSION}: use a newer one")
+    if (size, found_id, found) != (item_size, store_id, number):
+        raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, number {found})")
+    return int(items)
+
+
+def _remove(disk: Disk, directory: Path, number: int) -> None:
+    for path in run_paths(directory, number):
+        with suppress(OSError):
+            disk.unlink(path)
+
+
+class Run:
+    """One run as it is read: items [0, items), of which ``taken`` are gone."""
+
+    def __init__(self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._dtype = dtype
+        self.number, self.items, self.taken = claim
+        self._block: Items = np.empty(0, dtype)
+        self._start = 0  # the item that the block begins with
+        #: What could not be read, in words.
+        self.damaged: list[str] = []
+
+    def head(self) -> np.void | None:
+        """The next item; None when none is left."""
+        while self.taken < self.items:
+            at = self.taken - self._start
+            if not 0 <= at < len(self._block):
+                self._block, self._start, at = self.read(self.taken), self.taken, 0
+            if int(self._block["number"][at]):
+                found: np.void = self._block[at]
+                return found
+            self.taken += 1  # it can be read from neither file
+        return None
+
+    def read(self, start: int) -> Items:
+        """The items from number *start* on, a block at most; rotten ones have the number 0. Raises StorageFailed."""
+        count = min(BLOCK_ITEMS, self.items - start)
+        first, second = run_paths(self._directory, self.number)
+        items = self._read_file(first, start, count)
+        bad = np.flatnonzero(~sound(items))
+        if len(bad):
+            other = self._read_file(second, start, count)
+            items[bad] = other[bad]
+            lost = np.flatnonzero(~sound(items))
+            self.damaged += [f"item {start + number} of {first} and of {second} is rotten" for number in lost.tolist()]
+            if len(lost) < len(bad):
+                self.damaged.append(f"{len(bad) - len(lost)} items of {first} are rotten; they were read from {second}")
+            items[lost] = np.zeros(1, self._dtype)
+        return items
+
+    def _read_file(self, path: Path, start: int, count: int) -> Items:
+        size = self._dtype.itemsize
+        data = b""
+        try:
+            fd = self._disk.open(path, os.O_RDONLY)
+            try:
+                data = read_fully(self._disk, fd, count * size, SCHEDULE_HEADER_SIZE + start * size)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            self.damaged.append(str(failure(error, "read", path)))
+        items = np.zeros(count, self._dtype)
+        whole = len(data) // size
+        items[:whole] = np.frombuffer(data[: whole * size], self._dtype)
+        items["crc"][whole:] = 1  # fits no item of zeros
+        return items
+
+
+class Schedule:
+    """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
+
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any]) -> None:
+        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet."""
+        self._disk = disk
+        self._directory = directory
+        self._store_id = store_id
+        self._dtype = dtype
+        self._heap: list[tuple[int, int, bytes]] = []
+        self._runs: list[Run] = []
+        self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
+        self._next_run = 0
+        self._unsynced: list[int] = []
+        self.damaged: list[str] = []
+
+    def __len__(self) -> int:
+        """How many items there are, as far as the files can be read."""
+        return len(self._heap) + sum(run.items - run.taken for run in self._runs)
+
+    def restore(self, claim: ScheduleClaim) -> None:
+        """Take over what ``claim`` gave. Raises as ``push``."""
+        self._runs = [Run(self._disk, self._directory, self._dtype, RunClaim(*run)) for run in claim.runs]
+        self._next_run = claim.next_run
+        self._find_heads()
+        self.push(np.frombuffer(claim.kept, self._dtype))
+
+    def push(self, items: Items) -> None:
+        """Take items; their checksums are made here. Raises StorageFull or StorageFailed when they do not fit in memory
+        any more and no run can be written: they are taken all the same.
+        """
+        items = seal(items.copy())
+        step, data = self._dtype.itemsize, items.tobytes()
+        for at, (due_us, number) in enumerate(zip(items["due_us"].tolist(), items["number"].tolist(), strict=True)):
+            heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step]))
+        if len(self._heap) > min(max(MEMORY_ITEMS, len(self) // RUNS), MAX_MEMORY_ITEMS):
+            self._spill()
+
+    def _spill(self) -> None:
+        """Put all that is in memory into a run."""
+        self._heap.sort()
+        items = np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
+        number = self._next_run
+        write_run(self._disk, self._directory, self._store_id, number, items)
+        self._next_run += 1
+        self._heap = []
+        self._unsynced.append(number)
+        self._runs.append(Run(self._disk, self._directory, self._dtype, RunClaim(number, len(items), 0)))
+        self._find_heads()
+
+    def _find_heads(self) -> None:
+        self._runs = [run for run in self._runs if run.head() is not None]
+        heads = [run.head() for run in self._runs]
+        self._heads = [
+            (int(head["due_us"]), int(head["number"]), at) for at, head in enumerate(heads) if head is not None
+        ]
+        heapq.heapify(self._heads)
+
+    def next_due_us(self) -> int | None:
+        """When the first item falls due; None when there is none."""
+        return min((heads[0][0] for heads in (self._heap, self._heads) if heads), default=None)
+
+    def pop(self, now_us: int, limit: int) -> Items:
+        """At most *limit* items that are due, in order. Raises StorageFailed."""
+        found = list[bytes]()
+        while len(found) < limit:
+            in_memory = self._heap[0][:2] if self._heap else None
+            on_disk = self._heads[0][:2] if self._heads else None
+            if in_memory is not None and (on_disk is None or in_memory < on_disk):
+                if in_memory[0] > now_us:
+                    break
+                found.append(heapq.heappop(self._heap)[2])
+            elif on_disk is not None and on_disk[0] <= now_us:
+                found.append(self._pop_run())
+            else:
+                break
+        return np.frombuffer(b"".join(found), self._dtype)
+
+    def _pop_run(self) -> bytes:
+        _, _, at = self._heads[0]
+        run = self._runs[at]
+        head = run.head()
+        assert head is not None
+        run.taken += 1
+        following = run.head()
+        if following is None:
+            heapq.heappop(self._heads)
+        else:
+            heapq.heapreplace(self._heads, (int(following["due_us"]), int(following["number"]), at))
+        if run.damaged:
+            self.damaged += run.damaged
+            run.damaged = []
+        return head.tobytes()
+
+    def clear(self) -> None:
+        """All items are gone."""
+        self._heap, self._runs, self._heads = [], [], []
+
+    def claim(self) -> ScheduleClaim:
+        """For a checkpoint: what each run has left, and the items that are in none."""
+        runs = [RunClaim(run.number, run.items, run.taken) for run in self._runs if run.taken < run.items]
+        return ScheduleClaim(self._next_run, runs, b"".join(item for _, _, item in self._heap))
+
+    def runs(self) -> set[int]:
+        """The numbers of its runs."""
+        return {run.number for run in self._runs}
+
+    def begin_sync(self) -> ScheduleSync:
+        """What has to be on disk before a checkpoint may claim it."""
+        unsynced, self._unsynced = self._unsynced, []
+        return ScheduleSync(self._disk, self._directory, unsynced)
+
+    def sync_failed(self, sync: ScheduleSync) -> None:
+        """Have the next checkpoint sync it again: nothing was claimed of it."""
+        self._unsynced += sync.runs
+
+
+class ScheduleSync:
+    """Runs that a checkpoint is going to claim."""
+
+    def __init__(self, disk: Disk, directory: Path, runs: list[int]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.runs = runs
+
+    def run(self) -> None:
+        """[thread] Raises StorageFull or StorageFailed."""
+        path = self._directory
+        try:
+            for number in self.runs:
+                for path in run_paths(self._directory, number):
+                    fd = self._disk.open(path, os.O_RDWR)
+                    try:
+                        self._disk.fsync(fd)
+                    finally:
+                        self._disk.close(fd)
+            if self.runs:
+                path = self._directory
+                self._disk.fsync_directory(path)
+        except OSError as error:
+            raise failure(error, "sync", path) from error
+
+
+def sweep(disk: Disk, directory: Path, kept: set[int]) -> None:
+    """[thread] Remove the runs that no checkpoint knows. Raises StorageFailed."""
+    try:
+        for name in disk.listdir(directory):
+            stem, _, copy = name.partition(".")
+            with suppress(ValueError):
+                if copy in ("a", "b") and int(stem, 16) not in kept:
+                    disk.unlink(directory / name)
+    except OSError as error:
+        raise failure(error, "remove old runs in", directory) from error

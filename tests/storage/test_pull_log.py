@@ -1,0 +1,218 @@
+"""The pull log: what is written is read again; torn, rotten, missing and foreign bytes are told from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import ForeignFile, StorageFull, SyncFailed
+from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
+from qmq.storage.disk import Disk
+from qmq.storage.pull_log import (
+    PullLog,
+    PullLogFound,
+    list_pull_files,
+    pull_file_path,
+    read_pull_log,
+    remove_pull_files,
+    rewrite_pull_log,
+)
+from tests.storage.faults import FaultyDisk
+
+STORE, SECRET, BASE, FILE_BYTES = b"store!", b"s" * 16, 5_000, 4_096
+
+Said = list[tuple[int, bytes]]
+
+
+def some_records(count: int, seed: int = 0, most: int = 90) -> Said:
+    chance = random.Random(seed)
+    return [(chance.randrange(1, 9), chance.randbytes(chance.randrange(most))) for _ in range(count)]
+
+
+def made(path: Path, base: int = BASE, disk: Disk | None = None) -> PullLog:
+    return PullLog(disk or Disk(), path / "pulls", STORE, SECRET, base, 7, FILE_BYTES)
+
+
+def written(path: Path, records: Said) -> PullLog:
+    log = made(path)
+    for number, record in enumerate(records):
+        log.stage(*record)
+        if number % 7 == 3:
+            log.write()
+    log.write()
+    return log
+
+
+def found(path: Path, claimed: int = BASE, secret: bytes = SECRET, store: bytes = STORE) -> PullLogFound:
+    return read_pull_log(Disk(), path / "pulls", store, secret, claimed)
+
+
+def said(read: PullLogFound) -> Said:
+    return [(record.kind, bytes(record.payload)) for record in read.records]
+
+
+def test_what_is_written_is_read_from_any_place_on(tmp_path: Path) -> None:
+    records = some_records(300)
+    log = written(tmp_path, records)
+    assert len(list_pull_files(Disk(), tmp_path / "pulls")) > 3
+    read = found(tmp_path)
+    assert (said(read), read.holes, read.notes, read.end) == (records, [], [], log.end)
+    for number in range(0, 300, 13):
+        part = found(tmp_path, read.records[number].position)
+        assert (said(part), part.holes) == (records[number:], [])
+    assert said(found(tmp_path, log.end)) == []
+    log.close()
+
+
+def test_a_start_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    first, second = some_records(20, 1), some_records(20, 2)
+    written(tmp_path, first).close()
+    log = made(tmp_path, found(tmp_path).end)
+    for record in second:
+        log.stage(*record)
+    log.write()
+    read = found(tmp_path)
+    assert (said(read), read.holes, read.notes) == (first + second, [], [])
+    log.close()
+
+
+@pytest.mark.parametrize("filling", ["cut", "zeros", "junk"])
+def test_a_tail_torn_at_every_byte_is_cut(tmp_path: Path, filling: str) -> None:
+    records = some_records(20)
+    written(tmp_path, records).close()
+    path = pull_file_path(tmp_path / "pulls", BASE)
+    whole = path.read_bytes()
+    sizes = [PULL_RECORD_HEADER_SIZE + len(payload) for _, payload in records]
+    ends = [PULL_FILE_HEADER_SIZE, *accumulate(sizes, initial=PULL_FILE_HEADER_SIZE)][1:]
+    for cut in range(ends[-4], ends[-1] + 1):
+        rest = {"cut": b"", "zeros": bytes(len(whole) - cut), "junk": random.Random(cut).randbytes(len(whole) - cut)}
+        path.write_bytes(whole[:cut] + rest[filling])
+        read = found(tmp_path)
+        left = sum(end <= cut for end in ends[1:])
+        assert (said(read), read.holes, read.end) == (records[:left], [], BASE + ends[left])
+
+
+def test_a_flipped_bit_costs_only_its_record(tmp_path: Path) -> None:
+    records = some_records(6, most=20)
+    written(tmp_path, records).close()
+    path = pull_file_path(tmp_path / "pulls", BASE)
+    whole = path.read_bytes()
+    read = found(tmp_path)
+    for number, record in enumerate(read.records):
+        start = record.position - BASE
+        end = start + PULL_RECORD_HEADER_SIZE + len(record.payload)
+        for bit in range(8 * start, 8 * end):
+            bad = bytearray(whole)
+            bad[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(bad)
+            left = found(tmp_path)
+            assert said(left) == records[:number] + records[number + 1 :]
+            assert left.holes == ([(BASE + start, BASE + end)] if number < len(records) - 1 else [])
+
+
+def test_a_file_that_is_gone_is_a_hole(tmp_path: Path) -> None:
+    records = some_records(300)
+    written(tmp_path, records).close()
+    bases = list_pull_files(Disk(), tmp_path / "pulls")
+    inside = [record for record in found(tmp_path).records if not bases[1] <= record.position < bases[2]]
+    pull_file_path(tmp_path / "pulls", bases[1]).unlink()
+    read = found(tmp_path)
+    assert [record.position for record in read.records] == [record.position for record in inside]
+    assert [hole.end for hole in read.holes] == [bases[2]]
+    assert str(tmp_path) in read.notes[0]
+
+
+def test_records_of_other_places_stores_and_clients_are_none(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    inner = written(tmp_path / "other", some_records(3))
+    inner.close()
+    forged = pull_file_path(tmp_path / "other" / "pulls", BASE).read_bytes()[PULL_FILE_HEADER_SIZE:200]
+    log = written(tmp_path, [(1, forged), (2, b"x" * 7), (1, forged)])
+    log.close()
+    path = pull_file_path(tmp_path / "pulls", BASE)
+    data = bytearray(path.read_bytes())
+    data[PULL_FILE_HEADER_SIZE + 4] ^= 1  # the record around the forged ones is bad
+    path.write_bytes(data)
+    assert said(found(tmp_path)) == [(2, b"x" * 7), (1, forged)]
+    assert said(found(tmp_path, secret=b"t" * 16)) == []
+    assert "another file" in found(tmp_path, store=b"others").notes[0]
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    from crc32c import crc32c
+
+    written(tmp_path, some_records(2)).close()
+    path = pull_file_path(tmp_path / "pulls", BASE)
+    data = bytearray(path.read_bytes())
+    data[8:10] = (2).to_bytes(2, "little")
+    data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ForeignFile, match="format version 2"):
+        found(tmp_path)
+
+
+def test_a_full_disk_keeps_what_is_staged_for_the_next_write(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = made(tmp_path, disk=disk)
+    records = some_records(100)
+    for record in records:
+        log.stage(*record)
+    for step in range(1, 40):
+        disk.fail("pwritev" if step % 2 else "open", 1, errno.ENOSPC)
+        if step % 2 == 0:
+            for record in (more := some_records(60, step)):  # so many that it needs another file
+                log.stage(*record)
+            records += more
+        with pytest.raises(StorageFull, match=str(tmp_path)):
+            log.write()
+        disk.heal()
+        log.stage(*some_records(1, step)[0])
+        records += some_records(1, step)
+    disk.heal()
+    log.write()
+    assert said(found(tmp_path)) == records
+    log.close()
+    assert disk.still_open() == []
+
+
+def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = made(tmp_path, disk=disk)
+    log.stage(1, b"a")
+    log.write()
+    disk.fail("fdatasync")
+    sync = log.begin_sync()
+    with pytest.raises(SyncFailed, match="restarted") as caught:
+        sync.run()
+    log.broken = str(caught.value)
+    log.stage(1, b"b")
+    with pytest.raises(SyncFailed):
+        log.write()
+    log.close()
+
+
+def test_what_was_read_is_written_again_and_synced(tmp_path: Path) -> None:
+    records = some_records(200)
+    written(tmp_path, records).close()
+    disk = FaultyDisk()
+    rewrite_pull_log(disk, tmp_path / "pulls", found(tmp_path))
+    files = len(list_pull_files(Disk(), tmp_path / "pulls"))
+    assert disk.calls["fdatasync"] == files
+    assert disk.calls["pwritev"] == len(records)
+    assert said(found(tmp_path)) == records
+
+
+def test_files_that_no_start_reads_are_removed(tmp_path: Path) -> None:
+    log = written(tmp_path, some_records(300))
+    bases = list_pull_files(Disk(), tmp_path / "pulls")
+    remove_pull_files(Disk(), tmp_path / "pulls", bases[2] + 5)
+    assert list_pull_files(Disk(), tmp_path / "pulls") == bases[2:]
+    remove_pull_files(Disk(), tmp_path / "pulls", log.end)
+    assert list_pull_files(Disk(), tmp_path / "pulls") == bases[-1:]
+    assert os.listdir(tmp_path / "pulls") == [pull_file_path(tmp_path, bases[-1]).name]
+    log.close()

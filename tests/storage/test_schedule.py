@@ -1,0 +1,128 @@
+"""A schedule against a sorted list; its runs, restarts and rot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qmq.format.layout import SCHEDULE_HEADER_SIZE
+from qmq.storage import schedule
+from qmq.storage.disk import Disk
+from qmq.storage.schedule import Schedule, run_paths, sweep
+
+DTYPE = np.dtype([("due_us", "<u8"), ("number", "<u8"), ("what", "<u4"), ("crc", "<u4")])
+STORE = b"store!"
+
+
+def items_of(pairs: list[tuple[int, int]]) -> schedule.Items:
+    return np.array([(due, number, number & 0xFFFF, 0) for due, number in pairs], DTYPE)
+
+
+def pairs_of(items: schedule.Items) -> list[tuple[int, int]]:
+    assert (items["what"] == items["number"] & 0xFFFF).all()
+    return list(zip(items["due_us"].tolist(), items["number"].tolist(), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
+    monkeypatch.setattr(schedule, "BLOCK_ITEMS", 7)
+
+
+def made(tmp_path: Path) -> Schedule:
+    (tmp_path / "s").mkdir(exist_ok=True)
+    return Schedule(Disk(), tmp_path / "s", STORE, DTYPE)
+
+
+def restarted(tmp_path: Path, before: Schedule) -> Schedule:
+    claim = before.claim()
+    before.begin_sync().run()
+    after = made(tmp_path)
+    after.restore(claim)
+    return after
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_a_sorted_list(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    found, model, number, now = made(tmp_path), list[tuple[int, int]](), 0, 0
+    for _ in range(200):
+        what = chance.random()
+        if what < 0.5:
+            pairs = []
+            for _ in range(chance.randrange(1, 8)):
+                number += 1
+                pairs.append((now + chance.randrange(50), number))
+            found.push(items_of(pairs))
+            model = sorted(model + pairs)
+        elif what < 0.9:
+            now += chance.randrange(20)
+            limit = chance.randrange(1, 30)
+            due = [pair for pair in model if pair[0] <= now][:limit]
+            assert pairs_of(found.pop(now, limit)) == due
+            model = model[len(due) :]
+        else:
+            found = restarted(tmp_path, found)
+        assert len(found) == len(model)
+        assert found.next_due_us() == (model[0][0] if model else None)
+    assert found.damaged == []
+    assert pairs_of(found.pop(10**9, 10**6)) == model
+
+
+def test_only_a_part_is_in_memory(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    pairs = [(number * 7919 % 10_007, number) for number in range(1, 5_000)]
+    for start in range(0, len(pairs), 10):
+        found.push(items_of(pairs[start : start + 10]))
+    assert len(found._heap) <= 5_000 // schedule.RUNS + 10
+    assert 20 < len(found._runs) < 150
+    assert pairs_of(found.pop(10**9, 10**6)) == sorted(pairs)
+
+
+def filled(tmp_path: Path) -> tuple[Schedule, list[tuple[int, int]]]:
+    found = made(tmp_path)
+    pairs = [(number, number) for number in range(1, 22)]
+    found.push(items_of(pairs))
+    return restarted(tmp_path, found), pairs
+
+
+@pytest.mark.parametrize("copies", [(0,), (1,), (0, 1)])
+def test_a_rotten_item_is_read_from_the_other_file_and_told(tmp_path: Path, copies: tuple[int, ...]) -> None:
+    found, pairs = filled(tmp_path)
+    found = restarted(tmp_path, found)
+    for copy in copies:
+        path = run_paths(tmp_path / "s", 0)[copy]
+        data = bytearray(path.read_bytes())
+        data[SCHEDULE_HEADER_SIZE + 9 * DTYPE.itemsize + 3] ^= 1
+        path.write_bytes(data)
+    got = pairs_of(found.pop(100, 100))
+    assert got == ([pair for pair in pairs if pair[0] != 10] if copies == (0, 1) else pairs)
+    assert len(found.damaged) == {(0,): 1, (1,): 0, (0, 1): 1}[copies]
+    assert all(str(tmp_path) in told for told in found.damaged)
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+@pytest.mark.parametrize("left", [0, 10, SCHEDULE_HEADER_SIZE + 5 * DTYPE.itemsize + 1, None])
+def test_a_file_that_was_cut_or_is_gone_is_read_from_the_other(tmp_path: Path, copy: int, left: int | None) -> None:
+    found, pairs = filled(tmp_path)
+    found = restarted(tmp_path, found)
+    path = run_paths(tmp_path / "s", 0)[copy]
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:left])
+    assert pairs_of(found.pop(100, 100)) == pairs
+    assert bool(found.damaged) is (copy == 0)
+
+
+def test_runs_that_nobody_knows_are_swept(tmp_path: Path) -> None:
+    found, pairs = filled(tmp_path)
+    for path in run_paths(tmp_path / "s", 77):
+        path.write_bytes(b"")
+    (tmp_path / "s" / "README").write_bytes(b"mine")
+    sweep(Disk(), tmp_path / "s", {run.number for run in found.claim().runs})
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["00000000.a", "00000000.b", "README"]
+    assert pairs_of(found.pop(100, 100)) == pairs
