@@ -174,6 +174,22 @@ class GroupMismatch(QmqError):
     code = "group_mismatch"
 
 
+class UnknownGroup(QmqError):
+    """There is no such group (any more)."""
+
+    code = "unknown_group"
+
+
+class Retry(QmqError):
+    """Raised by a handler: the message comes again after *after* seconds (None: the group's delay)."""
+
+    code = "retry"
+
+    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
 class Fenced(QmqError):
     """Another incarnation of this consumer took over."""
 

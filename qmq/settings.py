@@ -177,6 +177,10 @@ class Settings(BaseModel):
         16 * MIB, ge=64 * KIB, le=1 * GIB, description="Most bytes that one pull brings (one message always passes)."
     )
 
+    lapse_ms: Milliseconds = Field(
+        30_000, ge=100, le=86_400_000, description="A consumer that is silent for so long is taken for dead."
+    )
+
     # the whole broker
     max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Subjects that may exist.")
     max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Groups that may exist.")

@@ -366,6 +366,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_parked_pulls=settings.max_parked_pulls,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
+        lapse_ms=settings.lapse_ms,
     )
 
 
@@ -379,6 +380,7 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         producer_ttl_ms=settings.producer_ttl_ms,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
+        lapse_ms=settings.lapse_ms,
         max_parked_pulls=settings.max_parked_pulls,
         max_connections=settings.max_connections,
         max_inflight_bytes=settings.max_inflight_bytes,

@@ -106,6 +106,8 @@ class Carrier:
         self._buffers: list[Buffer] = []
         #: The system refused to read something; that may pass.
         self.failed: StorageFailed | None = None
+        #: Something is missing in the buffers.
+        self.left_out = False
 
     def carry(self, parts: list[Some | Many]) -> list[Buffer]:
         """The buffers, in order."""
@@ -181,6 +183,7 @@ class Carrier:
 
     def _add_around(self, partition: int, position: int, size: int, wanted: list[tuple[int, int, int | None]]) -> None:
         """What is sound, of the runs that are wanted (run, start, stop), of a batch that is known to have bad bytes."""
+        self.left_out = True
         bad = self._store.unreadable(partition, position, position + size)
         marks = [(start - position, end - position) for start, end in bad]
         try:
@@ -200,6 +203,7 @@ class Carrier:
         return BadBytes(f"{self._store.place_of(partition, position)}, {size} bytes: {error}")
 
     def _note(self, error: QmqError) -> None:
+        self.left_out = True
         if isinstance(error, StorageFailed):
             self.failed = error
         if not isinstance(error, KnownBad):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,9 @@ class Send(NamedTuple):
 class Subscribe(NamedTuple):
     """Take part in a group, or (group None) follow alone. ``start`` is None for the default of the kind.
 
-    ``start`` is "first", "last", ("time", microseconds) or ("sequence", number).
+    ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
+    client keeps over reconnects, ``client`` one of its process, ``settings`` those of a new group. A ``transient``
+    consumer is forgotten once it has left.
     """
 
     connection: int
@@ -44,10 +46,17 @@ class Subscribe(NamedTuple):
     prefixes: tuple[str, ...]
     consumer: str
     start: str | tuple[str, int] | None
+    nonce: bytes = b""
+    client: bytes = b""
+    transient: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 class Pull(NamedTuple):
-    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it."""
+    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it.
+
+    A consumer of a group knows its pulls up to pull sequence ``expected`` (None: whatever comes next).
+    """
 
     connection: int
     request: int
@@ -56,6 +65,7 @@ class Pull(NamedTuple):
     min_count: int
     max_bytes: int
     timeout_ms: int
+    expected: int | None = None
 
 
 class Withdraw(NamedTuple):
@@ -69,6 +79,46 @@ class Unsubscribe(NamedTuple):
     connection: int
     request: int
     subscription: int
+
+
+class Ack(NamedTuple):
+    """These pull sequences are handled: start, end, start, end, ..."""
+
+    connection: int
+    request: int
+    subscription: int
+    intervals: tuple[int, ...]
+
+
+class HandBack(NamedTuple):
+    """The pull sequences [start, end) come back: nacked, released or rejected. ``delay_us`` None: the group's."""
+
+    connection: int
+    request: int
+    subscription: int
+    start: int
+    end: int
+    verdict: int
+    delay_us: int | None
+    reason: str
+
+
+class Heartbeat(NamedTuple):
+    """A client's process lives; its loop has not turned for so long."""
+
+    connection: int
+    request: int
+    client: bytes
+    stalled_us: int
+
+
+class Administer(NamedTuple):
+    """Look at groups or change them; ``fields`` are what the action needs."""
+
+    connection: int
+    request: int
+    action: str
+    fields: dict[str, Any]
 
 
 class LastSequence(NamedTuple):
@@ -146,6 +196,10 @@ Command = (
     | Pull
     | Withdraw
     | Unsubscribe
+    | Ack
+    | HandBack
+    | Heartbeat
+    | Administer
     | LastSequence
     | ListSubjects
     | Report
@@ -170,19 +224,33 @@ class Sent(NamedTuple):
     first_sequences: int | npt.NDArray[np.uint64]
 
 
+class Place(NamedTuple):
+    """What a consumer is at the broker: its incarnation, and its pulls from ``frontier`` up to ``next_sequence``."""
+
+    consumer: int
+    incarnation: int
+    frontier: int
+    next_sequence: int
+    generation: int
+
+
 class Subscribed(NamedTuple):
-    """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs."""
+    """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs. A consumer of a
+    group is told its place.
+    """
 
     connection: int
     request: int
     subscription: int
     start_us: int | None = None
+    place: Place | None = None
 
 
 class Messages(NamedTuple):
     """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
 
-    ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come.
+    ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come. To a
+    consumer of a group ``ranges`` say which pull sequences these messages have, in order: (first, count, attempt).
     """
 
     connection: int
@@ -191,11 +259,38 @@ class Messages(NamedTuple):
     size: int
     messages: int
     left_us: int | None = None
+    ranges: tuple[tuple[int, int, int], ...] = ()
 
 
 class Unsubscribed(NamedTuple):
     connection: int
     request: int
+
+
+class Acked(NamedTuple):
+    """What could be is handled; so many had to be refused: they were handed back before, or never pulled."""
+
+    connection: int
+    request: int
+    refused: int
+
+
+class HandedBack(NamedTuple):
+    connection: int
+    request: int
+
+
+class HeartbeatSeen(NamedTuple):
+    connection: int
+    request: int
+
+
+class Administered(NamedTuple):
+    """What came of it."""
+
+    connection: int
+    request: int
+    fields: dict[str, Any]
 
 
 class LastSequenceIs(NamedTuple):
@@ -272,6 +367,10 @@ Effect = (
     | Subscribed
     | Messages
     | Unsubscribed
+    | Acked
+    | HandedBack
+    | HeartbeatSeen
+    | Administered
     | LastSequenceIs
     | SubjectList
     | Reported

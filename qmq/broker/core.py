@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import msgpack
 
+from qmq.broker.admin import Admin
+from qmq.broker.changes import Changes
 from qmq.broker.commands import (
+    Ack,
+    Administer,
+    Administered,
     Checked,
     Command,
     Disconnected,
     Effect,
+    HandBack,
+    Heartbeat,
+    HeartbeatSeen,
     LastSequence,
     ListSubjects,
     Now,
@@ -35,6 +43,7 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
+from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.errors import BrokerStopping, QmqError
 from qmq.names import check_prefix
@@ -61,7 +70,10 @@ class Broker:
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
-        self._delivery = Delivery(store, limits, self._effects)
+        self._delivery = Delivery(store, limits, self._effects, self._intake.visible)
+        self._records = Records(store, self._effects)
+        self._changes = Changes(store, self._delivery)
+        self._admin = Admin(store, self._delivery, self._changes)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
@@ -73,6 +85,7 @@ class Broker:
 
     def handle(self, command: Command, now: Now) -> None:
         """Take one command. What a client did wrong becomes a Refused; nothing is raised for it."""
+        self._delivery.handing.now = now
         if type(command) is Send:
             try:
                 if self._stopping is not None:
@@ -104,6 +117,15 @@ class Broker:
                 self._delivery.withdraw(command)
             case Subscribe():
                 self._delivery.subscribe(command)
+            case Ack():
+                self._effects.append(self._delivery.ack(command))
+            case HandBack():
+                self._effects.append(self._delivery.hand_back(command))
+            case Heartbeat(connection, request):
+                self._delivery.handing.heartbeat(command)
+                self._effects.append(HeartbeatSeen(connection, request))
+            case Administer(connection, request, action, fields):
+                self._effects.append(Administered(connection, request, self._admin.do(action, fields, now)))
             case Unsubscribe(connection, request, subscription):
                 self._delivery.unsubscribe(connection, subscription)
                 self._effects.append(Unsubscribed(connection, request))
@@ -124,16 +146,25 @@ class Broker:
 
     def turn(self, now: Now) -> None:
         """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""
+        self._delivery.handing.now = now
         self._intake.turn()
         self._delivery.turn()
+        self._records.write()
 
     def tick(self, now: Now) -> int | None:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
+        self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
         self._producers.expire(now.monotonic_us)
+        self._records.write()
         if self._delivery.unfinished():
             return now.monotonic_us
-        return self._delivery.next_deadline_us()
+        deadlines = (
+            self._delivery.next_deadline_us(),
+            self._delivery.handing.next_deadline_us(),
+            self._records.next_deadline_us(now.monotonic_us),
+        )
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def avoid(self, partitions: frozenset[int]) -> None:
         """Give these partitions no more batches until the next call, as long as there are others."""
@@ -194,6 +225,7 @@ class Broker:
         What the turn has brought so far is written first: a checkpoint knows of no batch that may yet fail.
         """
         self._intake.turn()
+        self._records.write()
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
         upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
@@ -227,7 +259,9 @@ class Broker:
                 header.position, now_us,
             )  # fmt: skip
         if "groups" in state:
-            self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"]))
+            self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"], strict_map_key=False))
+        self._delivery.handing.now = now
+        self._changes.replay()
 
     def _remembered_from(self, partition: int) -> int:
         """From which position on batches tell of producers: as far back as they are remembered, going by the stamps.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
 from qmq.broker.commands import (
+    Ack,
+    Acked,
     Buffer,
     Effect,
+    HandBack,
+    HandedBack,
     Messages,
     Pull,
     ReadDone,
@@ -21,13 +25,18 @@ from qmq.broker.commands import (
     Withdraw,
 )
 from qmq.broker.groups import Following, Subscription, Waiting
+from qmq.broker.handing import Handing
+from qmq.broker.ledger import Ledger
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.members import Offer, What
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.selection import Selection
 from qmq.broker.subscriptions import Subscriptions, hidden_since
 from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
 
+#: A consumer may be given nothing now, whatever is ready.
+BLOCKED: Final = -1
 #: What an answer that waits for the disk may have.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -35,7 +44,10 @@ _WAITED_BYTES: Final = 256 << 10
 class Delivery:
     """Hands out messages. Everything it has to say goes to *effects*."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, effects: list[Effect]) -> None:
+    def __init__(
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int]
+    ) -> None:
+        """*visible* tells up to which position a partition's messages may be pulled."""
         self._store = store
         self._limits = limits
         self._effects = effects
@@ -45,8 +57,15 @@ class Delivery:
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._overdue: list[Waiting] = []  # parked pulls whose time is up, and which wait for a read
         self._reads = Reads(effects)
-        self._arrivals = Arrivals(store)
-        self.subscriptions = Subscriptions(store, limits, effects, self._arrivals)
+        self.arrivals = Arrivals(store)
+        self.handing = Handing(store, limits.lapse_ms * 1_000, self._wake, visible)
+        self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing)
+
+    def _wake(self, ledger: Ledger) -> None:
+        """Something of a group has come back."""
+        group = self.subscriptions.by_ledger.get(ledger.number)
+        if group is not None:
+            self.arrivals.make_ready(following for following in group.followings.values() if following.waiting)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -74,6 +93,7 @@ class Delivery:
         for waiting in list(self._parked.get(connection, {}).values()):
             if waiting.subscription is subscription:
                 self._answer_empty(waiting)
+        self.handing.leave(subscription)
         self.subscriptions.leave(subscription)
 
     def disconnected(self, connection: int) -> None:
@@ -161,9 +181,19 @@ class Delivery:
         None when it was answered, else how many messages were ready.
         """
         pull, followings = waiting.pull, waiting.subscription.followings
-        need = 1 if final else self._need(pull)
+        try:
+            offer = self.handing.offer(waiting.subscription, pull)
+        except QmqError as error:
+            self._refuse(waiting, error)
+            return None
+        if offer is not None:
+            if offer.what is not What.FRESH:
+                return self._serve_again(waiting, offer, final)
+            most, size = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
+            pull = pull._replace(max_count=most, max_bytes=size)
+        need = 1 if final else min(self._need(pull), pull.max_count)
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
-        selection = self._select(waiting, need, max_bytes)
+        selection = self._select(waiting, pull.max_count, need, max_bytes)
         wanted = selection.wanted
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
@@ -175,9 +205,11 @@ class Delivery:
             selection.take_back()
             self._refuse(waiting, selection.failed)
             return None
+        if offer is not None and not selection.count and self.handing.is_due(waiting.subscription):
+            return self._serve_again(waiting, offer._replace(what=What.AGAIN), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
-            self._arrivals.make_ready(followings)  # much to pass over: go on later
+            self.arrivals.make_ready(followings)  # much to pass over: go on later
         reading = any(following.reading for following in followings)
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, final)
@@ -185,9 +217,33 @@ class Delivery:
             selection.take_back()  # else all that was passed is for others, and need not be looked at again
         return selection.count
 
-    def _select(self, waiting: Waiting, need: int, max_bytes: int, undo: bool = False) -> Selection:
+    def _serve_again(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
+        """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
+        pull, subscription = waiting.pull, waiting.subscription
+        answer = None
+        while offer.what is not What.NOTHING and (answer is None or not answer.ranges):
+            try:
+                answer = self.handing.give_again(subscription, offer, pull)
+            except NotAtHand as missing:
+                if self._reads.begin(missing.read, subscription.followings[0]):
+                    return 0
+                with self._waiting():
+                    answer = self.handing.give_again(subscription, offer, pull)
+            if answer is None or (offer.what is What.HELD and not answer.ranges):
+                break
+        if answer is None or not answer.ranges:
+            if final:
+                self._answer_empty(waiting)
+                return None
+            return BLOCKED if offer.what is What.NOTHING else 0
+        self._unpark(waiting)
+        said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges)
+        self._effects.append(Messages(pull.connection, pull.request, *said))
+        return None
+
+    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False) -> Selection:
         """Choose from what the subscription follows, but for what is being read."""
-        max_count = min(waiting.pull.max_count, self._limits.max_pull_count)
+        max_count = min(max_count, self._limits.max_pull_count)
         selection = Selection(self._store, max_count, max_bytes, need, undo or need > 1)
         for following in waiting.subscription.in_turn():
             if not following.reading:
@@ -199,24 +255,31 @@ class Delivery:
     def _serve_with_waits(self, waiting: Waiting) -> int | None:
         """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
         with self._waiting():
-            selection = self._select(waiting, 1, _WAITED_BYTES, undo=True)
+            selection = self._select(waiting, waiting.pull.max_count, 1, _WAITED_BYTES, undo=True)
             carrier = Carrier(self._store, self.damaged)
             buffers = carrier.carry(selection.parts)
             failed = carrier.failed or selection.failed
             if failed is None or (buffers and carrier.failed is None):
-                return self._say(waiting, selection, buffers, False)
+                return self._say(waiting, selection, carrier, buffers, False)
             selection.take_back()
             self._refuse(waiting, failed)
             return None
 
     def _answer(self, waiting: Waiting, selection: Selection, final: bool) -> int | None:
         """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
-        return self._say(waiting, selection, Carrier(self._store, self.damaged).carry(selection.parts), final)
+        carrier = Carrier(self._store, self.damaged)
+        return self._say(waiting, selection, carrier, carrier.carry(selection.parts), final)
 
-    def _say(self, waiting: Waiting, selection: Selection, buffers: list[Buffer], final: bool) -> int | None:
+    def _say(
+        self, waiting: Waiting, selection: Selection, carrier: Carrier, buffers: list[Buffer], final: bool
+    ) -> int | None:
         pull, subscription = waiting.pull, waiting.subscription
+        size = sum(map(len, buffers))
+        ranges: tuple[tuple[int, int, int], ...] = ()
+        if subscription.member is not None and selection.count:
+            buffers, size, ranges = self._given(subscription, selection, carrier, buffers, size)
         if selection.count and not buffers and not final:
-            self._arrivals.make_ready(subscription.followings)
+            self.arrivals.make_ready(subscription.followings)
             return 0
         self._unpark(waiting)
         if selection.count:
@@ -224,10 +287,41 @@ class Delivery:
             subscription.turn = (subscription.turn + 1) % len(subscription.followings)
             for following in subscription.followings:
                 following.reads.clear()
-        size = sum(map(len, buffers))
         left_us = self._left_us(subscription)
-        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count, left_us))
+        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count, left_us, ranges))
         return None
+
+    def _given(
+        self, subscription: Subscription, selection: Selection, carrier: Carrier, buffers: list[Buffer], size: int
+    ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
+        """Note who has it, and which pull sequences that is; where something could not be read, without that."""
+        start, end = self.handing.gave(subscription, selection.parts, size)
+        if not carrier.left_out:
+            return buffers, size, ((start, end - start, 1),)
+        with self._waiting():
+            answer = self.handing.carry(subscription, start, end, end - start, self._limits.max_pull_bytes)
+        return answer.buffers, answer.size, tuple(answer.ranges)
+
+    # --- verdicts ----------------------------------------------------------------------------------------------------
+
+    def ack(self, command: Ack) -> Acked:
+        """These are handled."""
+        subscription = self.subscriptions.get(command.connection, command.subscription)
+        refused = self.handing.ack(subscription, command.intervals)
+        self._wake_own(subscription)
+        return Acked(command.connection, command.request, refused)
+
+    def hand_back(self, command: HandBack) -> HandedBack:
+        """These come back."""
+        subscription = self.subscriptions.get(command.connection, command.subscription)
+        self.handing.hand_back(subscription, command)
+        self._wake_own(subscription)
+        return HandedBack(command.connection, command.request)
+
+    def _wake_own(self, subscription: Subscription) -> None:
+        """It has room for more: its own parked pull may go on."""
+        if subscription.connection in self._parked:
+            self.arrivals.make_ready(subscription.followings)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +332,7 @@ class Delivery:
         if isinstance(waiter, Postponed):
             self._subscribe_again(waiter, done.error)
         elif waiter is not None and done.error is None:
-            self._arrivals.make_ready([waiter])
+            self.arrivals.make_ready([waiter])
         elif waiter is not None and done.error is not None:
             for waiting in list(waiter.waiting.values()):
                 self._refuse(waiting, done.error)
@@ -251,6 +345,12 @@ class Delivery:
             self.subscribe(command, postponed)
         except QmqError as refused:
             self._effects.append(Refused(command.connection, command.request, refused))
+
+    def refuse_pulls(self, subscription: Subscription, error: QmqError) -> None:
+        """Answer every parked pull of a subscription with an error."""
+        for waiting in list(self._parked.get(subscription.connection, {}).values()):
+            if waiting.subscription is subscription:
+                self._refuse(waiting, error)
 
     def _refuse(self, waiting: Waiting, error: QmqError) -> None:
         self._unpark(waiting)
@@ -287,9 +387,9 @@ class Delivery:
 
     def turn(self) -> None:
         """Look at what became visible since the last turn, and serve the parked pulls that it is for."""
-        self._arrivals.look(bool(self._parked))
-        if self._arrivals.ready:
-            ready, self._arrivals.ready = self._arrivals.ready, {}
+        self.arrivals.look(bool(self._parked))
+        if self.arrivals.ready:
+            ready, self.arrivals.ready = self.arrivals.ready, {}
             for following in ready.values():
                 self._serve_waiting(following)
                 following.arrived.clear()
@@ -298,7 +398,7 @@ class Delivery:
 
     def unfinished(self) -> bool:
         """True when a pull stopped looking at a bound and goes on in the next turn."""
-        return any(following.waiting for following in self._arrivals.ready.values())
+        return any(following.waiting for following in self.arrivals.ready.values())
 
     def _serve_waiting(self, following: Following) -> None:
         """Serve who waits for it, longest first, as long as it has something."""
@@ -308,13 +408,17 @@ class Delivery:
             if alone and ready is not None and ready < self._need(waiting.pull):
                 continue
             found = self._serve(waiting, final=False)
+            if found == BLOCKED:
+                continue
             if found == 0 or not self._has_more(following):
                 return
             if alone and found is not None:
                 ready = found
 
     def _has_more(self, following: Following) -> bool:
-        store = self._store
+        store, ledger = self._store, following.group.ledger
+        if ledger is not None and (ledger.retries.is_due or ledger.retries.is_due_alone):
+            return True
         if not following.exact:
             return any(row < store.visible_row(partition) for partition, row in enumerate(following.scan))
         number = following.subject(store)

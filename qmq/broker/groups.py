@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Pull, Subscribe
+from qmq.broker.ledger import Ledger, Member
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
@@ -110,6 +111,10 @@ class Following:
             self._matched = count
         return self._matches
 
+    def places_now(self, store: Store, visible: list[int]) -> list[int]:
+        """Where the rows of its scan lie, by partition: what comes before is handed out."""
+        return _places(store, self, visible)
+
     def subject(self, store: Store) -> int | None:
         """The number of the exact subject, or None while nothing was ever sent to it."""
         if self.number is None:
@@ -125,6 +130,8 @@ class Group:
         self.mode = RELIABLE
         self.cursors = Cursors()
         self.followings: dict[str, Following] = {}
+        #: Who holds what; None for one who follows alone.
+        self.ledger: Ledger | None = None
         self.dirty = True
         self._packed: dict[str, Any] = {}
 
@@ -133,6 +140,16 @@ class Group:
         following = self.followings[prefix] = Following(self, prefix, begin.start, list(begin.scan), list(begin.places))
         self.dirty = True
         return following
+
+    def seek(self, begin: Begin) -> None:
+        """Go on elsewhere, in all that it follows."""
+        self.cursors = Cursors()
+        for following in self.followings.values():
+            following.start = begin.start
+            following.scan[:] = begin.scan
+            following.places[:] = begin.places
+            following.arrived.clear()
+        self.dirty = True
 
     def covering(self, prefix: str) -> Following | None:
         """What the group follows already that takes in all that *prefix* does."""
@@ -172,6 +189,7 @@ class Group:
 
     def packed(self, store: Store, visible: list[int]) -> dict[str, Any]:
         """For the checkpoint. Scans are kept as positions, which survive a consumer log that is rebuilt."""
+        ledger = {} if self.ledger is None else {"number": self.ledger.number, "ledger": self.ledger.packed()}
         if self.dirty:
             self._packed = {
                 "mode": self.mode,
@@ -182,7 +200,7 @@ class Group:
                 ],
             }
             self.dirty = False
-        return self._packed
+        return self._packed | ledger
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
@@ -221,7 +239,7 @@ def _places(store: Store, following: Following, visible: list[int]) -> list[int]
 class Subscription:
     """One consumer's part in a group, on one connection."""
 
-    __slots__ = ("connection", "consumer", "followings", "group", "number", "turn")
+    __slots__ = ("connection", "consumer", "followings", "group", "incarnation", "member", "number", "turn")
 
     def __init__(self, number: int, connection: int, consumer: str, group: Group, followings: list[Following]) -> None:
         self.number = number
@@ -230,6 +248,9 @@ class Subscription:
         self.group = group
         self.followings = followings
         self.turn = 0  # which following a pull began with
+        #: What it is in its group; None for one who follows alone.
+        self.member: Member | None = None
+        self.incarnation = 0
 
     def in_turn(self) -> Iterator[Following]:
         """The followings, the one that the next pull begins with first."""

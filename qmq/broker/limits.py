@@ -18,3 +18,4 @@ class BrokerLimits(NamedTuple):
     max_pull_bytes: int = 16 << 20
     max_subscriptions: int = 1_000
     max_prefixes: int = 1_000
+    lapse_ms: int = 30_000

@@ -8,6 +8,7 @@ from typing import Any
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Effect, Subscribe, Subscribed
 from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
+from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
@@ -17,12 +18,16 @@ from qmq.storage.store import Store
 class Subscriptions:
     """Of all connections, by their numbers; groups by their names."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals) -> None:
+    def __init__(
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, handing: Handing
+    ) -> None:
         self._store = store
         self._limits = limits
         self._effects = effects
         self._arrivals = arrivals
+        self._handing = handing
         self.groups: dict[str, Group] = {}
+        self.by_ledger: dict[int, Group] = {}
         self._numbers = itertools.count(1)
         self._by_number: dict[tuple[int, int], Subscription] = {}
         self._by_connection: dict[int, set[int]] = {}
@@ -52,18 +57,23 @@ class Subscriptions:
                 # Where the group is in these subjects already, it goes on where it is.
                 at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
                 following = group.follow(prefix, at)
+                self._handing.follows(group, following)
             followings.append(following)
             self._arrivals.watch(following)
         number = next(self._numbers)
         mine.add(number)
-        self._by_number[command.connection, number] = Subscription(
-            number, command.connection, command.consumer, group, followings
-        )
+        subscription = Subscription(number, command.connection, command.consumer, group, followings)
+        self._by_number[command.connection, number] = subscription
+        place = None
+        if group.name is not None:
+            member = subscription.member = self._handing.join(command, group)
+            subscription.incarnation = member.incarnation
+            place = self._handing.place(member)
         start = followings[0].start
         start_us = None
         if group.name is None and start.kind == "time":
             start_us = min([start.value, *hidden_since(self._store)])
-        self._effects.append(Subscribed(command.connection, command.request, number, start_us))
+        self._effects.append(Subscribed(command.connection, command.request, number, start_us, place))
 
     def _group(self, name: str | None) -> Group:
         if name is None:
@@ -72,8 +82,28 @@ class Subscriptions:
         if group is None:
             if len(self.groups) >= self._limits.max_groups:
                 raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
-            group = self.groups[name] = Group(name)
+            group = self.add(name)
+            self.by_ledger[self._handing.ledger_of(group).number] = group
         return group
+
+    def add(self, name: str) -> Group:
+        """A group that there was not."""
+        group = self.groups[name] = Group(name)
+        return group
+
+    def of(self, group: Group) -> list[Subscription]:
+        """The subscriptions of a group."""
+        return [subscription for subscription in self._by_number.values() if subscription.group is group]
+
+    def forget(self, group: Group) -> None:
+        """It is deleted: nobody subscribes to it any more."""
+        assert group.name is not None
+        assert group.ledger is not None
+        for subscription in self.of(group):
+            self.leave(subscription)
+        for following in group.followings.values():
+            self._arrivals.unwatch(following)
+        del self.groups[group.name], self.by_ledger[group.ledger.number]
 
     def get(self, connection: int, number: int) -> Subscription:
         """Raises UnknownSubscription."""
@@ -104,8 +134,10 @@ class Subscriptions:
     def restore(self, packed: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
         for name, fields in packed.items():
-            group = self.groups[name] = Group(name)
+            group = self.add(name)
             group.restore(self._store, fields)
+            self.by_ledger[fields["number"]] = group
+            self._handing.restore(group, fields["number"], fields["ledger"])
             for following in group.followings.values():
                 self._arrivals.watch(following)
 

@@ -1,0 +1,209 @@
+"""Looking at groups, and changing them: settings, seek, delete, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from qmq.broker.carrying import Some
+from qmq.broker.changes import Changes
+from qmq.broker.commands import Now
+from qmq.broker.delivery import Delivery
+from qmq.broker.groups import Group, resolve_start
+from qmq.broker.handing import settings_of
+from qmq.broker.ledger import Ledger
+from qmq.broker.ranges import parts_of
+from qmq.broker.retries import unpacked
+from qmq.errors import InvalidOption, StorageError, UnknownGroup
+from qmq.format.ids import MessageId
+from qmq.format.layout import RETRY_DTYPE
+from qmq.names import check_group
+from qmq.storage.store import NotAtHand, Store
+
+#: Rows of one answer.
+MOST_ROWS: Final = 1_000
+
+Fields = dict[str, Any]
+
+
+class Admin:
+    """What ``client.admin`` asks for. Every method takes the fields of a request and gives those of its answer."""
+
+    def __init__(self, store: Store, delivery: Delivery, changes: Changes) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._changes = changes
+        self._actions: dict[str, Callable[[Fields, Now], Fields]] = {
+            "groups": self._groups,
+            "consumers": self._consumers,
+            "set_group": self._set_group,
+            "seek_group": self._seek_group,
+            "delete_group": self._delete_group,
+            "dead_letters": self._dead_letters,
+            "retry_dead": self._retry_dead,
+            "delete_dead": self._delete_dead,
+        }
+
+    def do(self, action: str, fields: Fields, now: Now) -> Fields:
+        """Do it. Raises UnknownGroup, InvalidOption and what else stands in the way."""
+        method = self._actions.get(action)
+        if method is None:
+            raise InvalidOption(f"the broker knows no action {action!r:.40}; it knows {', '.join(self._actions)}")
+        return method(fields, now)
+
+    def _group(self, fields: Fields) -> tuple[Group, Ledger]:
+        name = check_group(fields.get("group", ""))
+        group = self._delivery.subscriptions.groups.get(name)
+        if group is None or group.ledger is None:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return group, group.ledger
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def _groups(self, fields: Fields, now: Now) -> Fields:
+        only, after = fields.get("group"), fields.get("after", "")
+        names = (
+            [only] if only is not None else sorted(name for name in self._delivery.subscriptions.groups if name > after)
+        )
+        rows = [self._group_row(*self._group({"group": name}), now) for name in names[:MOST_ROWS]]
+        return {"rows": rows, "after": names[MOST_ROWS - 1] if len(names) > MOST_ROWS else None}
+
+    def _group_row(self, group: Group, ledger: Ledger, now: Now) -> Fields:
+        members = ledger.members.values()
+        return {
+            "group": group.name,
+            "prefixes": list(group.followings),
+            "consumers": sum(not member.closed for member in members),
+            "ready": self._ready(group),
+            "in_flight": sum(member.held.count for member in members),
+            "in_retry": ledger.retries.count,
+            "dead": len(ledger.dead),
+            "settings": ledger.settings._asdict(),
+        }
+
+    def _ready(self, group: Group) -> int:
+        """Messages that nobody was given yet."""
+        store = self._store
+        count = store.subject_count
+        wanted = np.zeros(count, np.bool_)
+        cursors = group.cursors.upto(count)[:count].copy()
+        for following in group.followings.values():
+            matches = following.matches(store) if not following.exact else None
+            if following.exact:
+                number = following.subject(store)
+                mine = np.zeros(count, np.bool_)
+                if number is not None:
+                    mine[number] = True
+            else:
+                mine = np.ones(count, np.bool_) if matches is None else matches[:count]
+            for number in np.flatnonzero(mine & (cursors == 0) & ~wanted).tolist()[:MOST_ROWS]:
+                try:
+                    cursors[number] = group.cursor(store, following, number) or 0
+                except (NotAtHand, StorageError):
+                    continue
+            wanted |= mine
+        numbers = np.flatnonzero(wanted & (store.ends[:count] > cursors))
+        firsts = np.maximum(cursors, store.firsts[:count])
+        return sum(
+            store.message_count(number, int(firsts[number]), int(store.ends[number])) for number in numbers.tolist()
+        )
+
+    def _consumers(self, fields: Fields, now: Now) -> Fields:
+        _, ledger = self._group(fields)
+        rows = [
+            {
+                "consumer": member.name,
+                "incarnation": member.incarnation,
+                "online": not member.closed,
+                "held": member.held.count,
+                "oldest_held_us": member.held.pulls[0].taken_us if member.held.pulls else None,
+                "silent_us": now.monotonic_us - member.seen_us,
+                "stalled_us": member.stalled_us,
+                "alone": member.alone,
+            }
+            for member in list(ledger.members.values())[:MOST_ROWS]
+        ]
+        return {"rows": rows}
+
+    # --- changing ----------------------------------------------------------------------------------------------------
+
+    def _set_group(self, fields: Fields, now: Now) -> Fields:
+        _, ledger = self._group(fields)
+        given = fields.get("settings")
+        if type(given) is not dict or not given:
+            raise InvalidOption("give the settings that are to change")
+        ledger.set(settings_of(ledger.settings, given))
+        return {"settings": ledger.settings._asdict()}
+
+    def _seek_group(self, fields: Fields, now: Now) -> Fields:
+        group, _ = self._group(fields)
+        to = fields.get("to")
+        begin = resolve_start(self._store, tuple(to) if isinstance(to, list) else to, "first")
+        self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
+        return {}
+
+    def _delete_group(self, fields: Fields, now: Now) -> Fields:
+        group, _ = self._group(fields)
+        self._changes.delete(group)
+        return {}
+
+    # --- dead letters ------------------------------------------------------------------------------------------------
+
+    def _dead_letters(self, fields: Fields, now: Now) -> Fields:
+        _, ledger = self._group(fields)
+        after, limit = int(fields.get("after", 0)), min(int(fields.get("limit", MOST_ROWS)), MOST_ROWS)
+        rows, last = list[Fields](), None
+        for items in ledger.dead.after(after):
+            for letter in unpacked(np.asarray(items, RETRY_DTYPE)):
+                if len(rows) == limit:
+                    return {"rows": rows, "after": last, "messages": len(ledger.dead)}
+                last = letter.number
+                rows.append(
+                    {
+                        "number": letter.number,
+                        "attempts": letter.attempt,
+                        "lapses": letter.lapses,
+                        "reason": letter.reason,
+                        "died_at_us": letter.due_us,
+                        **self._named(letter.messages),
+                    }
+                )
+        return {"rows": rows, "after": None, "messages": len(ledger.dead)}
+
+    def _named(self, messages: Any) -> Fields:
+        """Id, subject and sequence of a message; without, where its row cannot be read now."""
+        store = self._store
+        store.may_wait(True)
+        try:
+            for part in parts_of(store, messages):
+                entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
+                row = store.row_at_position(part.partition, entry[1])
+                before = store.rows(part.partition, row, entry[5]) if entry[5] else ()
+                ordinal = sum(int(one["count"]) for one in before) + start
+                name = MessageId(store.store_id, part.partition, entry[1] + ordinal)
+                return {"id": str(name), "subject": store.subject_name(entry[3]), "sequence": entry[0] + start}
+        except StorageError:
+            pass
+        finally:
+            store.may_wait(False)
+        return {"id": None, "subject": None, "sequence": None}
+
+    def _numbers(self, fields: Fields) -> list[int] | None:
+        numbers = fields.get("numbers")
+        if numbers is None:
+            return None
+        if type(numbers) is not list or not all(type(number) is int for number in numbers):
+            raise InvalidOption("numbers must be a list of whole numbers")
+        return numbers
+
+    def _retry_dead(self, fields: Fields, now: Now) -> Fields:
+        _, ledger = self._group(fields)
+        count = ledger.revive(self._numbers(fields), now.wall_us)
+        self._delivery.handing.members.look(ledger)
+        return {"messages": count}
+
+    def _delete_dead(self, fields: Fields, now: Now) -> Fields:
+        _, ledger = self._group(fields)
+        return {"messages": ledger.forget_dead(self._numbers(fields))}

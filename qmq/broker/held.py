@@ -1,0 +1,202 @@
+"""What one consumer holds: the pulls it was given, and which of their messages it has handled.
+
+A pull sequence counts the messages a consumer has pulled. The frontier is the pull sequence below which all is handled;
+pulls that lie wholly below it are forgotten. A message is handled once it was acknowledged or handed back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from qmq.intervals import Intervals
+
+#: Intervals of what was handed back that are remembered below the frontier, so that a late ack of it is told.
+RETURNED_KEPT: Final = 64
+
+
+class MessageRange(NamedTuple):
+    """Messages of one log in a row; the first ``skip`` of them are not meant, the ``total`` after them are.
+
+    ``log`` below 2^31: a subject's number, and ``first`` a sequence of it. From there on: 2^31 + partition, ``first`` a
+    batch's position, ``run`` the run in it, and ``end`` the position of the last batch.
+    """
+
+    log: int
+    first: int
+    run: int
+    skip: int
+    total: int
+    end: int = 0
+
+    def part(self, start: int, end: int) -> MessageRange:
+        """Of its messages those from number *start* up to, not including, *end*."""
+        return self._replace(skip=self.skip + start, total=end - start)
+
+
+class HeldRange(NamedTuple):
+    """A range with what every message of it has in common."""
+
+    messages: MessageRange
+    attempt: int
+    lapses: int
+
+
+class HeldPull:
+    """One pull's messages: pull sequences [first, first + total)."""
+
+    __slots__ = ("first", "isolated", "ranges", "size", "taken_us", "total")
+
+    def __init__(self, first: int, ranges: list[HeldRange], size: int, taken_us: int, isolated: bool) -> None:
+        self.first = first
+        self.ranges = ranges
+        self.total = sum(held.messages.total for held in ranges)
+        self.size = size  # bytes
+        self.taken_us = taken_us
+        self.isolated = isolated
+
+    def between(self, start: int, end: int) -> Iterator[HeldRange]:
+        """The parts of its ranges with pull sequences in [start, end)."""
+        at = self.first
+        for held in self.ranges:
+            low, high = max(start, at), min(end, at + held.messages.total)
+            if low < high:
+                yield held._replace(messages=held.messages.part(low - at, high - at))
+            at += held.messages.total
+
+
+class Held:
+    """All that a consumer holds."""
+
+    __slots__ = ("acked", "frontier", "next_sequence", "pulls", "returned", "_late", "_bytes", "_handled")
+
+    def __init__(self, next_sequence: int = 0) -> None:
+        self.next_sequence = next_sequence
+        self.frontier = next_sequence
+        self.pulls: deque[HeldPull] = deque()
+        self.acked = Intervals()
+        #: Nacked, released or rejected, above the frontier.
+        self.returned = Intervals()
+        self._late: deque[tuple[int, int]] = deque(maxlen=RETURNED_KEPT)
+        self._handled = Intervals()  # above the frontier, in whichever way
+        self._bytes = 0
+
+    @property
+    def count(self) -> int:
+        """How many messages it holds that are not handled."""
+        return self.next_sequence - self.frontier - self._handled.size
+
+    @property
+    def span(self) -> int:
+        """How far its last message lies above the frontier."""
+        return self.next_sequence - self.frontier
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the pulls have that are not wholly handled."""
+        return self._bytes
+
+    def add(self, ranges: list[HeldRange], size: int, now_us: int, isolated: bool = False) -> HeldPull:
+        """A pull is given to it."""
+        pull = HeldPull(self.next_sequence, ranges, size, now_us, isolated)
+        self.pulls.append(pull)
+        self.next_sequence += pull.total
+        self._bytes += size
+        return pull
+
+    def ack(self, start: int, end: int) -> tuple[int, int]:
+        """Messages [start, end) are acknowledged: how many are so now that were not, and how many must be refused, as
+        they were handed back before or never pulled. Acknowledged twice is no harm.
+        """
+        refused = max(0, end - max(start, self.next_sequence))
+        end = min(end, self.next_sequence)
+        refused += sum(max(0, min(end, high) - max(start, low)) for low, high in self._late if low < self.frontier)
+        new = 0
+        start = max(start, self.frontier)
+        for low, high in self.returned.missing(start, end):
+            new += self.acked.add(low, high)
+            self._handled.add(low, high)
+        refused += max(0, end - start) - sum(high - low for low, high in self.returned.missing(start, end))
+        self._move_frontier()
+        return new, refused
+
+    def give_back(self, start: int, end: int) -> list[HeldRange] | None:
+        """Messages [start, end) are handed back: what they are. None when one of them is not held (any more): then
+        nothing has changed.
+        """
+        if not self.holds(start, end):
+            return None
+        ranges = list(self.between(start, end))
+        self.returned.add(start, end)
+        self._handled.add(start, end)
+        self._late.append((start, end))
+        self._move_frontier()
+        return ranges
+
+    def between(self, start: int, end: int) -> Iterator[HeldRange]:
+        """What the pull sequences [start, end) are, handled or not."""
+        at = bisect_right(self.pulls, start, key=_first) - 1
+        for pull in islice(self.pulls, max(at, 0), None):
+            if pull.first >= end:
+                return
+            yield from pull.between(start, end)
+
+    def unhandled(self, start: int | None = None) -> list[tuple[int, int]]:
+        """Intervals of pull sequences that it holds, from *start* on (None: all)."""
+        return self._handled.missing(max(start or 0, self.frontier), self.next_sequence)
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether it holds all of [start, end), which is not empty."""
+        return self.frontier <= start < end <= self.next_sequence and not self._handled.overlaps(start, end)
+
+    def skip_to(self, sequence: int) -> None:
+        """The next pull begins at that pull sequence: a record of what was before it is lost."""
+        if sequence > self.next_sequence:
+            self.returned.add(self.next_sequence, sequence)
+            self._handled.add(self.next_sequence, sequence)
+            self.next_sequence = sequence
+            self._move_frontier()
+
+    def packed(self) -> list[Any]:
+        """For a checkpoint."""
+        pulls = [
+            [pull.first, pull.size, pull.taken_us, pull.isolated, [[*held.messages, *held[1:]] for held in pull.ranges]]
+            for pull in self.pulls
+        ]
+        return [self.frontier, self.next_sequence, list(self.acked), list(self.returned), list(self._late), pulls]
+
+    @classmethod
+    def restored(cls, fields: list[Any]) -> Held:
+        """What ``packed`` gave."""
+        frontier, next_sequence, acked, returned, late, pulls = fields
+        held = cls(next_sequence)
+        held.frontier = frontier
+        for start, end in acked:
+            held.acked.add(start, end)
+            held._handled.add(start, end)
+        for start, end in returned:
+            held.returned.add(start, end)
+            held._handled.add(start, end)
+        held._late.extend(map(tuple, late))
+        for first, size, taken_us, isolated, ranges in pulls:
+            parts = [HeldRange(MessageRange(*part[:6]), *part[6:]) for part in ranges]
+            held.pulls.append(HeldPull(first, parts, size, taken_us, isolated))
+            held._bytes += size
+        return held
+
+    def _move_frontier(self) -> None:
+        frontier = self._handled.end_from(self.frontier)
+        if frontier == self.frontier:
+            return
+        self.frontier = frontier
+        for intervals in (self.acked, self.returned, self._handled):
+            intervals.drop_below(frontier)
+        while self.pulls and self.pulls[0].first + self.pulls[0].total <= frontier:
+            self._bytes -= self.pulls.popleft().size
+
+
+def _first(pull: HeldPull) -> int:
+    return pull.first

@@ -1,0 +1,401 @@
+"""What became of the messages that a group was given: who holds them, what is handled, what is handed out again.
+
+Every change is a record of the pull log, and is made by the same code whether it happens now or the log tells of it
+after a start. Times are wall-clock microseconds; monotonic ones (who was heard of when) are not kept.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
+from qmq.broker.retries import PIECES, Failure, Retries, Retry, Taken, packed, split, unpacked
+from qmq.errors import Fenced
+from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
+
+RETRY_DELAYS_US: Final = tuple(s * 1_000_000 for s in (5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200))
+
+
+class Kind(enum.IntEnum):
+    """Kinds of records. Each payload is a msgpack list that begins with the group's number."""
+
+    JOIN = 1
+    LEAVE = 2
+    PULL = 3
+    AGAIN = 4
+    ACK = 5
+    BACK = 6
+    SETTINGS = 7
+    REVIVE = 8
+    FORGET = 9
+    GROUP = 10  # number, name, prefix that it follows from now on, start, places
+    SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
+    DELETE = 12
+
+
+class Verdict(enum.IntEnum):
+    """How messages are handed back."""
+
+    NACK = 1
+    RELEASE = 2
+    REJECT = 3
+
+
+class Leaving(enum.IntEnum):
+    """Why a consumer holds nothing any more."""
+
+    LEFT = 1
+    LAPSED = 2
+    CLOSED = 3  # by a seek: what it held is dropped
+
+
+class GroupSettings(NamedTuple):
+    """What a group may set; the broker's answer to each is the one that counts."""
+
+    max_attempts: int = 16
+    retry_delays_us: tuple[int, ...] = RETRY_DELAYS_US
+    max_lapses: int = 3
+    max_unacked: int = 10_000
+    max_unacked_bytes: int = 64 << 20
+    expire_after_us: int = 0
+    max_handling_us: int = 0
+
+    def delay_us(self, attempt: int) -> int:
+        """How long to wait after that attempt (from 1) failed."""
+        return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
+
+
+class Member:
+    """One consumer of a group."""
+
+    __slots__ = (
+        "alone", "closed", "held", "incarnation", "name", "nonce", "number", "progress", "seen_us", "stalled_us",
+        "takeovers", "transient",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, transient: bool) -> None:
+        self.number = number
+        self.name = name
+        self.transient = transient
+        self.incarnation = 0
+        self.nonce = b""
+        self.held = Held()
+        self.closed = True  # nobody is it now
+        self.progress = False  # something was handled since the last takeover
+        self.takeovers = 0  # in a row, without progress
+        self.alone = False  # it holds what was handed out alone
+        self.seen_us = 0  # monotonic
+        self.stalled_us = 0  # for so long its loop had not turned when it last said so
+
+
+class Ledger:
+    """Of one group."""
+
+    def __init__(self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[Kind, bytes], None]) -> None:
+        self.number = number
+        self.settings = GroupSettings()
+        self.members: dict[int, Member] = {}
+        self.by_name: dict[str, Member] = {}
+        self.retries = Retries(schedule)
+        self.dead = dead
+        #: The last answer was of retries.
+        self.was_again = False
+        self._record = record
+        self._next_member = 1
+
+    # --- consumers ---------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> Member:
+        """Be that consumer: again (with the nonce of before), or instead of who was."""
+        member = self.by_name.get(name)
+        if member is None or member.closed or member.nonce != nonce:
+            self._do(Kind.JOIN, [name, nonce, transient, now_us])
+            member = self.by_name[name]
+        return member
+
+    def _join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> None:
+        member = self.by_name.get(name)
+        if member is None:
+            member = self.by_name[name] = self.members[self._next_member] = Member(self._next_member, name, transient)
+            self._next_member += 1
+        elif not member.closed:
+            member.takeovers = 0 if member.progress else member.takeovers + 1
+            if member.takeovers > 1 or member.alone:
+                self._lapse(member, now_us)
+                member.takeovers = 0
+        member.incarnation += 1
+        member.nonce = nonce
+        member.closed = False
+        member.progress = False
+
+    def leave(self, member: Member, why: Leaving, now_us: int) -> None:
+        """It holds nothing any more: what it held is handed out again, or (CLOSED) dropped."""
+        if not member.closed:
+            self._do(Kind.LEAVE, [member.number, int(why), now_us])
+
+    def _leave(self, number: int, why: int, now_us: int) -> None:
+        member = self.members[number]
+        if why == Leaving.LAPSED:
+            self._lapse(member, now_us)
+        elif why == Leaving.LEFT:
+            for start, end in member.held.unhandled():
+                self._release(member, start, list(member.held.between(start, end)), now_us)
+        member.held = Held(member.held.next_sequence)
+        member.closed = True
+        member.alone = False
+        if member.transient:
+            del self.members[number], self.by_name[member.name]
+
+    def member(self, number: int, incarnation: int) -> Member:
+        """Who calls. Raises Fenced when it is not that consumer any more."""
+        member = self.members.get(number)
+        if member is None or member.closed or member.incarnation != incarnation:
+            who = f"consumer {member.name!r}" if member is not None else "this consumer"
+            raise Fenced(
+                f"{who} is incarnation {member.incarnation if member is not None else 'of nobody'} now, not "
+                f"{incarnation}: what it held was taken over or is handed out again"
+            )
+        return member
+
+    # --- pulls -------------------------------------------------------------------------------------------------------
+
+    def pulled(self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]) -> HeldPull:
+        """It is given messages for the first time; *where* is how far the group has come by that."""
+        flat = [field for messages in ranges for field in messages]
+        self._record(Kind.PULL, self._packed([member.number, member.held.next_sequence, size, now_us, where, flat]))
+        return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
+
+    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], flat: list[int]) -> None:
+        held = self.members[number].held
+        held.skip_to(first)
+        held.add([HeldRange(messages, 1, 0) for messages in unflat(flat)], size, now_us)
+
+    def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> HeldPull:
+        """It is given what was taken from the retries."""
+        alone = taken[0].retry.isolated
+        which = [[one.retry.number, one.total, *_fields(one.held)] for one in taken]
+        self._record(Kind.AGAIN, self._packed([member.number, member.held.next_sequence, size, now_us, alone, which]))
+        member.alone = alone
+        return member.held.add([one.held for one in taken], size, now_us, alone)
+
+    def _pulled_again(
+        self, number: int, first: int, size: int, now_us: int, alone: bool, which: list[list[int]]
+    ) -> None:
+        member = self.members[number]
+        for retry, count, *_ in which:
+            self.retries.took(retry, count)
+        member.held.skip_to(first)
+        member.alone = alone
+        member.held.add([_held(fields) for _, _, *fields in which], size, now_us, alone)
+
+    # --- verdicts ----------------------------------------------------------------------------------------------------
+
+    def ack(self, member: Member, intervals: list[int]) -> int:
+        """Messages [start, end), ... are handled; returns how many of them had to be refused."""
+        new, refused = self._acked(member, intervals)
+        if new:
+            self._record(Kind.ACK, self._packed([member.number, intervals]))
+        return refused
+
+    def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
+        new = refused = 0
+        for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+            more, not_held = member.held.ack(start, end)
+            new += more
+            refused += not_held
+        self._progressed(member, new)
+        return new, refused
+
+    def _progressed(self, member: Member, handled: int) -> None:
+        if handled:
+            member.progress = True
+        if member.alone and not member.held.count:
+            member.alone = False
+
+    def hand_back(
+        self, member: Member, start: int, end: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int
+    ) -> None:
+        """Messages [start, end) come back. Raises Fenced when one of them is not held (any more)."""
+        if not member.held.holds(start, end):
+            raise Fenced(
+                f"of messages {start} to {end} of consumer {member.name!r} some were acknowledged, handed back "
+                "or never pulled"
+            )
+        self._do(Kind.BACK, [member.number, start, end, int(verdict), reason, delay_us, now_us])
+
+    def _back(
+        self, number: int, start: int, end: int, verdict: int, reason: str, delay_us: int | None, now_us: int
+    ) -> None:
+        member = self.members[number]
+        ranges = member.held.give_back(start, end)
+        if ranges is None:
+            return
+        if verdict == Verdict.RELEASE:
+            self._release(member, start, ranges, now_us)
+        for held in ranges if verdict != Verdict.RELEASE else ():
+            if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:
+                self._bury(member, start, held, reason or "out of attempts", now_us)
+                continue
+            delay = self.settings.delay_us(held.attempt) if delay_us is None else delay_us
+            failure = Failure(reason, member.number, start, now_us, now_us + delay)
+            self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)
+        self._progressed(member, end - start)
+
+    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int) -> None:
+        failure = Failure("released", member.number, start, now_us, now_us)
+        for held in ranges:
+            self.retries.add(held.messages, held.attempt, held.lapses, member.alone, failure)
+
+    def _lapse(self, member: Member, now_us: int) -> None:
+        """Nobody knows which of the messages it held has stopped it."""
+        for start, end in member.held.unhandled():
+            failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
+            ranges = list(member.held.between(start, end))
+            single = member.alone and len(ranges) == 1 and ranges[0].messages.total == 1
+            for held in ranges:
+                lapses = held.lapses + single
+                if lapses >= self.settings.max_lapses:
+                    self._bury(member, start, held, f"its consumer fell silent {lapses} times", now_us)
+                    continue
+                for piece in split(held.messages, PIECES, held.messages.total):
+                    self.retries.add(piece, held.attempt, lapses, True, failure)
+        member.held = Held(member.held.next_sequence)
+        member.alone = False
+
+    def _bury(self, member: Member, start: int, held: HeldRange, reason: str, now_us: int) -> None:
+        """Each message is a letter of its own: they are handed out again or deleted one by one."""
+        messages = held.messages
+        letters = [
+            Retry(
+                0, now_us, messages.part(at, at + 1), held.attempt, held.lapses, False, member.number, start + at,
+                now_us, reason,
+            )
+            for at in range(messages.total)
+        ]  # fmt: skip
+        self.dead.add(packed(letters))
+
+    # --- dead letters ------------------------------------------------------------------------------------------------
+
+    def revive(self, numbers: list[int] | None, now_us: int) -> int:
+        """Hand out dead letters again (None: all), as if for the first time; returns how many."""
+        count = len(self.dead)
+        self._do(Kind.REVIVE, [numbers, now_us])
+        return count - len(self.dead)
+
+    def _revive(self, numbers: list[int] | None, now_us: int) -> None:
+        chosen = None if numbers is None else set(numbers)
+        for items in list(self.dead.after(0)):
+            for letter in unpacked(items):
+                if chosen is None or letter.number in chosen:
+                    failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
+                    self.retries.add(letter.messages, 1, 0, False, failure)
+                    self.dead.take_out(letter.number, letter.number + 1)
+
+    def forget_dead(self, numbers: list[int] | None) -> int:
+        """Dead letters (None: all) are gone for good; returns how many."""
+        count = len(self.dead)
+        self._do(Kind.FORGET, [numbers])
+        return count - len(self.dead)
+
+    def _forget(self, numbers: list[int] | None) -> None:
+        if numbers is None:
+            self.dead.take_out(1, 1 << 62)
+        for number in numbers or ():
+            self.dead.take_out(number, number + 1)
+
+    def drop_held(self, now_us: int, *, clear_retries: bool) -> None:
+        """The group goes elsewhere: nobody holds anything any more."""
+        for member in list(self.members.values()):
+            self._leave(member.number, Leaving.CLOSED, now_us)
+        if clear_retries:
+            self.retries.clear()
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def packed(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        dead = self.dead.claim()
+        return {
+            "settings": list(self.settings),
+            "next_member": self._next_member,
+            "members": [
+                [
+                    member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
+                    member.progress, member.takeovers, member.alone, member.held.packed(),
+                ]
+                for member in self.members.values()
+            ],
+            "retries": self.retries.packed(),
+            "dead": list(dead),
+        }  # fmt: skip
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Take over what ``packed`` gave."""
+        self._set(*fields["settings"])
+        self._next_member = fields["next_member"]
+        for number, name, transient, incarnation, nonce, closed, progress, takeovers, alone, held in fields["members"]:
+            member = self.members[number] = self.by_name[name] = Member(number, name, transient)
+            member.incarnation, member.nonce, member.closed = incarnation, nonce, closed
+            member.progress, member.takeovers, member.alone = progress, takeovers, alone
+            member.held = Held.restored(held)
+        self.retries.restore(fields["retries"])
+        self.dead.restore(ItemLogClaim(*fields["dead"]))
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def set(self, settings: GroupSettings) -> None:
+        """Other settings from now on."""
+        self._do(Kind.SETTINGS, list(settings))
+
+    def _set(self, *fields: Any) -> None:
+        delays = tuple(fields[1])
+        self.settings = GroupSettings(*fields)._replace(retry_delays_us=delays)
+
+    def _packed(self, fields: list[Any]) -> bytes:
+        packed: bytes = msgpack.packb([self.number, *fields])
+        return packed
+
+    def _do(self, kind: Kind, fields: list[Any]) -> None:
+        self._record(kind, self._packed(fields))
+        self.replay(kind, fields)
+
+    def replay(self, kind: int, fields: list[Any]) -> None:
+        """Do what a record says."""
+        match kind:
+            case Kind.JOIN:
+                self._join(*fields)
+            case Kind.LEAVE:
+                self._leave(*fields)
+            case Kind.PULL:
+                self._pulled(*fields)
+            case Kind.AGAIN:
+                self._pulled_again(*fields)
+            case Kind.ACK:
+                self._acked(self.members[fields[0]], fields[1])
+            case Kind.BACK:
+                self._back(*fields)
+            case Kind.REVIVE:
+                self._revive(*fields)
+            case Kind.FORGET:
+                self._forget(*fields)
+            case Kind.SETTINGS:
+                self._set(*fields)
+            case _:
+                raise AssertionError(kind)
+
+
+def _fields(held: HeldRange) -> list[int]:
+    return [*held.messages, held.attempt, held.lapses]
+
+
+def _held(fields: list[int]) -> HeldRange:
+    return HeldRange(MessageRange(*fields[:6]), fields[6], fields[7])
+
+
+def unflat(flat: list[int]) -> list[MessageRange]:
+    """Ranges of their fields, six each."""
+    return [MessageRange(*flat[at : at + 6]) for at in range(0, len(flat), 6)]

@@ -1,0 +1,151 @@
+"""Consumers of groups: who is there, who has fallen silent, and what each may be given next."""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from qmq.broker.commands import Now
+from qmq.broker.ledger import Leaving, Ledger, Member
+
+#: Positions above the frontier that a consumer's messages may span, in windows.
+SPAN_WINDOWS: Final = 64
+#: The wall clock may be set at any time: what is due by it is looked at so often.
+_LOOK_EVERY_US: Final = 1_000_000
+
+
+class What(enum.Enum):
+    """What a consumer may be given."""
+
+    NOTHING = "nothing"
+    FRESH = "fresh"
+    AGAIN = "again"
+    ALONE = "alone"
+    HELD = "held"
+
+
+class Offer(NamedTuple):
+    """Up to so many messages and bytes of that kind."""
+
+    what: What
+    max_count: int
+    max_bytes: int
+
+
+class Members:
+    """Of all groups. *wake* is called with a group's ledger for which something has become ready."""
+
+    def __init__(self, lapse_us: int, wake: Callable[[Ledger], None]) -> None:
+        self._lapse_us = lapse_us
+        self._wake = wake
+        self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
+        self._lapses: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
+        self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
+        #: By group: who gets nothing more until it holds nothing, and is then given what goes out alone.
+        self._clearing: dict[int, Member] = {}
+
+    def joined(self, ledger: Ledger, member: Member, client: bytes, now: Now) -> None:
+        """A client's process has that consumer: it is heard of now, and by the client's heartbeats."""
+        self._clients.setdefault(client, {})[ledger.number, member.number] = ledger, member
+        member.seen_us = now.monotonic_us
+        heapq.heappush(self._lapses, (now.monotonic_us + self._lapse_us, ledger.number, member.number, ledger, member))
+
+    def heartbeat(self, client: bytes, stalled_us: int, now: Now) -> None:
+        """A client's process lives; its loop has not turned for so long."""
+        for _, member in self._clients.get(client, {}).values():
+            member.seen_us = now.monotonic_us
+            member.stalled_us = stalled_us
+
+    def left(self, ledger: Ledger, member: Member) -> None:
+        """It holds nothing any more, for whatever reason."""
+        for members in self._clients.values():
+            members.pop((ledger.number, member.number), None)
+        if self._clearing.get(ledger.number) is member:
+            del self._clearing[ledger.number]
+        self.look(ledger)
+
+    def look(self, ledger: Ledger) -> None:
+        """Something has come back to a group: it may be ready, or fall due."""
+        due_us = ledger.retries.next_due_us()
+        if due_us is not None:
+            heapq.heappush(self._due, (due_us, ledger.number, ledger))
+        self._wake(ledger)
+
+    def clears(self, ledger: Ledger, member: Member) -> bool:
+        """It has room again, or holds nothing, and so may be given what was kept from it."""
+        return not member.held.count or member.held.count < ledger.settings.max_unacked
+
+    # --- what it may be given ----------------------------------------------------------------------------------------
+
+    def offer(self, ledger: Ledger, member: Member, expected: int, now: Now) -> Offer:
+        """What *member* is to be given, who knows of its pulls up to pull sequence *expected*."""
+        settings, held = ledger.settings, member.held
+        if expected < held.next_sequence and held.unhandled(expected):
+            return Offer(What.HELD, settings.max_unacked, settings.max_unacked_bytes)
+        ledger.retries.load(now.wall_us)
+        count = min(settings.max_unacked - held.count, settings.max_unacked * SPAN_WINDOWS - held.span)
+        size = settings.max_unacked_bytes - held.size
+        nothing = Offer(What.NOTHING, 0, 0)
+        if member.alone or count <= 0 or (size <= 0 and held.count):
+            return nothing
+        if ledger.retries.is_due_alone:
+            clearing = self._clearing.setdefault(ledger.number, member)
+            if not held.count:
+                if clearing is member:
+                    del self._clearing[ledger.number]
+                return Offer(What.ALONE, settings.max_unacked, settings.max_unacked_bytes)
+            if clearing is member:
+                return nothing
+        else:
+            self._clearing.pop(ledger.number, None)
+        # In turn, so that neither waits for the other however many there are.
+        again = ledger.retries.is_due and not ledger.was_again
+        return Offer(What.AGAIN if again else What.FRESH, count, max(size, 1))
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: Now) -> list[tuple[Ledger, Member]]:
+        """Have lapse whoever has been silent for too long, wake groups with something due; returns who lapsed."""
+        lapsed = []
+        while self._lapses and self._lapses[0][0] <= now.monotonic_us:
+            _, group, number, ledger, member = heapq.heappop(self._lapses)
+            if ledger.members.get(number) is not member or member.closed:
+                continue
+            until_us = member.seen_us + self._lapse_us
+            if until_us > now.monotonic_us:
+                heapq.heappush(self._lapses, (until_us, group, number, ledger, member))
+                continue
+            ledger.leave(member, Leaving.LAPSED, now.wall_us)
+            lapsed.append((ledger, member))
+            self.left(ledger, member)
+        while self._due and self._due[0][0] <= now.wall_us:
+            ledger = heapq.heappop(self._due)[2]
+            self.look_again(ledger, now)
+        return lapsed
+
+    def look_again(self, ledger: Ledger, now: Now) -> None:
+        """Load what is due."""
+        if ledger.retries.load(now.wall_us):
+            self._wake(ledger)
+        due_us = ledger.retries.next_due_us()
+        if due_us is not None and due_us > now.wall_us:
+            heapq.heappush(self._due, (due_us, ledger.number, ledger))
+
+    def next_deadline_us(self, now: Now) -> int | None:
+        """The monotonic microsecond at which ``tick`` has something to do."""
+        found = [self._lapses[0][0]] if self._lapses else []
+        if self._due:
+            found.append(now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US))
+        return min(found, default=None)
+
+    def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
+        """After a start: each consumer gets a full lapse time."""
+        for ledger in ledgers:
+            for member in ledger.members.values():
+                member.seen_us = now.monotonic_us
+                if not member.closed:
+                    deadline_us = now.monotonic_us + self._lapse_us
+                    heapq.heappush(self._lapses, (deadline_us, ledger.number, member.number, ledger, member))
+            self.look(ledger)

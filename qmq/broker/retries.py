@@ -1,0 +1,243 @@
+"""A group's error log: messages to hand out again, by due time, and how often they have been tried.
+
+What is due waits in two queues, one for what is handed out alone. Everything that is decided here follows from what it
+is told, so that the records of a pull log, told again in order, end in the same state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from qmq.broker.held import HeldRange, MessageRange
+from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
+from qmq.storage.store import Schedule, ScheduleClaim
+
+#: Items that are loaded from the schedule at once, and how few must wait before more are.
+LOADED_ITEMS: Final = 256
+#: A range that lapsed is handed out in so many pieces.
+PIECES: Final = 10
+
+
+class Retry(NamedTuple):
+    """Messages that are to be handed out again, with what is known of them."""
+
+    number: int
+    due_us: int
+    messages: MessageRange
+    attempt: int
+    lapses: int
+    isolated: bool
+    consumer: int
+    pull_sequence: int
+    failed_at_us: int
+    reason: str
+
+
+class Taken(NamedTuple):
+    """What a pull took: ``held``, the first ``total`` messages of a retry."""
+
+    retry: Retry
+    total: int
+
+    @property
+    def held(self) -> HeldRange:
+        """As the consumer holds it."""
+        return HeldRange(self.retry.messages.part(0, self.total), self.retry.attempt, self.retry.lapses)
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why messages come back, from whom, and when they are due."""
+
+    reason: str
+    consumer: int
+    pull_sequence: int
+    now_us: int
+    due_us: int
+
+
+class Retries:
+    """Of one group."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._due: deque[Retry] = deque()
+        self._alone: deque[Retry] = deque()
+        self._next_number = 1
+        #: Taken in records that were read before the items were: by number, how many messages.
+        self._taken: dict[int, int] = {}
+        #: Messages that wait here, due or not.
+        self.count = 0
+
+    def add(self, messages: MessageRange, attempt: int, lapses: int, isolated: bool, failure: Failure) -> int:
+        """Have them handed out again when they are due; returns the number of the retry. Raises StorageFull or
+        StorageFailed when memory is full and the disk takes no more; it is taken all the same.
+        """
+        number = self._next_number
+        self._next_number += 1
+        self.count += messages.total
+        retry = Retry(
+            number, failure.due_us, messages, attempt, lapses, isolated, failure.consumer, failure.pull_sequence,
+            failure.now_us, failure.reason,
+        )  # fmt: skip
+        if failure.due_us <= failure.now_us:
+            self._enqueue(retry)
+        else:
+            self._schedule.push(packed([retry]))
+        return number
+
+    def _enqueue(self, retry: Retry) -> None:
+        taken = self._taken.pop(retry.number, 0)
+        if taken >= retry.messages.total:
+            return
+        if taken:
+            retry = retry._replace(messages=retry.messages.part(taken, retry.messages.total))
+        (self._alone if retry.isolated else self._due).append(retry)
+
+    def load(self, now_us: int) -> bool:
+        """Bring in what is due by now; True when something waits to be handed out."""
+        while len(self._due) + len(self._alone) < LOADED_ITEMS:
+            items = self._schedule.pop(now_us, LOADED_ITEMS)
+            if not len(items):
+                break
+            for retry in unpacked(items):
+                self._enqueue(retry)
+        return bool(self._due or self._alone)
+
+    @property
+    def is_due(self) -> bool:
+        """Something waits that any consumer may have."""
+        return bool(self._due)
+
+    @property
+    def is_due_alone(self) -> bool:
+        """Something waits for a consumer that holds nothing."""
+        return bool(self._alone)
+
+    def next_due_us(self) -> int | None:
+        """When the next retry falls due that does not wait already."""
+        return self._schedule.next_due_us()
+
+    def take(self, max_count: int) -> list[Taken]:
+        """Up to so many messages of what waits."""
+        taken = []
+        while max_count and self._due:
+            retry = self._due[0]
+            total = retry.messages.total
+            count = min(total, max_count)
+            taken.append(Taken(retry, count))
+            max_count -= count
+            self.count -= count
+            if count == total:
+                self._due.popleft()
+            else:
+                self._due[0] = retry._replace(messages=retry.messages.part(count, total))
+        return taken
+
+    def take_alone(self) -> Taken:
+        """What is to be handed out alone, as a whole."""
+        retry = self._alone.popleft()
+        self.count -= retry.messages.total
+        return Taken(retry, retry.messages.total)
+
+    def put_back(self, taken: list[Taken]) -> None:
+        """The pull that was to have them was not answered: they are first again."""
+        for retry, count in reversed(taken):
+            self.count += count
+            queue = self._alone if retry.isolated else self._due
+            if queue and queue[0].number == retry.number:
+                queue.popleft()
+            queue.appendleft(retry)
+
+    def took(self, number: int, count: int) -> None:
+        """A record says that a pull took so many of a retry's messages; it may not be loaded yet."""
+        self.count -= count
+        for queue in (self._due, self._alone):
+            for at, retry in enumerate(queue):
+                if retry.number != number:
+                    continue
+                total = retry.messages.total
+                if count == total:
+                    del queue[at]
+                else:
+                    queue[at] = retry._replace(messages=retry.messages.part(count, total))
+                return
+        self._taken[number] = self._taken.get(number, 0) + count
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self._schedule.clear()
+        self._due.clear()
+        self._alone.clear()
+        self._taken.clear()
+        self.count = 0
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def packed(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        claim = self._schedule.claim()
+        return {
+            "next_number": self._next_number,
+            "count": self.count,
+            "due": packed([*self._due, *self._alone]).tobytes(),
+            "taken": self._taken,
+            "next_run": claim.next_run,
+            "runs": [tuple(run) for run in claim.runs],
+            "kept": claim.kept,
+        }
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Take over what ``packed`` gave."""
+        self._next_number = fields["next_number"]
+        self.count = fields["count"]
+        self._taken = dict(fields["taken"])
+        for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
+            (self._alone if retry.isolated else self._due).append(retry)
+        self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
+
+
+def split(messages: MessageRange, pieces: int, most: int) -> list[MessageRange]:
+    """*messages* in so many pieces of nearly one size, of at most *most* messages each but for the last, which has the
+    rest.
+    """
+    size = min(-(-messages.total // pieces), most)
+    starts = list(range(0, messages.total, size))[:pieces]
+    return [
+        messages.part(start, messages.total if at == pieces - 1 else min(start + size, messages.total))
+        for at, start in enumerate(starts)
+    ]
+
+
+def packed(retries: list[Retry]) -> np.ndarray[Any, np.dtype[np.void]]:
+    """As items of a schedule: RETRY_DTYPE[n]."""
+    rows = [
+        (
+            retry.due_us, retry.number, retry.messages.log, retry.messages.run, retry.messages.first,
+            retry.messages.skip, retry.messages.total, retry.messages.end, retry.attempt, retry.lapses,
+            RETRY_ISOLATED if retry.isolated else 0, retry.consumer, retry.pull_sequence, retry.failed_at_us,
+            _cut(retry.reason), 0,
+        )
+        for retry in retries
+    ]  # fmt: skip
+    return np.array(rows, RETRY_DTYPE)
+
+
+def _cut(reason: str) -> bytes:
+    return reason.encode()[:RETRY_REASON_BYTES].decode("utf-8", "ignore").replace("\0", "").encode()
+
+
+def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[Retry]:
+    """Items of a schedule as retries."""
+    found = []
+    for item in items.tolist():
+        due_us, number, log, run, first, skip, count, end, *rest, why, _ = item
+        attempt, lapses, flags, consumer, sequence, failed_us = rest
+        messages = MessageRange(log, first, run, skip, count, end)
+        isolated, reason = bool(flags & RETRY_ISOLATED), why.decode("utf-8", "replace")
+        found.append(Retry(number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason))
+    return found

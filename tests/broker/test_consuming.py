@@ -1,0 +1,320 @@
+"""Consumers of groups: acknowledgements, messages that come back, lapses, windows, and starts in the middle of it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import (
+    Ack,
+    Acked,
+    Effect,
+    HandBack,
+    Heartbeat,
+    Messages,
+    Refused,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
+from qmq.broker.ledger import Verdict
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import Fenced
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
+
+
+class Consumer:
+    """A consumer as its client sees it: what it got by pull sequence, with attempts."""
+
+    def __init__(
+        self, driven: Driven, name: str, *prefixes: str, nonce: bytes = b"n", connection: int = 1, **more: object
+    ):
+        self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
+        self.prefixes = prefixes or ("",)
+        self.settings = tuple(more.items())
+        self.got: dict[int, tuple[bytes, int]] = {}
+        self.join()
+
+    def join(self) -> None:
+        driven = self.driven
+        command = Subscribe(
+            self.connection,
+            driven.request(),
+            "g",
+            self.prefixes,
+            self.name,
+            None,
+            self.nonce,
+            self.name.encode(),
+            False,
+            self.settings,
+        )
+        (answer,) = driven.do(command)
+        assert isinstance(answer, Subscribed), answer
+        assert answer.place is not None
+        self.subscription, self.place = answer.subscription, answer.place
+        self.expected = answer.place.frontier
+
+    def pull(self, max_count: int = 1_000_000, **limits: int) -> list[bytes]:
+        """Pull without waiting; the bodies."""
+        command = self.driven.pull_command(self.subscription, max_count, connection=self.connection, **limits)
+        said = self.driven.do(command._replace(expected=self.expected))
+        return self.take([effect for effect in said if getattr(effect, "request", 0) == command.request])
+
+    def take(self, answers: list[Effect]) -> list[bytes]:
+        (answer,) = answers
+        if isinstance(answer, Refused):
+            raise answer.error
+        assert isinstance(answer, Messages)
+        bodies = bodies_of(runs_of_answer(answer, answer.messages - sum(count for _, count, _ in answer.ranges)))
+        numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
+        for body, (number, attempt) in zip(bodies, numbers, strict=True):
+            self.got[number] = body, attempt
+            self.expected = max(self.expected, number + 1)
+        return bodies
+
+    def ack(self, *numbers: int) -> int:
+        """Acknowledge these pull sequences (none: all); how many were refused."""
+        pairs = tuple(one for number in numbers or sorted(self.got) for one in (number, number + 1))
+        (answer,) = [
+            one
+            for one in self.driven.do(Ack(self.connection, self.driven.request(), self.subscription, pairs))
+            if not isinstance(one, Messages)
+        ]
+        if isinstance(answer, Refused):
+            raise answer.error
+        assert isinstance(answer, Acked)
+        return answer.refused
+
+    def back(self, start: int, end: int, verdict: Verdict = Verdict.NACK, delay_us: int | None = None) -> None:
+        command = HandBack(
+            self.connection, self.driven.request(), self.subscription, start, end, verdict, delay_us, "broke"
+        )
+        for answer in self.driven.do(command):
+            if isinstance(answer, Refused):
+                raise answer.error
+
+
+def many(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def filled(tmp_path: Path, count: int = 10, limits: BrokerLimits | None = None) -> Driven:
+    driven = Driven(tmp_path, limits)
+    for body in many(count):
+        driven.send("a.x", body)
+    return driven
+
+
+def killed(driven: Driven) -> None:
+    """The broker's process is killed, and starts again."""
+    driven.store.close(clean=False)
+    driven.wanted.clear()
+    driven.reads.clear()
+    driven.open()
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_what_is_acknowledged_is_not_seen_again_and_what_is_held_comes_first(tmp_path: Path, stop: object) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(6) == many(6)
+    assert consumer.ack(0, 1, 4) == 0
+    stop(driven)  # type: ignore[operator]
+    consumer.join()
+    assert (consumer.place.frontier, consumer.place.next_sequence) == (2, 6)
+    assert consumer.pull() == [b"2", b"3", b"5"]
+    assert consumer.pull() == many(10)[6:]
+    assert consumer.ack() == 0
+    stop(driven)  # type: ignore[operator]
+    consumer.join()
+    assert consumer.pull() == []
+    driven.close()
+
+
+def test_a_lost_answer_is_given_again(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(4) == many(4)
+    consumer.expected = 0
+    assert consumer.pull(3) == many(3)
+    consumer.expected = 2
+    assert consumer.pull() == [b"2", b"3"]
+    assert consumer.pull() == many(10)[4:]
+    driven.close()
+
+
+def test_what_is_handed_back_comes_again_to_anyone(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
+    assert one.pull(5) == many(5)
+    one.back(1, 3)
+    one.back(4, 5, Verdict.RELEASE)
+    assert two.pull(3) == [b"4"]
+    assert two.got == {0: (b"4", 1)}
+    assert two.pull(3) == [b"5", b"6", b"7"]
+    driven.advance(4_999)
+    assert two.pull(3) == [b"8", b"9"]
+    driven.advance(1)
+    assert two.pull(1) == [b"1"]
+    assert two.pull(5) == [b"2"]
+    assert [two.got[number] for number in (6, 7)] == [(b"1", 2), (b"2", 2)]
+    assert two.pull() == []
+    with pytest.raises(Fenced):
+        one.back(1, 2)
+    assert one.ack(1) == 1
+    assert one.ack(0, 3) == 0
+    driven.close()
+
+
+def test_a_parked_pull_wakes_when_a_retry_falls_due_and_when_another_leaves(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 4)
+    one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
+    assert one.pull() == many(4)
+    waiting = driven.pull_command(two.subscription, timeout_ms=60_000, connection=2)._replace(expected=0)
+    assert driven.do(waiting) == []
+    one.back(0, 1)
+    assert driven.advance(4_999) == []
+    said = driven.advance(1) + driven.do()
+    assert two.take(said) == [b"0"]
+    waiting = driven.pull_command(two.subscription, timeout_ms=60_000, connection=2)._replace(expected=1)
+    assert driven.do(waiting) == []
+    said = driven.do(Unsubscribe(1, driven.request(), one.subscription))
+    assert two.take([one for one in said if isinstance(one, Messages)]) == [b"1", b"2", b"3"]
+    driven.close()
+
+
+def test_who_is_silent_lapses_and_who_beats_does_not(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 10)
+    one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
+    assert one.pull(4) == many(4)
+    for _ in range(10):
+        driven.advance(20_000)
+        driven.do(Heartbeat(9, driven.request(), b"one", 0), Heartbeat(9, driven.request(), b"two", 0))
+    assert two.pull() == many(10)[4:]
+    two.ack()
+    driven.advance(20_000)
+    driven.do(Heartbeat(9, driven.request(), b"two", 0))
+    driven.advance(10_000)
+    again = []
+    while bodies := two.pull():
+        again += bodies
+        two.ack()
+    assert again == many(4)
+    with pytest.raises(Fenced):
+        one.ack(0)
+    with pytest.raises(Fenced):
+        one.pull()
+    one.join()
+    assert one.place.incarnation == 2
+    assert one.pull() == []
+    driven.close()
+
+
+def test_a_window_stops_only_its_consumer(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 30)
+    one = Consumer(driven, "one", connection=1, max_unacked=5)
+    two = Consumer(driven, "two", connection=2)
+    assert one.pull() == many(5)
+    waiting = driven.pull_command(one.subscription, timeout_ms=60_000, connection=1)._replace(expected=5)
+    assert driven.do(waiting) == []
+    assert two.pull(3) == many(8)[5:]
+    said = driven.do(Ack(1, driven.request(), one.subscription, (1, 3)))
+    assert one.take([effect for effect in said if isinstance(effect, Messages)]) == [b"8", b"9"]
+    driven.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_everything_is_handled_once_whatever_happens(tmp_path: Path, seed: int, partitions: int) -> None:
+    """Several consumers that acknowledge, fail, die and come back, a broker that is killed: what was acknowledged does
+    not come again, nobody holds what another holds, and all is handled in the end.
+    """
+    chance = random.Random(seed)
+    driven = Driven(tmp_path, BrokerLimits(lapse_ms=1_000), partitions=partitions)
+    settings = {"retry_delays_us": (1_000, 2_000), "max_attempts": 1_000, "max_lapses": 1_000, "max_unacked": 40}
+    prefixes = chance.choice([("",), ("a.",), ("a.x", "a.y"), ("a.", "b")])
+    consumers = [Consumer(driven, f"c{n}", *prefixes, connection=n, **settings) for n in range(1, 4)]
+    sent, handled, done = 0, Counter[bytes](), set[bytes]()
+    holds: dict[str, dict[int, bytes]] = {one.name: {} for one in consumers}
+    matching: set[bytes] = set()
+
+    def send() -> None:
+        nonlocal sent
+        contents: dict[str, list[bytes]] = {}
+        for _ in range(chance.randrange(1, 12)):
+            subject = chance.choice(["a.x", "a.y", "b", "c"])
+            contents.setdefault(subject, []).append(b"%d" % sent)
+            if any(subject == one or ((one.endswith(".") or not one) and subject.startswith(one)) for one in prefixes):
+                matching.add(b"%d" % sent)
+            sent += 1
+        driven.change_producer()
+        driven.do(driven.send_command(contents))
+
+    for step in range(200):
+        one = chance.choice(consumers)
+        mine = holds[one.name]
+        what = chance.random() if step < 150 else 0.3 + chance.random() / 3
+        driven.advance(chance.randrange(100))
+        try:
+            if what < 0.25:
+                send()
+            elif what < 0.5:
+                before = set(one.got)
+                one.pull(chance.randrange(1, 30))
+                for number in set(one.got) - before:
+                    body = one.got[number][0]
+                    assert body not in done, f"{body!r} came again after its acknowledgement was confirmed"
+                    for other, held in holds.items():
+                        assert body not in held.values() or other == one.name, f"{other} holds {body!r} too"
+                    mine[number] = body
+            elif what < 0.75 and mine:
+                numbers = chance.sample(sorted(mine), chance.randrange(len(mine)) + 1)
+                assert one.ack(*numbers) == 0
+                for number in numbers:
+                    done.add(mine[number])
+                    handled[mine.pop(number)] += 1
+            elif what < 0.85 and mine:
+                number = chance.choice(sorted(mine))
+                one.back(number, number + 1, chance.choice([Verdict.NACK, Verdict.RELEASE]))
+                del mine[number]
+            elif what < 0.9:
+                driven.do(Unsubscribe(one.connection, driven.request(), one.subscription))
+                mine.clear()
+                one.join()
+            elif what < 0.93:
+                one.nonce = chance.randbytes(4)
+                one.join()
+                one.got.clear()
+                mine.clear()  # it is given again what it held
+            elif what < 0.97:
+                chance.choice([driven.restart, driven.checkpoint, lambda: killed(driven)])()
+                for each in consumers:
+                    each.join()
+                    each.got = {number: got for number, got in each.got.items() if number < each.expected}
+                    each.expected = each.place.next_sequence if each.nonce == b"n" else each.expected
+            driven.do(
+                *[Heartbeat(9, driven.request(), each.name.encode(), 0) for each in consumers if chance.random() < 0.5]
+            )
+        except Fenced:
+            one.join()
+            one.got.clear()
+            mine.clear()
+            one.expected = one.place.frontier
+    for _ in range(300):
+        driven.advance(500)
+        for one in consumers:
+            one.join()
+            one.got.clear()
+            while one.pull():
+                for number in sorted(one.got):
+                    done.add(one.got[number][0])
+                one.ack()
+                one.got.clear()
+        if done >= matching:
+            break
+    assert done == matching, f"seed {seed}: lost {sorted(matching - done)}"
+    driven.close()

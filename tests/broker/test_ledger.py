@@ -1,0 +1,261 @@
+"""A group's ledger against one record a message, restarted from its checkpoint and its records."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from qmq.broker.held import MessageRange
+from qmq.broker.ledger import GroupSettings, Kind, Leaving, Ledger, Member, Verdict
+from qmq.errors import Fenced
+from qmq.format.layout import RETRY_DTYPE
+from qmq.storage.disk import Disk
+from qmq.storage.store import ItemLog, Schedule
+
+NEVER = 1 << 60
+NAMES = ("ann", "bob", "cid")
+
+
+class Driven:
+    """A ledger on a directory, with the records since its checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[tuple[Kind, bytes]] = []
+        self.ledger = self.made()
+        self.kept: dict[str, Any] = self.packed()
+
+    def made(self) -> Ledger:
+        for name in ("retries", "dead"):
+            (self.path / name).mkdir(exist_ok=True)
+        schedule = Schedule(Disk(), self.path / "retries", b"store!", RETRY_DTYPE)
+        dead = ItemLog(Disk(), self.path / "dead", b"store!", RETRY_DTYPE)
+        return Ledger(7, schedule, dead, lambda kind, payload: self.records.append((kind, payload)))
+
+    def packed(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgpack.unpackb(msgpack.packb(self.ledger.packed()), strict_map_key=False)
+        return found
+
+    def checkpoint(self) -> None:
+        self.kept, self.records = self.packed(), []
+
+    def restart(self) -> None:
+        """Come back from the checkpoint and the records behind it, to the state of before."""
+        ledger = self.made()
+        ledger.restore(self.kept)
+        for kind, payload in list(self.records):
+            number, *fields = msgpack.unpackb(payload, strict_map_key=False)
+            assert number == 7
+            ledger.replay(kind, fields)
+        self.ledger = ledger
+
+
+class Model:
+    """One record a message: [state, attempt, lapses, alone], state being who holds it, or a word."""
+
+    def __init__(self) -> None:
+        self.state: dict[int, str] = {}
+        self.attempt: dict[int, int] = {}
+
+    def in_state(self, state: str) -> list[int]:
+        return [message for message, found in self.state.items() if found == state]
+
+
+def ids_of(messages: MessageRange) -> list[int]:
+    return list(range(messages.first + messages.skip, messages.first + messages.skip + messages.total))
+
+
+def held_ids(member: Member) -> list[int]:
+    return [
+        message
+        for start, end in member.held.unhandled()
+        for held in member.held.between(start, end)
+        for message in ids_of(held.messages)
+    ]
+
+
+def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
+    """What waits to be handed out again, whenever, and what is dead."""
+    ledger.retries.load(NEVER)
+    waiting = []
+    while ledger.retries.load(NEVER):
+        taken = ledger.retries.take(1_000_000)
+        while ledger.retries.is_due_alone:
+            taken.append(ledger.retries.take_alone())
+        waiting += [message for one in taken for message in ids_of(one.held.messages)]
+    dead = [
+        message
+        for items in ledger.dead.after(0)
+        for item in items.tolist()
+        for message in range(item[4] + item[5], item[4] + item[5] + item[6])
+    ]
+    return waiting, dead
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_message_is_in_one_place(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    driven, now = Driven(tmp_path), 1_000_000
+    driven.ledger.set(GroupSettings(max_attempts=4, max_lapses=2, retry_delays_us=(50, 100)))
+    given, acked, attempts = 0, set[int](), dict[int, int]()
+    sequence_of: dict[tuple[str, int], int] = {}  # the message by consumer and pull sequence
+    for step in range(150):
+        ledger, now = driven.ledger, now + chance.randrange(20)
+        name = chance.choice(NAMES)
+        member = ledger.by_name.get(name)
+        what = chance.random()
+        if member is None or member.closed or what < 0.03:
+            held = held_ids(member) if member is not None and not member.closed else []
+            member = ledger.join(name, bytes([chance.randrange(3)]), transient=False, now_us=now)
+            assert held_ids(member) in (held, [])
+        elif what < 0.25:
+            ranges = []
+            for _ in range(chance.randrange(1, 4)):
+                total = chance.randrange(1, 12)
+                ranges.append(MessageRange(3, given, 0, 0, total))
+                given += total
+            pull = ledger.pulled(member, ranges, 10, now, [])
+            fresh = [message for messages in ranges for message in ids_of(messages)]
+            sequence_of |= {(name, pull.first + at): message for at, message in enumerate(fresh)}
+            attempts |= dict.fromkeys(fresh, 1)
+        elif what < 0.45 and ledger.retries.load(now):
+            if ledger.retries.is_due_alone and not member.held.count:
+                taken = [ledger.retries.take_alone()]
+            elif not member.alone:
+                taken = ledger.retries.take(chance.randrange(1, 20))
+            else:
+                taken = []
+            if chance.random() < 0.2:
+                ledger.retries.put_back(taken)
+            elif taken:
+                pull = ledger.pulled_again(member, taken, 10, now)
+                again = [(message, one.held.attempt) for one in taken for message in ids_of(one.held.messages)]
+                sequence_of |= {(name, pull.first + at): message for at, (message, _) in enumerate(again)}
+                for message, attempt in again:
+                    assert message not in acked
+                    assert attempts[message] == attempt
+        elif what < 0.65:
+            start = chance.randrange(member.held.next_sequence + 1)
+            end = start + chance.randrange(1, 10)
+            open_ones = {number for low, high in member.held.unhandled() for number in range(low, high)}
+            ledger.ack(member, [start, end])
+            acked |= {sequence_of[name, number] for number in range(start, end) if number in open_ones}
+        elif what < 0.85 and held_ids(member):
+            start, end = chance.choice(member.held.unhandled())
+            start = chance.randrange(start, end)
+            end = min(end, start + chance.randrange(1, 5))
+            verdict = chance.choice(list(Verdict))
+            messages = [sequence_of[name, number] for number in range(start, end)]
+            ledger.hand_back(member, start, end, verdict, "broke", chance.choice([None, 0, 30]), now)
+            if verdict == Verdict.NACK:
+                attempts |= {message: min(attempts[message] + 1, 4) for message in messages}
+            with pytest.raises(Fenced):
+                ledger.hand_back(member, start, end, verdict, "broke", None, now)
+        elif what < 0.92:
+            ledger.leave(member, chance.choice([Leaving.LEFT, Leaving.LAPSED]), now)
+            with pytest.raises(Fenced):
+                ledger.member(member.number, member.incarnation)
+        elif what < 0.96:
+            driven.checkpoint()
+        else:
+            before_restart = {name: held_ids(member) for name, member in ledger.by_name.items()}
+            driven.restart()
+            assert {name: held_ids(member) for name, member in driven.ledger.by_name.items()} == before_restart
+            assert driven.ledger.retries.count == ledger.retries.count
+            assert len(driven.ledger.dead) == len(ledger.dead)
+        ledger = driven.ledger
+        held = [message for one in ledger.members.values() for message in held_ids(one)]
+        assert len(held) == len(set(held)), f"held twice at step {step}"
+        assert not acked & set(held)
+    ledger = driven.ledger
+    held = [message for one in ledger.members.values() for message in held_ids(one)]
+    count = ledger.retries.count
+    waiting, dead = everything_else(ledger)
+    assert count == len(waiting)
+    assert sorted([*held, *waiting, *dead, *acked]) == list(range(given)), f"seed {seed}"
+
+
+def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[int]]:
+    """Hand out what waits, alone where it must be; whoever has *poison* falls silent, the others acknowledge."""
+    deaths, handled = 0, list[int]()
+    ledger, now = driven.ledger, 1
+    while ledger.retries.load(now) or deaths == 0:
+        now += 1
+        member = ledger.join("worker", now.to_bytes(4), transient=False, now_us=now)
+        if ledger.retries.is_due_alone:
+            pull = ledger.pulled_again(member, [ledger.retries.take_alone()], 1, now)
+        elif ledger.retries.is_due:
+            pull = ledger.pulled_again(member, ledger.retries.take(1_000), 1, now)
+        else:
+            pull = ledger.pulled(member, [MessageRange(3, 0, 0, 0, 1_000)], 1, now, [])
+        got = held_ids(member)
+        if poison in got:
+            ledger.leave(member, Leaving.LAPSED, now)
+            deaths += 1
+        else:
+            ledger.ack(member, [pull.first, pull.first + pull.total])
+            handled += got
+    return deaths, handled, everything_else(ledger)[1]
+
+
+@pytest.mark.parametrize("poison", [0, 1, 499, 990, 999])
+def test_one_message_that_kills_is_dead_within_six_deaths(tmp_path: Path, poison: int) -> None:
+    deaths, handled, dead = alone_until_dead(Driven(tmp_path), poison)
+    assert dead == [poison]
+    assert sorted(handled) == [message for message in range(1_000) if message != poison]
+    assert deaths == 6
+
+
+def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_a_lapse(tmp_path: Path) -> None:
+    ledger = Driven(tmp_path).ledger
+    first = ledger.join("a", b"1", transient=False, now_us=0)
+    ledger.pulled(first, [MessageRange(3, 0, 0, 0, 20)], 1, 0, [])
+    incarnation = first.incarnation
+    second = ledger.join("a", b"2", transient=False, now_us=1)
+    assert second.incarnation == incarnation + 1
+    assert held_ids(second) == list(range(20))
+    with pytest.raises(Fenced, match="incarnation 2 now, not 1"):
+        ledger.member(first.number, incarnation)
+    ledger.ack(second, [0, 1])
+    assert held_ids(ledger.join("a", b"3", transient=False, now_us=2)) == list(range(1, 20)), "there was progress"
+    assert held_ids(ledger.join("a", b"4", transient=False, now_us=3)) == list(range(1, 20))
+    assert held_ids(ledger.join("a", b"5", transient=False, now_us=4)) == []
+    assert ledger.retries.count == 19
+    assert ledger.retries.is_due_alone or ledger.retries.load(4)
+
+
+def test_the_same_nonce_is_the_same_consumer(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    member = driven.ledger.join("a", b"1", transient=True, now_us=0)
+    count = len(driven.records)
+    assert driven.ledger.join("a", b"1", transient=True, now_us=1) is member
+    assert len(driven.records) == count
+    driven.ledger.leave(member, Leaving.LEFT, 2)
+    assert driven.ledger.members == {}
+
+
+def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
+    ledger = Driven(tmp_path).ledger
+    ledger.set(GroupSettings(max_attempts=3, retry_delays_us=(10, 20)))
+    member, now, delays = ledger.join("a", b"1", transient=False, now_us=0), 0, []
+    ledger.pulled(member, [MessageRange(3, 5, 0, 0, 1)], 1, 0, [])
+    for attempt in (1, 2, 3):
+        sequence = member.held.next_sequence - 1
+        ledger.hand_back(member, sequence, sequence + 1, Verdict.NACK, f"broke {attempt}", None, now)
+        due = ledger.retries.next_due_us()
+        if due is None:
+            break
+        delays.append(due - now)
+        assert not ledger.retries.load(due - 1)
+        assert ledger.retries.load(due)
+        now = due
+        (taken,) = ledger.retries.take(5)
+        assert (taken.held.attempt, taken.retry.reason) == (attempt + 1, f"broke {attempt}")
+        ledger.pulled_again(member, [taken], 1, now)
+    assert delays == [10, 20]
+    (items,) = ledger.dead.after(0)
+    assert [(item["first"], item["attempt"], item["reason"]) for item in items] == [(5, 3, b"broke 3")]

@@ -1,0 +1,89 @@
+"""Ranges name the messages of a pull for good: made of what was chosen, they lead back to it, whole or in part."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.carrying import Many, Some
+from qmq.broker.groups import Begin, Following, Group, Start
+from qmq.broker.held import MessageRange
+from qmq.broker.ranges import PARTITIONS, Parts, parts_of, ranges_of
+from qmq.broker.selection import Selection
+from qmq.storage.store import Store
+from tests.broker.harness import Driven
+
+Place = tuple[int, int, int, int]  # partition, batch position, run, ordinal in the run
+
+
+def filled(tmp_path: Path, seed: int, partitions: int) -> Driven:
+    chance = random.Random(seed)
+    driven = Driven(tmp_path, partitions=partitions)
+    for _ in range(60):
+        subjects = chance.sample(["a.x", "a.y", "b", "c"], chance.randrange(1, 4))
+        contents = {subject: [b"m"] * chance.randrange(1, 8) for subject in subjects}
+        driven.do(driven.send_command(contents, connection=chance.randrange(3)))
+    return driven
+
+
+def places_of(parts: Parts) -> list[Place]:
+    found = list[Place]()
+    for part in parts:
+        entries = [part.entry] if isinstance(part, Some) else [row.item() for row in part.rows]
+        for entry in entries:
+            start, stop = (part.start, part.stop) if isinstance(part, Some) else (0, entry[4])
+            found += [(part.partition, entry[1], entry[5], ordinal) for ordinal in range(start, stop)]
+    return found
+
+
+def followed(store: Store, prefix: str) -> Following:
+    rows = [store.first_row(partition) for partition in range(store.partitions)]
+    return Group("g").follow(prefix, Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions))
+
+
+def chosen(store: Store, following: Following, max_count: int) -> Parts:
+    selection = Selection(store, max_count, 1 << 20, 1, undo=False)
+    selection.take(following)
+    return selection.parts
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("prefix", ["", "a.", "a.x", "b"])
+@pytest.mark.parametrize("seed", range(6))
+def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitions: int, seed: int) -> None:
+    driven, chance = filled(tmp_path, seed, partitions), random.Random(seed)
+    store = driven.store
+    following = followed(store, prefix)
+    pulls = whole = 0
+    while parts := chosen(store, following, chance.randrange(1, 40)):
+        pulls += 1
+        wanted = places_of(parts)
+        ranges = ranges_of(parts, following.subject(store) if following.exact else None)
+        assert sum(messages.total for messages in ranges) == len(wanted)
+        assert [place for messages in ranges for place in places_of(parts_of(store, messages))] == wanted
+        whole += any(isinstance(part, Many) for part in parts)
+        at = 0
+        for messages in ranges:
+            start = chance.randrange(messages.total)
+            end = chance.randrange(start, messages.total) + 1
+            assert places_of(parts_of(store, messages.part(start, end))) == wanted[at + start : at + end]
+            at += messages.total
+    assert pulls > 2
+    driven.close()
+
+
+def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for _ in range(10):
+        driven.do(driven.send_command({f"a.{number}": [b"m"] * 5 for number in range(20)}))
+    store = driven.store
+    following = followed(store, "")
+    (messages,) = ranges_of(chosen(store, following, 10_000), None)
+    assert (messages.log, messages.run, messages.skip, messages.total) == (PARTITIONS, 0, 0, 1_000)
+    following = followed(store, "a.7")
+    number = following.subject(store)
+    assert number is not None
+    assert ranges_of(chosen(store, following, 10_000), number) == [MessageRange(number, 0, 0, 0, 50)]
+    driven.close()
