@@ -300,6 +300,7 @@ def _server_options(store: Store, max_buffered_bytes: int) -> ServerOptions:
         producer_ttl_ms=LIMITS.producer_ttl_ms,
         max_pull_count=LIMITS.max_pull_count,
         max_pull_bytes=LIMITS.max_pull_bytes,
+        lapse_ms=30_000,
         max_parked_pulls=LIMITS.max_parked_pulls,
         max_connections=100,
         max_inflight_bytes=256 << 10,

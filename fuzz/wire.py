@@ -65,7 +65,7 @@ class GoodClient:
         """Send one message and pull it."""
         self._sent += 1
         request, body = 2 * self._sent + 1, b"%d" % self._sent
-        pull = wire.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000)
+        pull = wire.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000, wire.NOT_EXPECTED)
         self._send(Kind.PULL, request, payload=pull)
         parts = build_batch(
             [RunContent("good.one", [body], None)],
@@ -200,7 +200,12 @@ class Wires:
     def _pull(self, picks: Picks, stranger: Wire) -> None:
         last = self._a_subscription(picks)
         payload = wire.PULL.pack(
-            last, picks.number(1), picks.number(1) & 3, picks.number(1) << 8 | 1, picks.number(1) << 4
+            last,
+            picks.number(1),
+            picks.number(1) & 3,
+            picks.number(1) << 8 | 1,
+            picks.number(1) << 4,
+            picks.number(1) if picks.number(1) & 1 else wire.NOT_EXPECTED,
         )
         self._put(stranger, Kind.PULL, 1 + picks.number(1), b"", payload)
 

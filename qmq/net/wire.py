@@ -25,8 +25,20 @@ MAX_META_BYTES: Final = 0xFFFF
 #: A hello is the first frame, and small: until it is read nobody knows who talks.
 MAX_HELLO_BYTES: Final = 4_096
 
-#: PULL payload: subscription u32 | max_count u32 | min_count u32 | max_bytes u32 | timeout_ms u32
-PULL: Final = struct.Struct("<IIIII")
+#: PULL payload: subscription u32 | max_count u32 | min_count u32 | max_bytes u32 | timeout_ms u32 | expected u64
+PULL: Final = struct.Struct("<IIIIIQ")
+#: ``expected`` of who follows alone, and so has no pull sequences.
+NOT_EXPECTED: Final = (1 << 64) - 1
+#: ACK payload: subscription u32, then pull sequences u64: start, end, start, end, ...
+ACK: Final = struct.Struct("<I")
+#: ACKED payload: how many were refused u64
+ACKED: Final = struct.Struct("<Q")
+#: HAND_BACK payload: subscription u32 | verdict u8 | reserved 3s | start u64 | end u64 | delay_us u64
+HAND_BACK: Final = struct.Struct("<IB3sQQQ")
+#: ``delay_us``: the group's own for that attempt.
+OWN_DELAY: Final = (1 << 64) - 1
+#: HEARTBEAT payload: client 16s | stalled_us u64
+HEARTBEAT: Final = struct.Struct("<16sQ")
 #: WITHDRAW payload: request u64 of the pull
 WITHDRAW: Final = struct.Struct("<Q")
 #: UNSUBSCRIBE payload: subscription u32
@@ -52,6 +64,10 @@ class Kind(enum.IntEnum):
     LAST_SEQUENCE = 7
     SUBJECTS = 8
     REPORT = 9
+    ACK = 10
+    HAND_BACK = 11
+    HEARTBEAT = 12
+    ADMINISTER = 13
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -60,6 +76,10 @@ class Kind(enum.IntEnum):
     LAST_SEQUENCE_IS = 135
     SUBJECT_LIST = 136
     REPORTED = 137
+    ACKED = 138
+    HANDED_BACK = 139
+    HEARTBEAT_SEEN = 140
+    ADMINISTERED = 141
     ERROR = 255
 
 

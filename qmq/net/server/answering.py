@@ -42,6 +42,10 @@ class Answering:
             commands.Messages: self._messages,
             commands.Subscribed: self._subscribed,
             commands.Unsubscribed: partial(self._answer, encode=answers.unsubscribed),
+            commands.Acked: self._acked,
+            commands.HandedBack: self._handed_back,
+            commands.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
+            commands.Administered: partial(self._answer, encode=answers.administered),
             commands.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
             commands.SubjectList: partial(self._answer, encode=answers.subject_list),
             commands.Refused: self.refused,
@@ -112,6 +116,14 @@ class Answering:
     def _subscribed(self, effect: commands.Subscribed) -> None:
         self.changes += 1
         self._answer(effect, answers.subscribed)
+
+    def _acked(self, effect: commands.Acked) -> None:
+        self.changes += 1
+        self._answer(effect, answers.acked)
+
+    def _handed_back(self, effect: commands.HandedBack) -> None:
+        self.changes += 1
+        self._answer(effect, answers.handed_back)
 
     def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> Connection | None:
         connection = self.connections.get(effect.connection)

@@ -33,8 +33,14 @@ def sent(effect: commands.Sent, store_id: bytes) -> bytes:
 
 def messages(effect: commands.Messages) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow."""
-    meta = b"" if effect.left_us is None else wire.pack_meta({"left_us": effect.left_us})
-    return wire.encode_frame(Kind.MESSAGES, effect.request, meta, effect.size)
+    if effect.left_us is None and not effect.ranges:
+        return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
+    fields: dict[str, Any] = {}
+    if effect.left_us is not None:
+        fields["left_us"] = effect.left_us
+    if effect.ranges:
+        fields["ranges"] = [field for one in effect.ranges for field in one]
+    return wire.encode_frame(Kind.MESSAGES, effect.request, wire.pack_meta(fields), effect.size)
 
 
 def reported(effect: commands.Reported) -> bytes:
@@ -44,15 +50,38 @@ def reported(effect: commands.Reported) -> bytes:
 
 def subscribed(effect: commands.Subscribed) -> bytes:
     """SUBSCRIBED: the number that pulls name, and when it begins, if that is a time."""
-    fields = {"subscription": effect.subscription}
+    fields: dict[str, Any] = {"subscription": effect.subscription}
     if effect.start_us is not None:
         fields["start_us"] = effect.start_us
+    if effect.place is not None:
+        fields["place"] = list(effect.place)
     return _with_meta(Kind.SUBSCRIBED, effect.request, fields)
 
 
 def unsubscribed(effect: commands.Unsubscribed) -> bytes:
     """UNSUBSCRIBED: nothing but that."""
     return wire.encode_frame(Kind.UNSUBSCRIBED, effect.request)
+
+
+def acked(effect: commands.Acked) -> bytes:
+    """ACKED: how many were refused."""
+    return wire.encode_frame(Kind.ACKED, effect.request, b"", wire.ACKED.size) + wire.ACKED.pack(effect.refused)
+
+
+def handed_back(effect: commands.HandedBack) -> bytes:
+    """HANDED_BACK: nothing but that."""
+    return wire.encode_frame(Kind.HANDED_BACK, effect.request)
+
+
+def heartbeat_seen(effect: commands.HeartbeatSeen) -> bytes:
+    """HEARTBEAT_SEEN: nothing but that."""
+    return wire.encode_frame(Kind.HEARTBEAT_SEEN, effect.request)
+
+
+def administered(effect: commands.Administered) -> bytes:
+    """ADMINISTERED: fields as payload, because they may be more than a meta part holds."""
+    payload: bytes = msgpack.packb(effect.fields)
+    return wire.encode_frame(Kind.ADMINISTERED, effect.request, b"", len(payload)) + payload
 
 
 def last_sequence(effect: commands.LastSequenceIs) -> bytes:

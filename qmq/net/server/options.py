@@ -33,6 +33,7 @@ class ServerOptions(NamedTuple):
     producer_ttl_ms: int
     max_pull_count: int
     max_pull_bytes: int
+    lapse_ms: int
     max_parked_pulls: int
     max_connections: int
     max_inflight_bytes: int

@@ -6,6 +6,7 @@ request. What the values mean, and whether names are names, is for the broker's 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from qmq.net.wire import Frame, Kind
 MAX_LISTED: Final = 1_000
 _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
+_MAX_NONCE: Final = 16
 
 
 def decode_hello(frame: Frame) -> str:
@@ -53,7 +55,37 @@ def decode_request(connection: int, frame: Frame) -> Command:
 
 def _pull(connection: int, frame: Frame) -> Command:
     _expect_payload(frame, wire.PULL.size)
-    return commands.Pull(connection, frame.request, *wire.PULL.unpack(frame.payload))
+    subscription, most, least, size, timeout_ms, expected = wire.PULL.unpack(frame.payload)
+    known = None if expected == wire.NOT_EXPECTED else expected
+    return commands.Pull(connection, frame.request, subscription, most, least, size, timeout_ms, known)
+
+
+def _ack(connection: int, frame: Frame) -> Command:
+    count, rest = divmod(len(frame.payload) - wire.ACK.size, 16)
+    if rest or count < 1 or len(frame.meta) or frame.flags:
+        raise ProtocolError("ACK has a subscription, then one pair or more of pull sequences, and nothing else")
+    (subscription,) = wire.ACK.unpack_from(frame.payload)
+    intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, wire.ACK.size)
+    return commands.Ack(connection, frame.request, subscription, intervals)
+
+
+def _hand_back(connection: int, frame: Frame) -> Command:
+    if len(frame.payload) != wire.HAND_BACK.size or frame.flags:
+        raise ProtocolError(f"HAND_BACK has a payload of {wire.HAND_BACK.size} bytes and no flags")
+    subscription, verdict, _, start, end, delay_us = wire.HAND_BACK.unpack(frame.payload)
+    reason = str(wire.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
+    delay = None if delay_us == wire.OWN_DELAY else delay_us
+    return commands.HandBack(connection, frame.request, subscription, start, end, verdict, delay, reason)
+
+
+def _administer(connection: int, frame: Frame) -> Command:
+    fields = _fields(frame)
+    return commands.Administer(connection, frame.request, str(fields.pop("action", "")), fields)
+
+
+def _heartbeat(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.HEARTBEAT.size)
+    return commands.Heartbeat(connection, frame.request, *wire.HEARTBEAT.unpack(frame.payload))
 
 
 def _withdraw(connection: int, frame: Frame) -> Command:
@@ -77,9 +109,15 @@ def _subscribe(connection: int, frame: Frame) -> Command:
     if not isinstance(prefixes, list):
         raise ProtocolError("SUBSCRIBE needs a list of names in prefixes")
     start = _start_of(fields.get("start"))
+    nonce, client, settings = fields.get("nonce", b""), fields.get("client", b""), fields.get("settings", {})
+    if type(nonce) is not bytes or type(client) is not bytes or len(nonce) > _MAX_NONCE or len(client) > _MAX_NONCE:
+        raise ProtocolError(f"SUBSCRIBE has nonce and client of up to {_MAX_NONCE} bytes")
+    if type(settings) is not dict:
+        raise ProtocolError("SUBSCRIBE has a map in settings")
     return commands.Subscribe(
-        connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start
-    )
+        connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start, nonce,
+        client, bool(fields.get("transient")), tuple(settings.items()),
+    )  # fmt: skip
 
 
 def _subjects(connection: int, frame: Frame) -> Command:
@@ -106,6 +144,10 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.LAST_SEQUENCE: _last_sequence,
     Kind.SUBJECTS: _subjects,
     Kind.REPORT: _report,
+    Kind.ACK: _ack,
+    Kind.HAND_BACK: _hand_back,
+    Kind.HEARTBEAT: _heartbeat,
+    Kind.ADMINISTER: _administer,
 }
 
 

@@ -22,6 +22,7 @@ OPTIONS = ServerOptions(
     producer_ttl_ms=3_600_000,
     max_pull_count=1_000,
     max_pull_bytes=1 << 20,
+    lapse_ms=30_000,
     max_parked_pulls=100,
     max_connections=50,
     max_inflight_bytes=1 << 20,

@@ -39,6 +39,7 @@ async def test_a_welcome_says_what_a_client_must_know() -> None:
             "producer_ttl_ms": 3_600_000,
             "max_pull_count": 1_000,
             "max_pull_bytes": 1 << 20,
+            "lapse_ms": 30_000,
         }
         await client.close()
 
