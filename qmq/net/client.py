@@ -17,6 +17,7 @@ from qmq.errors import ConnectionLost, QmqError
 from qmq.format.build import NO_HEADER, make_header
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.names import check_prefix
+from qmq.net.admin import Admin
 from qmq.net.consumer import Consumer
 from qmq.net.gathering import Gathering
 from qmq.net.link import Link, sequence_in
@@ -66,6 +67,8 @@ class Client:
     def __init__(self, parts: Parts) -> None:
         self._options, self._gathering, self._sending, self._link = parts
         self._flush = self._options.flush
+        #: Groups, their consumers and dead letters.
+        self.admin = Admin(self._link)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""

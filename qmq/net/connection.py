@@ -51,6 +51,7 @@ class Welcome(NamedTuple):
     producer_ttl_ms: int
     max_pull_count: int
     max_pull_bytes: int
+    lapse_ms: int
 
 
 class Owner(Protocol):

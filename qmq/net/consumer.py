@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import chain
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Generic, Self
 
-from qmq.errors import QmqError
 from qmq.format.run import Run
-from qmq.net.messages import Message, MessageBatch, each_message, messages_of, runs_of
+from qmq.net.messages import M, Message, MessageBatch, each_message, messages_of, runs_of
 from qmq.net.pulling import Puller
 
 #: `async for` takes as many messages at a time as are handled in about this time (seconds), so that others get theirs.
@@ -19,14 +18,16 @@ FIRST_HAND_OUT: Final = 16
 MOST_HAND_OUT: Final = 32_768
 
 
-class Feed:
+class Feed(Generic[M]):
     """Messages one after another, for a loop over them; taken some at a time."""
 
-    def __init__(self, puller: Puller) -> None:
+    def __init__(self, puller: Puller, kind: type[M]) -> None:
         #: What was taken and not come to.
-        self.ready: Iterator[Message] = iter(())
+        self.ready: Iterator[M] = iter(())
         self._puller = puller
-        self._hand_out = FIRST_HAND_OUT
+        self._kind = kind
+        # What a consumer of a group has in hand, others can't have: a slow one must not begin with many.
+        self._hand_out = FIRST_HAND_OUT if puller.holder is None else 1
         self._handed_out = 0
         self._handed_out_at = 0.0
 
@@ -41,7 +42,8 @@ class Feed:
         runs = await self._puller.pull(self._hand_out, 1, None)
         self._handed_out, self._handed_out_at = sum(run.count for run in runs), clock()
         left = list(self.ready)  # which another task may have put there meanwhile
-        self.ready = chain(left, each_message(runs)) if left else each_message(runs)
+        fresh = each_message(runs, self._kind)
+        self.ready = chain(left, fresh) if left else fresh
 
     async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
         """As the puller's, but what was not come to is first."""
@@ -59,7 +61,7 @@ class Consumer:
 
     def __init__(self, puller: Puller) -> None:
         self._puller = puller
-        self._feed = Feed(puller)
+        self._feed = Feed(puller, Message)
 
     @property
     def id(self) -> str:
@@ -72,13 +74,15 @@ class Consumer:
         return self._puller.damaged
 
     @property
-    def on_error(self) -> Callable[[QmqError], object] | None:
+    def on_error(self) -> Callable[[Exception], object] | None:
         """Called with the error for each such piece, when it is set. What it raises is logged."""
         return self._puller.on_error
 
     @on_error.setter
-    def on_error(self, call: Callable[[QmqError], object] | None) -> None:
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
         self._puller.on_error = call
+        if self._puller.holder is not None:
+            self._puller.holder.on_error = call
 
     async def __aenter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
@@ -98,13 +102,18 @@ class Consumer:
         (one message always does), so it may be fewer than *min_count*. Raises InvalidOption, and what trying again
         can't help.
         """
-        return messages_of(await self._feed.pull(max_count, min_count, timeout))
+        return messages_of(await self._feed.pull(max_count, min_count, timeout), Message)
 
     async def pull_batch(
         self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None
     ) -> MessageBatch:
         """As ``pull``, but as columns: no object per message."""
         return MessageBatch(await self._feed.pull(max_count, min_count, timeout))
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
+        if self._puller.holder is not None:
+            await self._puller.holder.flush()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Message after message, without end; waits while there are none, also while no broker can be reached.

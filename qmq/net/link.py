@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import struct
 import time
 from importlib import metadata
 from typing import Any, Final
 
-from qmq.errors import ConnectionLost, InvalidOption, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProtocolError, QmqError
 from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection, Welcome
 from qmq.net.gathering import SendLimits
+from qmq.net.heartbeat import Heartbeat
+from qmq.net.holding import Holding
 from qmq.net.options import ClientOptions
 from qmq.net.sending import Sending
 from qmq.net.wire import Kind
@@ -40,6 +43,10 @@ class Link:
     def __init__(self, options: ClientOptions, sending: Sending) -> None:
         #: The connection while it is good.
         self.connection: Connection | None = None
+        #: Names this client's process to the broker.
+        self.client_id = secrets.token_bytes(16)
+        self._heartbeat: Heartbeat | None = None
+        self._holders: set[Holding] = set()  # which lose what they hold when nobody hears of us
         self.welcome: Welcome | None = None
         self._options = options
         self._sending = sending
@@ -82,6 +89,8 @@ class Link:
     def close(self, error: QmqError) -> None:
         """End it: whatever is waited for raises *error*."""
         self._ended = error
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         for handle in (self._tick, self._wake):
             if handle is not None:
                 handle.cancel()
@@ -118,6 +127,35 @@ class Link:
     def store_id(self) -> bytes:
         """The store that the connection leads to, or the last one did."""
         return self.welcome.store_id if self.welcome is not None else b""
+
+    # --- consumers of groups -----------------------------------------------------------------------------------------
+
+    def hold(self, holder: Holding) -> None:
+        """A consumer of a group: the broker hears that its process lives, and it is told when that may not be so."""
+        assert self._loop is not None
+        assert self.welcome is not None
+        self._holders.add(holder)
+        if self._heartbeat is None:
+            addresses = self._options.addresses
+            lapse_s = self.welcome.lapse_ms / 1_000
+            self._heartbeat = Heartbeat(self.client_id, lambda: addresses[self._address], lapse_s)
+            self._heartbeat.start(self._loop)
+
+    def let_go(self, holder: Holding) -> None:
+        """It has left."""
+        self._holders.discard(holder)
+        if not self._holders and self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+    def _check_touch(self) -> None:
+        if self._heartbeat is not None and self._heartbeat.is_out_of_touch:
+            error = Fenced(
+                "the broker was out of reach for so long that it may have handed what is held here to others"
+            )
+            for holder in self._holders:
+                if holder.fenced is None:
+                    holder.fence(error)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -202,6 +240,7 @@ class Link:
         assert self._loop is not None
         now = self._loop.time()
         self._sending.expire(now)
+        self._check_touch()
         self._tell(self._listeners)
         connection = self.connection
         if connection is not None:

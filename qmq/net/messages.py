@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, groupby, repeat
-from typing import TYPE_CHECKING, Any, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 
-from qmq.errors import QmqError
+from qmq.errors import InvalidOption, QmqError
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.pieces import Run
+from qmq.net.holding import Verdict, check_delay
 from qmq.net.receipts import utc_from_us
 
 if TYPE_CHECKING:
@@ -66,8 +69,8 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which hand-out this is, from 1."""
-        return 1
+        """Which attempt to handle it this is, from 1."""
+        return self._run.attempt
 
     @property
     def created_at_us(self) -> int:
@@ -89,24 +92,94 @@ class Message:
         """When the broker stored it, UTC."""
         return utc_from_us(self._run.stored_at_us)
 
+    # --- verdicts ----------------------------------------------------------------------------------------------------
+
+    def ack(self) -> None:
+        """It is handled: the group does not see it again. Confirmed in the background; ``Consumer.flush`` waits for it.
+
+        Does nothing for who follows alone, and when it has a verdict already.
+        """
+        run = self._run
+        holder = run.holder
+        if holder is not None:
+            sequence = run.pull_sequence + self._index
+            if holder.tail == sequence:
+                holder.tail = sequence + 1
+            else:
+                holder.ack(sequence, sequence + 1)
+
+    async def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """It could not be handled: the group gets it again after *delay* seconds (None: the group's own for this
+        attempt). Returns once the broker has that durably. Raises Fenced and InvalidOption.
+        """
+        await self._hand_back(Verdict.NACK, delay, reason)
+
+    async def reject(self, reason: str) -> None:
+        """Nobody can handle it: it goes to the dead letters at once, with the reason. Raises Fenced."""
+        await self._hand_back(Verdict.REJECT, None, reason)
+
+    def release(self) -> None:
+        """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt."""
+        holder = self._run.holder
+        if holder is not None:
+            sequence = self._run.pull_sequence + self._index
+            holder.release(sequence, sequence + 1)
+
+    async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
+        holder = self._run.holder
+        if holder is None:
+            raise InvalidOption("who follows alone has no group to hand a message back to")
+        sequence = self._run.pull_sequence + self._index
+        await holder.hand_back(sequence, sequence + 1, verdict, check_delay(delay), reason)
+
+    async def __aenter__(self) -> Self:
+        holder = self._run.holder
+        if holder is not None:
+            holder.handling.add(asyncio.current_task())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Acknowledge it; or hand it back, when the block has raised: an Exception counts as an attempt, and is
+        swallowed. ``raise qmq.Retry(after=...)`` picks the delay. What ends tasks and programs releases it.
+        """
+        holder = self._run.holder
+        if holder is None:
+            return False
+        task = asyncio.current_task()
+        holder.handling.discard(task)
+        if task in holder.stopped:
+            holder.stopped.discard(task)
+            if isinstance(error, asyncio.CancelledError) and task is not None:
+                return not task.uncancel()
+        if error is None:
+            self.ack()
+            return False
+        if not isinstance(error, Exception):
+            self.release()
+            return False
+        sequence = self._run.pull_sequence + self._index
+        await holder.failed(sequence, error)
+        return True
+
     def __repr__(self) -> str:
         return f"<Message {self.id} {self.subject!r} sequence {self.sequence}, {len(self.body)} bytes>"
 
 
-def messages_of(runs: Sequence[Run]) -> list[Message]:
+M = TypeVar("M", bound=Message)
+
+
+def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]
     """One view a message, run after run."""
     if len(runs) == 1:
-        return list(_views_of(runs[0]))
-    return [Message(run, index) for run in runs for index in range(run.count)]
+        return list(map(kind, repeat(runs[0]), range(runs[0].count)))
+    return [kind(run, index) for run in runs for index in range(run.count)]
 
 
-def each_message(runs: Iterable[Run]) -> Iterator[Message]:
+def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]
     """The same views, each made when it is come to."""
-    return chain.from_iterable(map(_views_of, runs))
-
-
-def _views_of(run: Run) -> Iterator[Message]:
-    return map(Message, repeat(run), range(run.count))
+    return chain.from_iterable(map(kind, repeat(run), range(run.count)) for run in runs)
 
 
 def runs_of(messages: Iterable[Message]) -> list[Run]:
@@ -153,7 +226,13 @@ class MessageBatch(Sequence[Message]):
         return Message(self._runs[number], index - self._starts[number])
 
     def __iter__(self) -> Iterator[Message]:
-        return each_message(self._runs)
+        return each_message(self._runs, Message)
+
+    def ack(self) -> None:
+        """All of them are handled, as ``Message.ack``."""
+        for run in self._runs:
+            if run.holder is not None:
+                run.holder.ack(run.pull_sequence, run.pull_sequence + run.count)
 
     @property
     def subjects(self) -> list[str]:
@@ -189,7 +268,7 @@ class MessageBatch(Sequence[Message]):
                 "key": pa.array([header["k"][0] if "k" in header else None for header in headers], pa.string()),
                 "tags": pa.array([header.get("t", ()) for header in headers], text_list),
                 "properties": pa.array([list(header.get("p", {}).items()) for header in headers], text_map),
-                "attempt": pa.array([1] * self._total, pa.uint32()),
+                "attempt": pa.array(self._per_message("attempt"), pa.uint32()),
                 "created_at": pa.array(self._per_message("created_at_us"), pa.int64()).cast(us),
                 "stored_at": pa.array(self._per_message("stored_at_us"), pa.int64()).cast(us),
             }

@@ -28,6 +28,8 @@ from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
+from qmq.net.holder import Holder
+from qmq.net.holding import Place
 from qmq.net.link import Link
 from qmq.net.mending import Mending, error_of, read_checked
 from qmq.net.resume import Progress, without_covered
@@ -45,6 +47,8 @@ ROUND: Final = 20.0
 LATE: Final = 10.0
 #: How long past its time a pull waits for an answer that is on its way.
 GRACE: Final = 0.5
+#: Leaving waits so long for acknowledgements to be confirmed.
+FLUSH_TIMEOUT: Final = 5.0
 #: Leaving waits so long for the broker.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
@@ -66,12 +70,16 @@ class Puller:
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
         #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
-        self.on_error: Callable[[QmqError], object] | None = None
+        self.on_error: Callable[[Exception], object] | None = None
         self._link = link
         self._group = check_group(group) if group is not None else None
         self._start = start_of(start)
         self._prefixes = names if group is not None else without_covered(names)
         self._progress = Progress(self._prefixes, None) if group is None else None
+        self._transient = consumer is None
+        self._nonce = secrets.token_bytes(16)  # who we are over reconnects
+        #: What is held, and verdicts on it; None for who follows alone.
+        self.holder = Holder(self.id, self._subscribed_now) if group is not None else None
         self._store_id: bytes | None = None
         self._warned_at = -_WARN_EVERY
         self._inside = False
@@ -110,6 +118,9 @@ class Puller:
             await asyncio.wait({self._mending})
         if self._subscribed is None or self._subscribed[0].closed:
             return
+        if self.holder is not None:
+            await self.holder.close(FLUSH_TIMEOUT)
+            self._link.let_go(self.holder)
         connection, subscription = self._subscribed
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
@@ -151,6 +162,8 @@ class Puller:
         clock = asyncio.get_running_loop().time
         while True:
             self._check_inside()
+            if self.holder is not None and self.holder.fenced is not None:
+                self._drop_held()
             if self._mending is not None:
                 if not await self._mended_by(deadline):
                     break
@@ -192,9 +205,12 @@ class Puller:
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
         most = min(max_count - self._kept_count, welcome.max_pull_count)
         least = max(min(min_count - self._kept_count, most), 1)
-        payload = wire.PULL.pack(
-            subscription, most, least, min(PULL_BYTES, welcome.max_pull_bytes), int(timeout * 1_000 + 0.999)
-        )
+        expected = wire.NOT_EXPECTED
+        if self.holder is not None:
+            self.holder.send(subscribed)  # what is handled makes room for more
+            expected = self.holder.expected
+        size = min(PULL_BYTES, welcome.max_pull_bytes)
+        payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         request = connection.ask(Kind.PULL, self._pull_answered, payload=payload, due=now + timeout + LATE)
         self._pulling = connection, request
         self._most = most
@@ -278,6 +294,8 @@ class Puller:
     def _keep(self, answer: Answer, runs: list[Run]) -> bool:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
+        elif self.holder is not None:
+            runs = self.holder.number(runs, answer.meta.get("ranges", ()))
         count = sum(run.count for run in runs)
         self._capped = count >= self._most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
@@ -293,7 +311,9 @@ class Puller:
         mending = Mending(answer.payload, self._link, self._store_id)
         runs = await mending.mend(runs, damaged)
         log.debug("consumer %s got %d of %d bad pieces again", self.id, len(damaged) - len(mending.lost), len(damaged))
-        self._keep(answer, runs)
+        if self.holder is None or not mending.lost:
+            self._keep(answer, runs)
+        # else the same is pulled again: the broker gives what can be read of it
         for lost in mending.lost:
             self._lose(error_of(lost))
 
@@ -397,7 +417,11 @@ class Puller:
                 progress.resume(store_id == self._store_id)
             if progress.floor_us is not None:
                 start = ["time", progress.floor_us]
-        meta = {"group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start}
+        meta: dict[str, Any] = {
+            "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
+        }  # fmt: skip
+        if self.holder is not None:
+            meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
         answer = await connection.request(Kind.SUBSCRIBE, meta)
         subscription = answer.meta.get("subscription")
         if type(subscription) is not int or not 0 <= subscription < 1 << 32:
@@ -406,10 +430,35 @@ class Puller:
             )
             raise connection.end_error()
         self._subscribed = connection, subscription
+        if self.holder is not None:
+            self._joined(Place(*answer.meta["place"]))
+            self._link.hold(self.holder)
         self._store_id = store_id
         start_us = answer.meta.get("start_us")
         if progress is not None and progress.floor_us is None and isinstance(start_us, int):
             progress.begin_at(start_us)
+
+    def _joined(self, place: Place) -> None:
+        assert self.holder is not None
+        before, fenced = self.holder.place, self.holder.fenced
+        self.holder.joined(place)
+        if fenced is not None or (before is not None and before.incarnation != place.incarnation):
+            self._kept.clear()
+            self._kept_count = self._skip = 0
+
+    def _drop_held(self) -> None:
+        """Nothing that came before is held any more: subscribe again, and see what is."""
+        self._withdraw()
+        self._answer = None
+        self._kept.clear()
+        self._kept_count = self._skip = 0
+        self._subscribed = None
+
+    async def _subscribed_now(self) -> tuple[Connection, int]:
+        """Connection and subscription, as soon as there are any. Raises what trying again can't help."""
+        subscribed = await self._subscribed_by(None)
+        assert subscribed is not None
+        return subscribed
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from qmq.errors import ConnectionLost, QmqError
+from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.build import MessageHeader, make_header
 from qmq.format.run import Run
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
@@ -225,6 +225,60 @@ class SyncClient:
         return SyncConsumer(self._here, lambda link: Puller(link, prefixes, group, consumer, start))
 
 
+class SyncMessage(Message):
+    """A message of a ``SyncConsumer``: the same, but its verdicts are plain calls, and it is used as ``with``."""
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """As ``Message.ack``."""
+        holder = self._run.holder
+        if holder is not None and holder.loop is not None:
+            sequence = self._run.pull_sequence + self._index
+            holder.loop.call_soon_threadsafe(holder.ack, sequence, sequence + 1)
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]
+        """As ``Message.nack``."""
+        self._wait(super().nack(delay, reason))
+
+    def reject(self, reason: str) -> None:  # type: ignore[override]
+        """As ``Message.reject``."""
+        self._wait(super().reject(reason))
+
+    def release(self) -> None:
+        """As ``Message.release``."""
+        holder = self._run.holder
+        if holder is not None and holder.loop is not None:
+            sequence = self._run.pull_sequence + self._index
+            holder.loop.call_soon_threadsafe(holder.release, sequence, sequence + 1)
+
+    def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
+        holder = self._run.holder
+        if holder is None or holder.loop is None:
+            verdict.close()
+            raise InvalidOption("who follows alone has no group to hand a message back to")
+        asyncio.run_coroutine_threadsafe(verdict, holder.loop).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """As ``Message.__aexit__``."""
+        if error is None:
+            self.ack()
+            return False
+        holder = self._run.holder
+        if holder is None:
+            return False
+        if not isinstance(error, Exception):
+            self.release()
+            return False
+        self._wait(holder.failed(self._run.pull_sequence + self._index, error))
+        return True
+
+
 class SyncConsumer:
     """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
 
@@ -237,7 +291,7 @@ class SyncConsumer:
         self._make = make
         self._session = here()
         self._puller = make(self._session.parts.link)
-        self._feed = Feed(self._puller)
+        self._feed = Feed(self._puller, SyncMessage)
 
     @property
     def id(self) -> str:
@@ -250,13 +304,15 @@ class SyncConsumer:
         return self._puller.damaged
 
     @property
-    def on_error(self) -> Callable[[QmqError], object] | None:
+    def on_error(self) -> Callable[[Exception], object] | None:
         """Called with the error for each such piece, when it is set. What it raises is logged."""
         return self._puller.on_error
 
     @on_error.setter
-    def on_error(self, call: Callable[[QmqError], object] | None) -> None:
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
         self._puller.on_error = call
+        if self._puller.holder is not None:
+            self._puller.holder.on_error = call
 
     def __enter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
@@ -270,15 +326,20 @@ class SyncConsumer:
         if self._session.pid == os.getpid():
             self._session.run(self._puller.leave())
 
-    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
+    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
-        return messages_of(self._pull(max_count, min_count, timeout))
+        return messages_of(self._pull(max_count, min_count, timeout), SyncMessage)
 
     def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
         """As ``pull``, but as columns: no object per message."""
         return MessageBatch(self._pull(max_count, min_count, timeout))
 
-    def __iter__(self) -> Iterator[Message]:
+    def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
+        if self._puller.holder is not None and self._session.pid == os.getpid():
+            self._session.run(self._puller.holder.flush())
+
+    def __iter__(self) -> Iterator[SyncMessage]:
         """Message after message, without end; waits while there are none."""
         while True:
             self._come_here()
@@ -296,7 +357,7 @@ class SyncConsumer:
             puller = self._make(session.parts.link)
             puller.on_error = self._puller.on_error
             session.run(puller.enter())
-            self._session, self._puller, self._feed = session, puller, Feed(puller)
+            self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)
 
 
 #: Sessions that a fork copied. Their loops share an epoll with the parent's, so nothing here may close or collect them.

@@ -41,7 +41,7 @@ def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), seq
 
 
 def pull(request: int, subscription: int, count: int = 100, timeout_ms: int = 0, least: int = 1) -> bytes:
-    return frame(Kind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms))
+    return frame(Kind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms, wire.NOT_EXPECTED))
 
 
 class RawClient:

@@ -13,6 +13,7 @@ import numpy as np
 from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch
+from qmq.format.pieces import read_answer
 from qmq.net import wire
 from qmq.net.wire import Frame, Kind
 
@@ -29,6 +30,7 @@ WELCOME: Final[dict[str, Any]] = {
     "producer_ttl_ms": 3_600_000,
     "max_pull_count": 1_000_000,
     "max_pull_bytes": 16 << 20,
+    "lapse_ms": 30_000,
 }
 PATIENCE_S: Final = 60
 
@@ -41,6 +43,8 @@ class Peer(asyncio.Protocol):
         self._received = bytearray()
         self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
         self.hello: dict[str, Any] = {}
+        self.numbers = False  # it has subscribed to a group
+        self.next_sequence = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -105,19 +109,29 @@ class Peer(asyncio.Protocol):
         """Take a SUBSCRIBE; returns what it said."""
         frame = await self.frame(Kind.SUBSCRIBE)
         said = wire.unpack_meta(frame.meta)
-        told = {"subscription": subscription}
+        told: dict[str, Any] = {"subscription": subscription}
         if said["group"] is None:
             told["start_us"] = 4_711
+        else:
+            told["place"] = [1, 1, self.next_sequence, self.next_sequence, 1]
+        self.numbers = said["group"] is not None
         self.answer(Kind.SUBSCRIBED, frame.request, told)
         return said
 
     async def pulled(self) -> tuple[int, tuple[int, ...]]:
         """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""
         frame = await self.frame(Kind.PULL)
-        return frame.request, wire.PULL.unpack(frame.payload)
+        return frame.request, wire.PULL.unpack(frame.payload)[:-1]
 
     def messages(self, request: int, *batches: bytes) -> None:
-        self.answer(Kind.MESSAGES, request, payload=b"".join(batches))
+        """Answer a pull; a consumer of a group is told the next pull sequences."""
+        payload = b"".join(batches)
+        count = sum(run.count for run in read_answer(memoryview(payload))[0])
+        meta = None
+        if self.numbers and count:
+            meta = {"ranges": [self.next_sequence, count, 1]}
+            self.next_sequence += count
+        self.answer(Kind.MESSAGES, request, meta, payload)
 
     async def unsubscribed(self) -> None:
         frame = await self.frame(Kind.UNSUBSCRIBE)

@@ -12,6 +12,7 @@ from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.net import consumer as consumer_module
 from qmq.net.consumer import Feed
+from qmq.net.messages import Message
 from qmq.net.pulling import Puller
 from tests.broker_process import broker_process, running_broker
 from tests.net.scripted import stored_batch
@@ -54,6 +55,7 @@ class Bringing(Puller):
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.holder = None
 
     async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
         self.asked.append(max_count)
@@ -62,7 +64,7 @@ class Bringing(Puller):
 
 async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.MonkeyPatch) -> None:
     puller = Bringing()
-    feed = Feed(puller)
+    feed = Feed(puller, Message)
     now = 100.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     for _ in range(8):
@@ -85,7 +87,7 @@ async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.Monkey
 
 async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
     puller = Bringing()
-    feed = Feed(puller)
+    feed = Feed(puller, Message)
     await feed.refill()
     await feed.refill()
     assert len(list(feed.ready)) == sum(puller.asked)
@@ -103,6 +105,7 @@ async def test_consumers_of_a_group_share_and_each_message_comes_once(tmp_path: 
         async def work(number: int) -> None:
             async with client.subscribe("a.", group="g", consumer=f"c{number}") as consumer:
                 async for message in consumer:
+                    message.ack()
                     came[number].append(message.body)
                     if sum(map(len, came)) == len(every):
                         done.set()

@@ -94,7 +94,9 @@ def test_the_examples_are_what_the_code_makes() -> None:
     stored_at_us = int.from_bytes(bytes.fromhex("00605b1a62960400"), "little")
     store_id = bytes.fromhex("7f0000015191")
     assert example("SENT: position") == [answers.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
-    pull = wire.encode_frame(Kind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(1, 100, 1, 4 << 20, 2_000)
+    pull = wire.encode_frame(Kind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(
+        1, 100, 1, 4 << 20, 2_000, wire.NOT_EXPECTED
+    )
     assert example("PULL, request 3") == [pull, answers.messages(Messages(1, 3, [], 0, 0))]
     assert example("ERROR, request 4") == [wire.encode_error(4, StorageFull("no room"))]
 

@@ -70,11 +70,13 @@ def bodies(messages: Sequence[qmq.Message]) -> list[bytes]:
 
 async def test_a_subscription_says_what_is_wanted() -> None:
     async with subscribed("a.", "b", group="billing", consumer="billing-1", start=5) as s:
+        assert len(s.said.pop("nonce")) == len(s.said.pop("client")) == 16
         assert s.said == {
             "group": "billing",
             "prefixes": ["a.", "b"],
             "consumer": "billing-1",
             "start": ["sequence", 5],
+            "transient": False,
         }
         assert s.consumer.id == "billing-1"
 

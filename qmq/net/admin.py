@@ -1,0 +1,189 @@
+"""``client.admin``: groups, their consumers and dead letters, seen and changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import msgpack
+
+from qmq.errors import InvalidOption
+from qmq.net.link import Link
+from qmq.net.pulling import start_of
+from qmq.net.receipts import utc_from_us
+from qmq.net.wire import Kind
+
+_PAGE: Final = 500
+_SECONDS: Final = {
+    "retry_delays": "retry_delays_us",
+    "expire_after": "expire_after_us",
+    "max_handling": "max_handling_us",
+}
+_COUNTS: Final = ("max_attempts", "max_lapses", "max_unacked", "max_unacked_bytes")
+
+
+class GroupInfo(NamedTuple):
+    """A group: what it follows, who is there, and how many messages are where."""
+
+    name: str
+    prefixes: list[str]
+    consumers: int
+    ready: int
+    in_flight: int
+    in_retry: int
+    dead: int
+    settings: dict[str, Any]
+
+
+class ConsumerInfo(NamedTuple):
+    """A consumer of a group. Times are seconds; ``stalled`` is how long its loop had not turned."""
+
+    name: str
+    incarnation: int
+    online: bool
+    held: int
+    held_since: datetime | None
+    silent: float
+    stalled: float
+
+
+class DeadLetter(NamedTuple):
+    """A message that its group has given up, and why. ``id`` is None when it cannot be read any more."""
+
+    number: int
+    id: str | None
+    subject: str | None
+    sequence: int | None
+    attempts: int
+    lapses: int
+    reason: str
+    died_at: datetime
+
+
+class Admin:
+    """Made by a client."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def _do(self, action: str, **fields: Any) -> dict[str, Any]:
+        answer = await self._link.ask(Kind.ADMINISTER, {"action": action, **fields})
+        found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
+        return found
+
+    async def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """All groups by name, or that one. Raises UnknownGroup."""
+        found, after = list[GroupInfo](), ""
+        while True:
+            fields = {"group": name} if name is not None else {"after": after}
+            page = await self._do("groups", **fields)
+            found += [_group_info(row) for row in page["rows"]]
+            if page["after"] is None:
+                return found
+            after = page["after"]
+
+    async def consumers(self, group: str) -> list[ConsumerInfo]:
+        """The consumers of a group. Raises UnknownGroup."""
+        return [
+            ConsumerInfo(
+                row["consumer"], row["incarnation"], row["online"], row["held"],
+                None if row["oldest_held_us"] is None else utc_from_us(row["oldest_held_us"]),
+                row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+            )
+            for row in (await self._do("consumers", group=group))["rows"]
+        ]  # fmt: skip
+
+    async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
+        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption."""
+        found = await self._do("set_group", group=group, settings=packed_settings(settings))
+        return shown_settings(found["settings"])
+
+    async def seek(
+        self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
+    ) -> None:
+        """Have a group go on at the first message kept, behind the last, at a time or at a sequence.
+
+        What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
+        again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption.
+        """
+        await self._do("seek_group", group=group, to=start_of(to), clear_retries=clear_retries)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup."""
+        await self._do("delete_group", group=group)
+
+    async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
+        """The dead letters of a group, the oldest first. Raises UnknownGroup."""
+        after: int | None = 0
+        while after is not None:
+            page = await self._do("dead_letters", group=group, after=after, limit=_PAGE)
+            for row in page["rows"]:
+                yield DeadLetter(
+                    row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"],
+                    row["reason"], utc_from_us(row["died_at_us"]),
+                )  # fmt: skip
+            after = page["after"]
+
+    async def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """Hand out dead letters again (all, or those with these message ids), as if for the first time; how many."""
+        return await self._change_dead("retry_dead", group, ids)
+
+    async def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """Delete dead letters (all, or those with these message ids) for good; how many."""
+        return await self._change_dead("delete_dead", group, ids)
+
+    async def _change_dead(self, action: str, group: str, ids: Sequence[str] | None) -> int:
+        if ids is None:
+            return int((await self._do(action, group=group))["messages"])
+        wanted = {one.lower() for one in ids}
+        numbers = [letter.number async for letter in self.dead_letters(group) if letter.id in wanted]
+        if len(numbers) < len(wanted):
+            raise InvalidOption(f"{len(wanted) - len(numbers)} of these ids are no dead letters of group {group!r}")
+        return int((await self._do(action, group=group, numbers=numbers))["messages"])
+
+
+def _group_info(row: Mapping[str, Any]) -> GroupInfo:
+    return GroupInfo(
+        row["group"], row["prefixes"], row["consumers"], row["ready"], row["in_flight"], row["in_retry"], row["dead"],
+        shown_settings(row["settings"]),
+    )  # fmt: skip
+
+
+def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As the broker takes them: times in microseconds. Raises InvalidOption."""
+    packed: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in _COUNTS:
+            if type(value) is not int or value < 1:
+                raise InvalidOption(f"{name} must be a whole number from 1, not {value!r}")
+            packed[name] = value
+        elif name == "retry_delays":
+            packed[_SECONDS[name]] = [_microseconds(name, one) for one in value]
+            if not packed[_SECONDS[name]]:
+                raise InvalidOption("retry_delays needs one delay or more, in seconds")
+        elif name in _SECONDS:
+            packed[_SECONDS[name]] = _microseconds(name, value)
+        else:
+            raise InvalidOption(f"a group has no setting {name!r}; it has {', '.join([*_COUNTS, *_SECONDS])}")
+    return packed
+
+
+def _microseconds(name: str, value: object) -> int:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 2 * 366 * 86_400:
+        raise InvalidOption(f"{name} must be seconds from 0 to two years, not {value!r}")
+    return int(value * 1_000_000)
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As users see them: times in seconds."""
+    names = {packed: name for name, packed in _SECONDS.items()}
+    shown: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in names:
+            shown[name] = value
+        elif isinstance(value, list):
+            shown[names[name]] = [one / 1e6 for one in value]
+        else:
+            shown[names[name]] = value / 1e6
+    return shown
