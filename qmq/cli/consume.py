@@ -52,6 +52,9 @@ Start = Literal["first", "last"] | datetime | int | None
     show_default=True,
     help="Bodies, a line each; or all of each message as a JSON object.",
 )
+@click.option(
+    "--no-ack", is_flag=True, help="Leave the messages to others: acknowledge none, and hand back all at the end."
+)
 @server_option
 def consume(
     prefix: str,
@@ -62,6 +65,7 @@ def consume(
     timeout: float | None,
     start: str | None,
     form: str,
+    no_ack: bool,
     server: str,
 ) -> None:
     """Print the messages of PREFIX as they come: "a.b." takes each subject that begins so, "a.b" that one, "" all.
@@ -76,7 +80,8 @@ def consume(
     if consumer is not None:
         check_consumer(consumer)
     begin = start_of(start)
-    printer = Printer(sys.stdout.buffer, raw_lines if form == "raw" else json_lines, count, timeout)
+    lines = raw_lines if form == "raw" else json_lines
+    printer = Printer(sys.stdout.buffer, lines, count, timeout, acknowledges=not no_ack)
     run(printer.run(server, prefix, group, consumer, begin))
 
 
@@ -106,8 +111,11 @@ class Printer:
         lines: Callable[[MessageBatch], Iterable[bytes]],
         count: int | None,
         timeout: float | None,
+        *,
+        acknowledges: bool = True,
     ) -> None:
         self._out = out
+        self._acknowledges = acknowledges
         self._lines = lines
         self._left = count
         self._timeout = timeout
@@ -144,6 +152,8 @@ class Printer:
             return
         self._out.writelines(self._lines(batch))
         self._out.flush()
+        if self._acknowledges:
+            batch.ack()
         self._printed += len(batch)
         if self._left is not None:
             self._left -= len(batch)

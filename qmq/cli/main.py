@@ -17,6 +17,9 @@ COMMANDS: Final = {
     "produce": "Send the lines of stdin as messages.",
     "consume": "Print messages as they come.",
     "subjects": "List subjects and how many messages each keeps.",
+    "groups": "List groups, set, seek and delete them.",
+    "consumers": "List the consumers of a group.",
+    "dead-letters": "List, retry and delete dead letters.",
     "verify": "Check every file of a data directory.",
     "repair": "Make derived files of a data directory again.",
     "bench": "Measure how fast QMQ is on this machine.",
@@ -32,7 +35,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"qmq.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(importlib.import_module(f"qmq.cli.{name}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 

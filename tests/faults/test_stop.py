@@ -87,7 +87,9 @@ async def test_parked_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path:
         connection = client._link.connection
         assert connection is not None
         subscription = (await connection.request(Kind.SUBSCRIBE, SOLO)).meta["subscription"]
-        connection.ask(Kind.PULL, answers.append, payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000))
+        connection.ask(
+            Kind.PULL, answers.append, payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000, wire.NOT_EXPECTED)
+        )
         assert await asyncio.to_thread(broker.stop) == 0
         await asyncio.to_thread(broker.start)
         assert [type(answer) for answer in answers] == [qmq.BrokerStopping]

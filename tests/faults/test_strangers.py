@@ -115,7 +115,7 @@ PULLS: Final = LARGE // 4
 
 def pulls(subscription: int) -> bytes:
     """As many as are needed for all messages."""
-    payload = wire.PULL.pack(subscription, 100, 1, 1 * MIB, 0)
+    payload = wire.PULL.pack(subscription, 100, 1, 1 * MIB, 0, wire.NOT_EXPECTED)
     return b"".join(frame(Kind.PULL, 3 + number, payload) for number in range(PULLS))
 
 

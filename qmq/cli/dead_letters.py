@@ -1,0 +1,85 @@
+"""``qmq dead-letters``: what groups have given up."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.names import check_group
+from qmq.net.admin import DeadLetter
+
+
+@click.group(short_help="List, retry and delete dead letters.")
+def dead_letters() -> None:
+    """The messages that a group has given up: out of attempts, rejected, expired, or deadly to their consumers."""
+
+
+@dead_letters.command("list", short_help="List the dead letters of a group.")
+@click.argument("group")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@server_option
+def list_letters(group: str, as_json: bool, server: str) -> None:
+    """List the dead letters of GROUP, the oldest first."""
+    check_group(group)
+
+    async def load() -> list[DeadLetter]:
+        async with connect(server) as client:
+            return [letter async for letter in client.admin.dead_letters(group)]
+
+    found = run(load())
+    if not as_json and sys.stdout.isatty():
+        _print_table(found)
+        return
+    for letter in found:
+        fields = letter._asdict() | {"died_at": letter.died_at.isoformat()}
+        del fields["number"]
+        click.echo(json.dumps(fields) if as_json else "\t".join(str(field) for field in fields.values()))
+
+
+@dead_letters.command("retry", short_help="Hand dead letters out again.")
+@click.argument("group")
+@click.argument("ids", nargs=-1)
+@server_option
+def retry(group: str, ids: tuple[str, ...], server: str) -> None:
+    """Hand out the dead letters of GROUP again, as if for the first time: those with these message IDS, or all."""
+    check_group(group)
+
+    async def change() -> int:
+        async with connect(server) as client:
+            return await client.admin.retry_dead(group, ids or None)
+
+    click.echo(f"{run(change())} handed out again")
+
+
+@dead_letters.command("delete", short_help="Delete dead letters.")
+@click.argument("group")
+@click.argument("ids", nargs=-1)
+@server_option
+def delete(group: str, ids: tuple[str, ...], server: str) -> None:
+    """Delete the dead letters of GROUP for good: those with these message IDS, or all."""
+    check_group(group)
+
+    async def change() -> int:
+        async with connect(server) as client:
+            return await client.admin.delete_dead(group, ids or None)
+
+    click.echo(f"{run(change())} deleted")
+
+
+def _print_table(found: list[DeadLetter]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption=f"{len(found):,} dead letters", caption_justify="left")
+    table.add_column("id", style="bold", no_wrap=True)
+    for name in ("subject", "died at", "attempts", "lapses", "reason"):
+        table.add_column(name, overflow="fold")
+    for letter in found:
+        died_at = letter.died_at.strftime("%Y-%m-%d %H:%M:%S")
+        counts = str(letter.attempts), str(letter.lapses)
+        table.add_row(letter.id or "(unreadable)", letter.subject or "", died_at, *counts, letter.reason)
+    Console().print(table)

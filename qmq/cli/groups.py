@@ -1,0 +1,135 @@
+"""``qmq groups``: which groups there are; their settings, where they are, and their end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.cli.consume import start_of
+from qmq.errors import InvalidOption
+from qmq.names import check_group
+from qmq.net.admin import GroupInfo
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+
+
+@click.group(invoke_without_command=True, short_help="List groups, set, seek and delete them.")
+@click.pass_context
+@_json_option
+@server_option
+def groups(context: click.Context, as_json: bool, server: str) -> None:
+    """List the groups: what each follows, and how many of its messages are ready, in flight, in retry and dead."""
+    if context.invoked_subcommand is None:
+        _list(as_json, server)
+
+
+@groups.command("list", short_help="List the groups.")
+@_json_option
+@server_option
+def list_groups(as_json: bool, server: str) -> None:
+    """List the groups: what each follows, and how many of its messages are ready, in flight, in retry and dead."""
+    _list(as_json, server)
+
+
+@groups.command("set", short_help="Change settings of a group.")
+@click.argument("group")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@server_option
+def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
+    """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, max_handling
+    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes.
+    """
+    given = dict(setting_of(text) for text in settings)
+    check_group(group)
+
+    async def change() -> dict[str, Any]:
+        async with connect(server) as client:
+            return await client.admin.set_group(group, **given)
+
+    for name, value in run(change()).items():
+        click.echo(f"{name}={','.join(f'{one:g}' for one in value) if isinstance(value, list) else value}")
+
+
+@groups.command("seek", short_help="Have a group go on elsewhere.")
+@click.argument("group")
+@click.option("--to", required=True, metavar="first|last|TIME|SEQ", help="Where it goes on.")
+@click.option("--clear-retries", is_flag=True, help="Drop what waits to be handed out again, too.")
+@server_option
+def seek(group: str, to: str, clear_retries: bool, server: str) -> None:
+    """Have GROUP go on at the first message kept, behind the last, at a time or at a sequence.
+
+    What its consumers hold is dropped; their late acknowledgements are refused.
+    """
+    begin = start_of(to)
+    assert begin is not None
+    check_group(group)
+
+    async def change() -> None:
+        async with connect(server) as client:
+            await client.admin.seek(group, begin, clear_retries=clear_retries)
+
+    run(change())
+
+
+@groups.command("delete", short_help="Forget a group.")
+@click.argument("group")
+@server_option
+def delete(group: str, server: str) -> None:
+    """Forget GROUP, with what it holds, what waits to be handed out again, and its dead letters."""
+    check_group(group)
+
+    async def change() -> None:
+        async with connect(server) as client:
+            await client.admin.delete_group(group)
+
+    run(change())
+
+
+def setting_of(text: str) -> tuple[str, Any]:
+    """What KEY=VALUE says. Raises InvalidOption."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidOption(f"{text!r} is not KEY=VALUE")
+    try:
+        if name == "retry_delays":
+            return name, [float(part) for part in value.split(",")]
+        return name, float(value) if name in ("expire_after", "max_handling") else int(value)
+    except ValueError:
+        raise InvalidOption(f"{name}: {value!r} is not a number") from None
+
+
+def _list(as_json: bool, server: str) -> None:
+    async def load() -> list[GroupInfo]:
+        async with connect(server) as client:
+            return await client.admin.groups()
+
+    found = run(load())
+    if not as_json and sys.stdout.isatty():
+        _print_table(found)
+        return
+    for info in found:
+        counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead)
+        if as_json:
+            click.echo(json.dumps({"group": info.name, **info._asdict()} | {"name": info.name}))
+        else:
+            click.echo("\t".join([info.name, ",".join(info.prefixes), *map(str, counts)]))
+
+
+def _print_table(found: list[GroupInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption=f"{len(found):,} groups", caption_justify="left")
+    table.add_column("group", style="bold", overflow="fold")
+    table.add_column("follows", overflow="fold")
+    for name in ("consumers", "ready", "in flight", "in retry", "dead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for info in found:
+        counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead)
+        table.add_row(info.name, " ".join(prefix or "(all)" for prefix in info.prefixes), *(f"{n:,}" for n in counts))
+    Console().print(table)
