@@ -152,7 +152,7 @@ async def _pull(attack: Attack, reads: int) -> None:
         size, _, _, meta_size, _ = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))
         answer = await reader.readexactly(size - FRAME_SIZE)
         subscription = wire.unpack_meta(memoryview(answer)[:meta_size])["subscription"]
-        pull = wire.PULL.pack(subscription, 1_000_000, 1, 4 * _MIB, 0)
+        pull = wire.PULL.pack(subscription, 1_000_000, 1, 4 * _MIB, 0, wire.NOT_EXPECTED)
         for number in range(100):
             writer.write(wire.encode_frame(Kind.PULL, 3 + number, b"", len(pull)) + pull)
         attack.strike(50)
