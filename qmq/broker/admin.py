@@ -11,8 +11,8 @@ from qmq.broker.carrying import Some
 from qmq.broker.changes import Changes
 from qmq.broker.commands import Now
 from qmq.broker.delivery import Delivery
+from qmq.broker.group_settings import settings_of
 from qmq.broker.groups import Group, resolve_start
-from qmq.broker.handing import settings_of
 from qmq.broker.ledger import Ledger
 from qmq.broker.ranges import parts_of
 from qmq.broker.retries import unpacked

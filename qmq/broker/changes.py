@@ -9,7 +9,7 @@ import msgpack
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.delivery import Delivery
 from qmq.broker.groups import Begin, Group, Start
-from qmq.broker.ledger import Kind
+from qmq.broker.kinds import Kind
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
 

@@ -220,15 +220,16 @@ class Delivery:
     def _serve_again(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
         """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
         pull, subscription = waiting.pull, waiting.subscription
+        redelivery, now_us = self.handing.redelivery, self.handing.now.wall_us
         answer = None
         while offer.what is not What.NOTHING and (answer is None or not answer.ranges):
             try:
-                answer = self.handing.give_again(subscription, offer, pull)
+                answer = redelivery.give_again(subscription, offer, pull, now_us)
             except NotAtHand as missing:
                 if self._reads.begin(missing.read, subscription.followings[0]):
                     return 0
                 with self._waiting():
-                    answer = self.handing.give_again(subscription, offer, pull)
+                    answer = redelivery.give_again(subscription, offer, pull, now_us)
             if answer is None or (offer.what is What.HELD and not answer.ranges):
                 break
         if answer is None or not answer.ranges:
@@ -299,7 +300,9 @@ class Delivery:
         if not carrier.left_out:
             return buffers, size, ((start, end - start, 1),)
         with self._waiting():
-            answer = self.handing.carry(subscription, start, end, end - start, self._limits.max_pull_bytes)
+            answer = self.handing.redelivery.carry(
+                subscription, start, end, end - start, self._limits.max_pull_bytes, self.handing.now.wall_us
+            )
         return answer.buffers, answer.size, tuple(answer.ranges)
 
     # --- verdicts ----------------------------------------------------------------------------------------------------

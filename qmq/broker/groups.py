@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Pull, Subscribe
-from qmq.broker.ledger import Ledger, Member
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store

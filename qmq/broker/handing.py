@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 import numpy as np
 
-from qmq.broker.carrying import Carrier, Many, Some
-from qmq.broker.commands import Buffer, HandBack, Heartbeat, Now, Place, Pull, Subscribe
+from qmq.broker.carrying import Many
+from qmq.broker.commands import HandBack, Heartbeat, Now, Place, Pull, Subscribe
+from qmq.broker.group_settings import settings_of
 from qmq.broker.groups import Following, Group, Subscription
-from qmq.broker.held import HeldRange, MessageRange
-from qmq.broker.ledger import GroupSettings, Kind, Leaving, Ledger, Member, Verdict, unflat
-from qmq.broker.members import Members, Offer, What
+from qmq.broker.held import MessageRange
+from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.ledger import Ledger, unflat
+from qmq.broker.member import Member
+from qmq.broker.members import Members, Offer
 from qmq.broker.ranges import Parts, parts_of, ranges_of
-from qmq.broker.retries import Taken
+from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE
-from qmq.storage.store import NotAtHand, Store
-
-#: Stretches of pull sequences that one answer has, at most.
-MOST_RANGES: Final = 1_000
-#: Messages that one answer has of those that are handed out again, at most.
-MOST_AGAIN: Final = 4_096
+from qmq.storage.store import Store
 
 
 class Handing:
@@ -39,8 +37,7 @@ class Handing:
         self.ledgers: dict[int, Ledger] = {}
         self._next_number = 1
         self.now = Now(0, 0)
-        #: Messages that could not be read when they were to be handed out, and are passed.
-        self.lost = 0
+        self.redelivery = Redelivery(store)
 
     # --- groups and consumers ----------------------------------------------------------------------------------------
 
@@ -151,114 +148,13 @@ class Handing:
 
     def gave(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
         """A pull is answered with messages that are handed out for the first time: their pull sequences."""
-        ledger, member = _ledger_and_member(subscription)
+        ledger, member = ledger_and_member(subscription)
         followings = subscription.followings
         exact = followings[0] if len(followings) == 1 and followings[0].exact else None
         ranges = ranges_of(parts, exact.subject(self._store) if exact is not None else None)
         ledger.was_again = False
         pull = ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
         return pull.first, pull.first + pull.total
-
-    def give_again(self, subscription: Subscription, offer: Offer, pull: Pull) -> Answer | None:
-        """What a pull gets that has been handed out before; None when there is nothing. Raises NotAtHand."""
-        ledger, member = _ledger_and_member(subscription)
-        max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
-        if offer.what is What.HELD:
-            assert pull.expected is not None
-            return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes)
-        taken = self._take(ledger, offer.what, max_count)
-        try:
-            fits = self._fitting(taken, max_bytes)
-        except NotAtHand:
-            ledger.retries.put_back(taken)
-            raise
-        if not taken:
-            return None
-        if offer.what is What.AGAIN and fits < sum(one.total for one in taken):
-            ledger.retries.put_back(taken)
-            taken = ledger.retries.take(fits)
-        ledger.was_again = True
-        given = ledger.pulled_again(member, taken, max_bytes, self.now.wall_us)
-        return self.carry(subscription, given.first, given.first + given.total, given.total, max_bytes)
-
-    def _take(self, ledger: Ledger, what: What, max_count: int) -> list[Taken]:
-        if what is What.ALONE:
-            return [ledger.retries.take_alone()]
-        return ledger.retries.take(min(max_count, MOST_AGAIN))
-
-    def _fitting(self, taken: list[Taken], max_bytes: int) -> int:
-        """How many messages of these an answer has room for, one at least. Raises NotAtHand."""
-        count = size = 0
-        for one in taken:
-            for part in self._at_hand(one.held.messages):
-                messages, more = _extent(part)
-                if size + more > max_bytes:
-                    return max(count + int(messages * (max_bytes - size) / more), 1)
-                count, size = count + messages, size + more
-        return max(count, 1)
-
-    def carry(self, subscription: Subscription, start: int, end: int, max_count: int, max_bytes: int) -> Answer:
-        """The messages that a consumer holds of the pull sequences [start, end), as many as fit. Raises NotAtHand.
-
-        Those that cannot be read any more are rejected: they go to the dead letters.
-        """
-        _, member = _ledger_and_member(subscription)
-        answer = Answer([], 0, [])
-        for low, high in member.held.unhandled(start):
-            sequence = low
-            for held in member.held.between(low, min(high, end)):
-                if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
-                    return answer
-                messages = held.messages.part(0, min(held.messages.total, max_count))
-                parts = self._at_hand(messages)
-                size = sum(_extent(part)[1] for part in parts)
-                if answer.size + size > max_bytes and answer.ranges:
-                    return answer
-                self._carry_range(subscription, answer, sequence, held._replace(messages=messages), parts)
-                max_count -= messages.total
-                sequence += held.messages.total
-        return answer
-
-    def _carry_range(
-        self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, parts: Parts
-    ) -> None:
-        carrier = Carrier(self._store, [])
-        buffers = carrier.carry(parts)
-        if carrier.left_out or sum(_extent(part)[0] for part in parts) < held.messages.total:
-            self._carry_each(subscription, answer, sequence, held)
-            return
-        answer.add(buffers, sequence, held.messages.total, held.attempt)
-
-    def _carry_each(self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange) -> None:
-        """Something of it cannot be read: find out what, and reject that."""
-        ledger, member = _ledger_and_member(subscription)
-        for at in range(held.messages.total):
-            carrier = Carrier(self._store, [])
-            parts = parts_of(self._store, held.messages.part(at, at + 1))
-            buffers = carrier.carry(parts)
-            if buffers and not carrier.left_out:
-                answer.add(buffers, sequence + at, 1, held.attempt)
-                continue
-            self.lost += 1
-            if not parts:  # it went with the power, before it was on disk
-                ledger.ack(member, [sequence + at, sequence + at + 1])
-                continue
-            ledger.hand_back(
-                member, sequence + at, sequence + at + 1, Verdict.REJECT, "it cannot be read any more", None,
-                self.now.wall_us,
-            )  # fmt: skip
-
-    def _at_hand(self, messages: MessageRange) -> Parts:
-        """The parts of a range, all of them in memory. Raises NotAtHand."""
-        store, parts = self._store, parts_of(self._store, messages)
-        for part in parts:
-            if isinstance(part, Some):
-                positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])
-            else:
-                positions, sizes = part.rows["position"].astype(np.int64), part.rows["batch_size"].astype(np.int64)
-            if store.count_at_hand(part.partition, positions, sizes) < len(positions):
-                raise NotAtHand(store.read_of(part.partition, positions, sizes, onward=False))
-        return parts
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""
@@ -322,54 +218,3 @@ class Handing:
     def restored(self) -> None:
         """All is told: the consumers get their time from now on."""
         self.members.restore(self.ledgers.values(), self.now)
-
-
-class Answer:
-    """What a pull is answered with: buffers, and the pull sequences of what is in them."""
-
-    __slots__ = ("buffers", "ranges", "size")
-
-    def __init__(self, buffers: list[Buffer], size: int, ranges: list[tuple[int, int, int]]) -> None:
-        self.buffers = buffers
-        self.size = size
-        self.ranges = ranges
-
-    def add(self, buffers: list[Buffer], sequence: int, count: int, attempt: int) -> None:
-        """So many messages more, from that pull sequence on."""
-        self.buffers += buffers
-        self.size += sum(map(len, buffers))
-        if self.ranges and self.ranges[-1][0] + self.ranges[-1][1] == sequence and self.ranges[-1][2] == attempt:
-            first, before, _ = self.ranges[-1]
-            self.ranges[-1] = first, before + count, attempt
-        else:
-            self.ranges.append((sequence, count, attempt))
-
-    @property
-    def messages(self) -> int:
-        """How many it has."""
-        return sum(count for _, count, _ in self.ranges)
-
-
-def _ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:
-    ledger, member = subscription.group.ledger, subscription.member
-    assert ledger is not None
-    assert member is not None
-    return ledger, member
-
-
-def _extent(part: Some | Many) -> tuple[int, int]:
-    """About how many messages and bytes a part has."""
-    if isinstance(part, Some):
-        count = part.stop - part.start
-        return count, part.entry[9] * count // part.entry[4]
-    return int(part.rows["count"].sum()), int(part.rows["run_size"].sum())
-
-
-def settings_of(before: GroupSettings, given: dict[str, Any]) -> GroupSettings:
-    """*before* with what is given. Raises InvalidOption."""
-    unknown = given.keys() - set(GroupSettings._fields)
-    if unknown:
-        raise InvalidOption(
-            f"a group has no setting {', '.join(sorted(unknown))}; it has {', '.join(GroupSettings._fields)}"
-        )
-    return before._replace(**given)

@@ -6,90 +6,18 @@ after a start. Times are wall-clock microseconds; monotonic ones (who was heard 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import msgpack
 
+from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
+from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.member import Member
 from qmq.broker.retries import PIECES, Failure, Retries, Retry, Taken, packed, split, unpacked
 from qmq.errors import Fenced
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
-
-RETRY_DELAYS_US: Final = tuple(s * 1_000_000 for s in (5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200))
-
-
-class Kind(enum.IntEnum):
-    """Kinds of records. Each payload is a msgpack list that begins with the group's number."""
-
-    JOIN = 1
-    LEAVE = 2
-    PULL = 3
-    AGAIN = 4
-    ACK = 5
-    BACK = 6
-    SETTINGS = 7
-    REVIVE = 8
-    FORGET = 9
-    GROUP = 10  # number, name, prefix that it follows from now on, start, places
-    SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
-    DELETE = 12
-
-
-class Verdict(enum.IntEnum):
-    """How messages are handed back."""
-
-    NACK = 1
-    RELEASE = 2
-    REJECT = 3
-
-
-class Leaving(enum.IntEnum):
-    """Why a consumer holds nothing any more."""
-
-    LEFT = 1
-    LAPSED = 2
-    CLOSED = 3  # by a seek: what it held is dropped
-
-
-class GroupSettings(NamedTuple):
-    """What a group may set; the broker's answer to each is the one that counts."""
-
-    max_attempts: int = 16
-    retry_delays_us: tuple[int, ...] = RETRY_DELAYS_US
-    max_lapses: int = 3
-    max_unacked: int = 10_000
-    max_unacked_bytes: int = 64 << 20
-    expire_after_us: int = 0
-    max_handling_us: int = 0
-
-    def delay_us(self, attempt: int) -> int:
-        """How long to wait after that attempt (from 1) failed."""
-        return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
-
-
-class Member:
-    """One consumer of a group."""
-
-    __slots__ = (
-        "alone", "closed", "held", "incarnation", "name", "nonce", "number", "progress", "seen_us", "stalled_us",
-        "takeovers", "transient",
-    )  # fmt: skip
-
-    def __init__(self, number: int, name: str, transient: bool) -> None:
-        self.number = number
-        self.name = name
-        self.transient = transient
-        self.incarnation = 0
-        self.nonce = b""
-        self.held = Held()
-        self.closed = True  # nobody is it now
-        self.progress = False  # something was handled since the last takeover
-        self.takeovers = 0  # in a row, without progress
-        self.alone = False  # it holds what was handed out alone
-        self.seen_us = 0  # monotonic
-        self.stalled_us = 0  # for so long its loop had not turned when it last said so
 
 
 class Ledger:

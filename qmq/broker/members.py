@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from qmq.broker.commands import Now
-from qmq.broker.ledger import Leaving, Ledger, Member
+from qmq.broker.kinds import Leaving
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
 
 #: Positions above the frontier that a consumer's messages may span, in windows.
 SPAN_WINDOWS: Final = 64

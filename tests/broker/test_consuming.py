@@ -20,7 +20,7 @@ from qmq.broker.commands import (
     Subscribed,
     Unsubscribe,
 )
-from qmq.broker.ledger import Verdict
+from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

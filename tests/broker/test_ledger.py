@@ -9,8 +9,11 @@ from typing import Any
 import msgpack
 import pytest
 
+from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
-from qmq.broker.ledger import GroupSettings, Kind, Leaving, Ledger, Member, Verdict
+from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk

@@ -1,0 +1,38 @@
+"""What the records of the pull log say, and the words in them."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Kind(enum.IntEnum):
+    """Kinds of records. Each payload is a msgpack list that begins with the group's number."""
+
+    JOIN = 1
+    LEAVE = 2
+    PULL = 3
+    AGAIN = 4
+    ACK = 5
+    BACK = 6
+    SETTINGS = 7
+    REVIVE = 8
+    FORGET = 9
+    GROUP = 10  # number, name, prefix that it follows from now on, start, places
+    SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
+    DELETE = 12
+
+
+class Verdict(enum.IntEnum):
+    """How messages are handed back."""
+
+    NACK = 1
+    RELEASE = 2
+    REJECT = 3
+
+
+class Leaving(enum.IntEnum):
+    """Why a consumer holds nothing any more."""
+
+    LEFT = 1
+    LAPSED = 2
+    CLOSED = 3  # by a seek: what it held is dropped

@@ -1,0 +1,28 @@
+"""One consumer of a group, as the broker knows it."""
+
+from __future__ import annotations
+
+from qmq.broker.held import Held
+
+
+class Member:
+    """One consumer of a group."""
+
+    __slots__ = (
+        "alone", "closed", "held", "incarnation", "name", "nonce", "number", "progress", "seen_us", "stalled_us",
+        "takeovers", "transient",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, transient: bool) -> None:
+        self.number = number
+        self.name = name
+        self.transient = transient
+        self.incarnation = 0
+        self.nonce = b""
+        self.held = Held()
+        self.closed = True  # nobody is it now
+        self.progress = False  # something was handled since the last takeover
+        self.takeovers = 0  # in a row, without progress
+        self.alone = False  # it holds what was handed out alone
+        self.seen_us = 0  # monotonic
+        self.stalled_us = 0  # for so long its loop had not turned when it last said so

@@ -1,0 +1,179 @@
+"""What a consumer gets that has been handed out before: what it holds, and what waits to be handed out again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from qmq.broker.carrying import Carrier, Many, Some
+from qmq.broker.commands import Buffer, Pull
+from qmq.broker.groups import Subscription
+from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.kinds import Verdict
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
+from qmq.broker.members import Offer, What
+from qmq.broker.ranges import Parts, parts_of
+from qmq.broker.retries import Taken
+from qmq.storage.store import NotAtHand, Store
+
+#: Stretches of pull sequences that one answer has, at most.
+MOST_RANGES: Final = 1_000
+#: Messages that one answer has of those that are handed out again, at most.
+MOST_AGAIN: Final = 4_096
+
+
+class Redelivery:
+    """Of all groups."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: Messages that could not be read when they were to be handed out, and are passed.
+        self.lost = 0
+
+    def give_again(self, subscription: Subscription, offer: Offer, pull: Pull, now_us: int) -> Answer | None:
+        """What a pull gets that has been handed out before; None when there is nothing. Raises NotAtHand."""
+        ledger, member = ledger_and_member(subscription)
+        max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
+        if offer.what is What.HELD:
+            assert pull.expected is not None
+            return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
+        taken = self._take(ledger, offer.what, max_count)
+        try:
+            fits = self._fitting(taken, max_bytes)
+        except NotAtHand:
+            ledger.retries.put_back(taken)
+            raise
+        if not taken:
+            return None
+        if offer.what is What.AGAIN and fits < sum(one.total for one in taken):
+            ledger.retries.put_back(taken)
+            taken = ledger.retries.take(fits)
+        ledger.was_again = True
+        given = ledger.pulled_again(member, taken, max_bytes, now_us)
+        return self.carry(subscription, given.first, given.first + given.total, given.total, max_bytes, now_us)
+
+    def _take(self, ledger: Ledger, what: What, max_count: int) -> list[Taken]:
+        if what is What.ALONE:
+            return [ledger.retries.take_alone()]
+        return ledger.retries.take(min(max_count, MOST_AGAIN))
+
+    def _fitting(self, taken: list[Taken], max_bytes: int) -> int:
+        """How many messages of these an answer has room for, one at least. Raises NotAtHand."""
+        count = size = 0
+        for one in taken:
+            for part in self._at_hand(one.held.messages):
+                messages, more = _extent(part)
+                if size + more > max_bytes:
+                    return max(count + int(messages * (max_bytes - size) / more), 1)
+                count, size = count + messages, size + more
+        return max(count, 1)
+
+    def carry(
+        self, subscription: Subscription, start: int, end: int, max_count: int, max_bytes: int, now_us: int
+    ) -> Answer:
+        """The messages that a consumer holds of the pull sequences [start, end), as many as fit. Raises NotAtHand.
+
+        Those that cannot be read any more are rejected: they go to the dead letters.
+        """
+        _, member = ledger_and_member(subscription)
+        answer = Answer([], 0, [])
+        for low, high in member.held.unhandled(start):
+            sequence = low
+            for held in member.held.between(low, min(high, end)):
+                if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
+                    return answer
+                messages = held.messages.part(0, min(held.messages.total, max_count))
+                parts = self._at_hand(messages)
+                size = sum(_extent(part)[1] for part in parts)
+                if answer.size + size > max_bytes and answer.ranges:
+                    return answer
+                self._carry_range(subscription, answer, sequence, held._replace(messages=messages), parts, now_us)
+                max_count -= messages.total
+                sequence += held.messages.total
+        return answer
+
+    def _carry_range(
+        self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, parts: Parts, now_us: int
+    ) -> None:
+        carrier = Carrier(self._store, [])
+        buffers = carrier.carry(parts)
+        if carrier.left_out or sum(_extent(part)[0] for part in parts) < held.messages.total:
+            self._carry_each(subscription, answer, sequence, held, now_us)
+            return
+        answer.add(buffers, sequence, held.messages.total, held.attempt)
+
+    def _carry_each(
+        self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, now_us: int
+    ) -> None:
+        """Something of it cannot be read: find out what, and reject that."""
+        ledger, member = ledger_and_member(subscription)
+        for at in range(held.messages.total):
+            carrier = Carrier(self._store, [])
+            parts = parts_of(self._store, held.messages.part(at, at + 1))
+            buffers = carrier.carry(parts)
+            if buffers and not carrier.left_out:
+                answer.add(buffers, sequence + at, 1, held.attempt)
+                continue
+            self.lost += 1
+            if not parts:  # it went with the power, before it was on disk
+                ledger.ack(member, [sequence + at, sequence + at + 1])
+                continue
+            ledger.hand_back(
+                member, sequence + at, sequence + at + 1, Verdict.REJECT, "it cannot be read any more", None,
+                now_us,
+            )  # fmt: skip
+
+    def _at_hand(self, messages: MessageRange) -> Parts:
+        """The parts of a range, all of them in memory. Raises NotAtHand."""
+        store, parts = self._store, parts_of(self._store, messages)
+        for part in parts:
+            if isinstance(part, Some):
+                positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])
+            else:
+                positions, sizes = part.rows["position"].astype(np.int64), part.rows["batch_size"].astype(np.int64)
+            if store.count_at_hand(part.partition, positions, sizes) < len(positions):
+                raise NotAtHand(store.read_of(part.partition, positions, sizes, onward=False))
+        return parts
+
+
+class Answer:
+    """What a pull is answered with: buffers, and the pull sequences of what is in them."""
+
+    __slots__ = ("buffers", "ranges", "size")
+
+    def __init__(self, buffers: list[Buffer], size: int, ranges: list[tuple[int, int, int]]) -> None:
+        self.buffers = buffers
+        self.size = size
+        self.ranges = ranges
+
+    def add(self, buffers: list[Buffer], sequence: int, count: int, attempt: int) -> None:
+        """So many messages more, from that pull sequence on."""
+        self.buffers += buffers
+        self.size += sum(map(len, buffers))
+        if self.ranges and self.ranges[-1][0] + self.ranges[-1][1] == sequence and self.ranges[-1][2] == attempt:
+            first, before, _ = self.ranges[-1]
+            self.ranges[-1] = first, before + count, attempt
+        else:
+            self.ranges.append((sequence, count, attempt))
+
+    @property
+    def messages(self) -> int:
+        """How many it has."""
+        return sum(count for _, count, _ in self.ranges)
+
+
+def ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:
+    ledger, member = subscription.group.ledger, subscription.member
+    assert ledger is not None
+    assert member is not None
+    return ledger, member
+
+
+def _extent(part: Some | Many) -> tuple[int, int]:
+    """About how many messages and bytes a part has."""
+    if isinstance(part, Some):
+        count = part.stop - part.start
+        return count, part.entry[9] * count // part.entry[4]
+    return int(part.rows["count"].sum()), int(part.rows["run_size"].sum())
