@@ -177,6 +177,8 @@ async def drain(url: str, group: str, prefix: str = "") -> list[Message]:
             while len(messages) < total:
                 came = await consumer.pull(max_count=10_000, timeout=20)
                 assert came, f"{len(messages)} of {total} messages came"
+                for message in came:
+                    message.ack()
                 messages += came
             assert await consumer.pull(timeout=0) == []
     return messages
