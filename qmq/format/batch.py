@@ -24,7 +24,6 @@ from qmq.format.layout import (
     CREATED_AT_END_US,
     ENTRY_DTYPE,
     FIXED_COLUMN_BYTES,
-    KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
     OPTIONAL_COLUMNS,
@@ -33,6 +32,7 @@ from qmq.format.layout import (
     RUN_DTYPE,
     RUN_FIRST_SEQUENCE_OFFSET,
     RUN_SIZE,
+    SENT_FLAGS,
     STAMP_PLACE,
     STAMP_PLACE_OFFSET,
     STAMP_SEAL,
@@ -134,8 +134,8 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     data_start = header.data_start
     if header.magic != BATCH_MAGIC or header.version != BATCH_VERSION:
         raise BadBatch(f"not a batch of version {BATCH_VERSION}: magic {header.magic:#x}, version {header.version}")
-    if header.reserved or header.flags & ~KNOWN_FLAGS:
-        raise BadBatch(f"unknown flags {header.flags:#x}; this broker knows {KNOWN_FLAGS:#x}")
+    if header.reserved or header.flags & ~SENT_FLAGS:
+        raise BadBatch(f"unknown flags {header.flags:#x}; this broker takes {SENT_FLAGS:#x}")
     if header.size != len(view) or data_start > header.size or not 1 <= header.runs <= MAX_RUNS:
         raise BadBatch(f"sizes do not add up: size {header.size} of {len(view)}, {header.runs} runs")
     if header.table_size > TABLE_BYTES + TABLE_BYTES_A_RUN * header.runs:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
-from operator import add
+from operator import add, xor
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import msgpack
@@ -23,6 +23,8 @@ from qmq.format.layout import (
     BATCH_MAGIC,
     BATCH_PREFIX_SIZE,
     BATCH_VERSION,
+    HAS_DELIVER_AT,
+    HAS_EXPIRE_AT,
     HAS_KEY_HASH,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
@@ -49,18 +51,26 @@ _NO_MARK: Final = bytes(8)
 
 
 class MessageHeader(NamedTuple):
-    """A message's header as it travels, with what the columns say of it."""
+    """A message's header as it travels, with what the columns say of it: ``deliver_at`` and ``expire_at`` as they stand
+    there, 0 for none.
+    """
 
     packed: bytes
     tags: int
     key: int
+    deliver_at: int = 0
+    expire_at: int = 0
 
 
 NO_HEADER: Final = MessageHeader(b"", 0, 0)
 
 
 def make_header(
-    key: str | None = None, tags: Sequence[str] | None = None, properties: dict[str, str] | None = None
+    key: str | None = None,
+    tags: Sequence[str] | None = None,
+    properties: dict[str, str] | None = None,
+    deliver_at: int = 0,
+    expire_at: int = 0,
 ) -> MessageHeader:
     """Pack key, tags and properties into a message header.
 
@@ -87,13 +97,13 @@ def make_header(
     except (TypeError, AttributeError, UnicodeError):
         _refuse(key, tags, properties)
     if not parts:
-        return NO_HEADER
+        return MessageHeader(b"", 0, 0, deliver_at, expire_at) if deliver_at or expire_at else NO_HEADER
     if len(packed) >= MAX_HEADER_BYTES:
         raise MessageTooLarge(
             f"key, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
             "put what is large into the body"
         )
-    return MessageHeader(_MAP[parts] + packed, bits, hashed)
+    return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at)
 
 
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
@@ -194,17 +204,17 @@ def build_flat(
         datas = _run_datas(messages, columns, counts)
         data = [b"".join(datas)]
         size, crc = len(data[0]), crc32c(data[0])
-        records = _records(counts, list(map(len, datas)), map(crc32c, datas))
+        records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
     table = table_of(subjects)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
         len(messages), len(subjects), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
         _NO_MARK,
     )  # fmt: skip
-    return [_sealed_head(fields, records + table), *data]
+    return [sealed_head(fields, records + table), *data]
 
 
-def _sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
+def sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
     """The header with its checksum, then *rest*: run records and table."""
     head = bytearray(BATCH_HEADER.pack(*fields))
     crc = crc32c(rest, crc32c(head[:BATCH_PREFIX_SIZE]))
@@ -237,22 +247,36 @@ def _columns_of(
         return bodies, [(little("I", map(len, bodies)), 4), (bytes(2 * count), 2), (crcs, 4)], 0
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} bodies")
-    packed, tags, keys = zip(*headers, strict=True)
+    packed, tags, keys, *times = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
     flags = (HAS_TAGS if any(tags) else 0) | (HAS_KEY_HASH if any(keys) else 0)
-    crcs = little("I", map(crc32c, messages, _seeds(sizes, tags, keys) if flags else sizes))
+    seeds = _seeds(sizes, tags, keys) if flags else sizes
+    timed = [(flag, time) for flag, time in zip((HAS_DELIVER_AT, HAS_EXPIRE_AT), times, strict=True) if any(time)]
+    for flag, time in timed:
+        flags |= flag
+        seeds = list(map(xor, seeds, map(fold, time)))
+    crcs = little("I", map(crc32c, messages, seeds))
     columns = [(little("I", map(len, messages)), 4), (little("H", sizes), 2), (crcs, 4)]
     if flags & HAS_TAGS:
         columns.append((little("I", tags), 4))
     if flags & HAS_KEY_HASH:
         columns.append((little("Q", keys), 8))
+    columns += [(little("Q", time), 8) for _, time in timed]
     return messages, columns, flags
 
 
-def seed_of(header_size: int, tags: int, key: int) -> int:
-    """What a message's crc32c starts from: its columns folded, so that a rotten column shows in a cut run too."""
-    return header_size ^ tags ^ (key & 0xFFFFFFFF) ^ (key >> 32)
+def fold(value: int) -> int:
+    """A u64 in 32 bits."""
+    return (value & 0xFFFFFFFF) ^ (value >> 32)
+
+
+def seed_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_at: int = 0) -> int:
+    """What a message's crc32c starts from: its columns folded, so that a rotten column shows in a cut run too.
+
+    An origin id is folded as well, as four u32 one after another.
+    """
+    return header_size ^ tags ^ fold(key) ^ fold(deliver_at) ^ fold(expire_at)
 
 
 def _seeds(sizes: list[int], tags: Sequence[int], keys: Sequence[int]) -> list[int]:
@@ -290,7 +314,7 @@ def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[in
     return datas + singles[taken:]
 
 
-def _records(counts: list[int], sizes: list[int], crcs: Iterable[int]) -> bytes:
+def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int]) -> bytes:
     """The run records of a batch, as a client fills them in."""
     records = np.zeros(len(counts), RUN_DTYPE)
     records["subject"] = np.arange(len(counts))

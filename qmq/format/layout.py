@@ -71,7 +71,16 @@ HAS_KEY_HASH: Final = 1 << 1
 HAS_DELIVER_AT: Final = 1 << 2
 HAS_EXPIRE_AT: Final = 1 << 3
 HAS_ORIGIN_ID: Final = 1 << 4
-KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH  # the others are reserved: refused until something writes them
+KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_ORIGIN_ID
+#: Those that a client may send: an id is the broker's to give.
+SENT_FLAGS: Final = KNOWN_FLAGS & ~HAS_ORIGIN_ID
+
+#: A deliver_at below this is a delay, in microseconds from when the batch is stored; 0: none.
+DELAY_END_US: Final = 1 << 50
+#: deliver_at is rounded up to this.
+DELIVER_UNIT_US: Final = 10_000
+#: The furthest deliver_at from now: two years.
+MAX_DELAY_US: Final = 731 * 86_400 * 1_000_000
 
 #: (flag, bytes a message) of the optional columns, in file order.
 OPTIONAL_COLUMNS: Final = (

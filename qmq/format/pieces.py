@@ -28,7 +28,10 @@ from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
+    HAS_DELIVER_AT,
+    HAS_EXPIRE_AT,
     HAS_KEY_HASH,
+    HAS_ORIGIN_ID,
     HAS_TAGS,
     PIECE_CRC_OFFSET,
     PIECE_HEADER,
@@ -334,19 +337,20 @@ def bad_messages(run: Run) -> list[int] | None:
     if int(lengths.sum(dtype=np.uint64)) != len(payload) or (run.header_sizes() > lengths).any():
         return None
     ends = np.cumsum(lengths, dtype=np.int64)
-    bounds = zip((ends - lengths).tolist(), ends.tolist(), _seeds(run).tolist(), strict=True)
+    bounds = zip((ends - lengths).tolist(), ends.tolist(), seeds_of(run).tolist(), strict=True)
     crcs = np.fromiter((crc32c(payload[a:b], seed) for a, b, seed in bounds), np.uint32, run.count)
     bad: list[int] = np.flatnonzero(crcs != run.crcs()).tolist()
     return bad
 
 
-def _seeds(run: Run) -> npt.NDArray[np.uint32]:
+def seeds_of(run: Run) -> npt.NDArray[np.uint32]:
     """What each message's crc starts from, see build.seed_of: u32[count]."""
     seeds = run.header_sizes().astype(np.uint32)
-    tags, keys = run.column(HAS_TAGS), run.column(HAS_KEY_HASH)
+    tags = run.column(HAS_TAGS)
     if tags is not None:
         seeds ^= tags
-    if keys is not None:
-        seeds ^= keys.astype(np.uint32)
-        seeds ^= (keys >> np.uint64(32)).astype(np.uint32)
+    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_ORIGIN_ID):
+        column = run.column(flag)
+        if column is not None:
+            seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, -1), axis=1)
     return seeds

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
 from qmq.format.ids import MessageId
-from qmq.format.layout import OPTIONAL_COLUMNS, PIECE_HEADER
+from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID, OPTIONAL_COLUMNS, PIECE_HEADER
 from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
@@ -141,13 +141,13 @@ class Run:
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
 
     def column(self, flag: int) -> npt.NDArray[Any] | None:
-        """The optional column (tags u32 or key_hash u64) of that flag, or None."""
+        """The optional column of that flag, or None: tags are u32, origin ids 16 bytes, the others u64."""
         if not self.flags & flag:
             return None
         offset = 10 * self.count
         for other, size in OPTIONAL_COLUMNS:
             if other == flag:
-                return np.frombuffer(self.data, f"<u{size}", self.count, offset)
+                return np.frombuffer(self.data, f"<u{size}" if size <= 8 else f"V{size}", self.count, offset)
             if self.flags & other:
                 offset += size * self.count
         raise AssertionError(flag)
@@ -213,8 +213,11 @@ class Run:
         return header
 
     def id(self, index: int) -> MessageId:
-        """The message id of message *index*."""
+        """The message id of message *index*: its origin's, where it is a copy."""
         origin = self.origin
+        if origin.flags & HAS_ORIGIN_ID:
+            offset = self._start + COLUMN_BYTES[origin.flags & (HAS_ORIGIN_ID - 1)] * self.count
+            return MessageId._make(MESSAGE_ID.unpack_from(self._view, offset + MESSAGE_ID.size * index))
         return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
 
     def slice(self, start: int, stop: int) -> Run:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import numpy as np
 
 from qmq.errors import InvalidOption, QmqError
-from qmq.format.layout import MESSAGE_ID
+from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.format.pieces import Run
 from qmq.net.holding import Verdict, check_delay
 from qmq.net.receipts import utc_from_us
@@ -276,11 +276,14 @@ class MessageBatch(Sequence[Message]):
 
     def _ids(self) -> list[str]:
         pack = MESSAGE_ID.pack
-        return [
-            pack(run.store_id, run.partition, position).hex()
-            for run in self._runs
-            for position in range(run.position + run.ordinal, run.position + run.ordinal + run.count)
-        ]
+        ids = list[str]()
+        for run in self._runs:
+            if run.flags & HAS_ORIGIN_ID:
+                ids += [str(run.id(index)) for index in range(run.count)]
+                continue
+            first = run.position + run.ordinal
+            ids += [pack(run.store_id, run.partition, position).hex() for position in range(first, first + run.count)]
+        return ids
 
     def _per_message(self, field: str, count_up: bool = False) -> Any:
         """A field of the runs for each message: int64[n]; with *count_up* it grows by one within a run."""
