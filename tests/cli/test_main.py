@@ -31,7 +31,8 @@ def put_command(monkeypatch: pytest.MonkeyPatch, raises: BaseException) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_there_and_says_in_the_list_what_its_own_help_says(name: str) -> None:
-    command = getattr(importlib.import_module(f"qmq.cli.{name}"), name)
+    python_name = name.replace("-", "_")
+    command = getattr(importlib.import_module(f"qmq.cli.{python_name}"), python_name)
     assert isinstance(command, click.Command)
     assert command.name == name
     shown = CliRunner().invoke(cli, [name, "--help"])
