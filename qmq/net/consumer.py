@@ -37,7 +37,7 @@ class Feed(Generic[M]):
         took = clock() - self._handed_out_at
         if took > 2 * HAND_OUT and self._handed_out:
             self._hand_out = max(int(self._handed_out * HAND_OUT / took), 1)
-        elif self._handed_out == self._hand_out:
+        elif self._handed_out > self._hand_out // 2:  # batches go whole, so it is rarely all that was asked for
             self._hand_out = min(self._hand_out * 2, MOST_HAND_OUT)
         runs = await self._puller.pull(self._hand_out, 1, None)
         self._handed_out, self._handed_out_at = sum(run.count for run in runs), clock()

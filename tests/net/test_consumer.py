@@ -85,6 +85,24 @@ async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.Monkey
     assert max(puller.asked) == consumer_module.MOST_HAND_OUT
 
 
+async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Whole(Bringing):
+        """Brings whole batches of 100, as many as fit."""
+
+        async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+            self.asked.append(max_count)
+            count = max_count if max_count < 100 else max_count // 100 * 100
+            return read_answer(memoryview(stored_batch({"a": [b""] * count})))[0]
+
+    puller = Whole()
+    feed = Feed(puller, Message)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
+    for _ in range(12):
+        await feed.refill()
+        list(feed.ready)
+    assert puller.asked[-1] == 32_768
+
+
 async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
     puller = Bringing()
     feed = Feed(puller, Message)
