@@ -48,7 +48,9 @@ class Holder(Holding):
             self._timer = asyncio.get_running_loop().call_later(ACK_DELAY, self._due)
 
     def _due(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()  # where it is not this timer that calls
+            self._timer = None
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_soon(), name="qmq-acks")
 
