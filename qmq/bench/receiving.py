@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from array import array
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
 
 from qmq import connect
 from qmq.bench.checking import SILENCE_S, Cycle, check_end, compare, missing
@@ -17,14 +20,46 @@ from qmq.net.consumer import Consumer
 
 #: A message that comes so much later than it was due counts as missing.
 LATE_S = 60.0
+#: What a consumer of a group may hold: nothing that is measured comes to so much.
+WINDOW_BYTES: Final = 1 << 30
+
+
+@asynccontextmanager
+async def consuming(
+    url: str, prefix: str, window: int | None, start: Literal["first", "last"] = "first"
+) -> AsyncIterator[Consumer]:
+    """A consumer from *start* on: one who follows alone, or with a *window* of a group that may hold so
+    many. At the end the group must have all handled, once.
+    """
+    async with connect(url) as client:
+        if window is None:
+            async with client.subscribe(prefix, start=start) as alone:
+                yield alone
+            return
+        group = f"bench.{secrets.token_hex(5)}"
+        async with client.subscribe(prefix, group=group, start=start) as consumer:
+            await client.admin.set_group(group, max_unacked=window, max_unacked_bytes=WINDOW_BYTES)
+            yield consumer
+        (left,) = await client.admin.groups(group)
+        if left.ready or left.in_flight or left.in_retry or left.dead:
+            raise BenchFailed(f"not all is handled in the end: {left}")
+        await client.admin.delete_group(group)
 
 
 async def pull(
-    gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int, max_count: int
+    gate: Gate,
+    *,
+    url: str,
+    prefix: str,
+    size: int,
+    count: int,
+    messages: int,
+    max_count: int,
+    window: int | None = None,
 ) -> dict[str, Any]:
-    """`pull`, every body touched and compared."""
+    """`pull`, every body touched and compared; in a group (with a *window*) each acknowledged."""
     cycle = Cycle(bodies_of(count, size), max_count)
-    async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
+    async with consuming(url, prefix, window) as consumer:
         gate()
         started = time.perf_counter()
         while cycle.came < messages:
@@ -32,14 +67,23 @@ async def pull(
             if not pulled:
                 raise missing(cycle.came, messages)
             cycle.check([message.body for message in pulled])
+            if window is not None:
+                for message in pulled:
+                    message.ack()
+        await consumer.flush()
         seconds = time.perf_counter() - started
         await _check_count(consumer, cycle.came, messages)
     return {"messages": cycle.came, "seconds": seconds}
 
 
-async def pull_batch(gate: Gate, *, url: str, prefix: str, messages: int, max_count: int) -> dict[str, Any]:
-    """`pull_batch`, counted: making every body would be most of the work, so what came is compared in another pass."""
-    async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
+async def pull_batch(
+    gate: Gate, *, url: str, prefix: str, messages: int, max_count: int, window: int | None = None
+) -> dict[str, Any]:
+    """`pull_batch`, counted: making every body would be most of the work, so what came is compared in another pass.
+
+    In a group (with a *window*) each batch is acknowledged.
+    """
+    async with consuming(url, prefix, window) as consumer:
         gate()
         came = 0
         started = time.perf_counter()
@@ -48,16 +92,21 @@ async def pull_batch(gate: Gate, *, url: str, prefix: str, messages: int, max_co
             if not len(batch):
                 raise missing(came, messages)
             came += len(batch)
+            batch.ack()
+        await consumer.flush()
         seconds = time.perf_counter() - started
         await _check_count(consumer, came, messages)
     return {"messages": came, "seconds": seconds}
 
 
-async def async_for(gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int) -> dict[str, Any]:
-    """`async for`, every body touched and compared, 1,000 at a time."""
+async def async_for(
+    gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int, window: int | None = None
+) -> dict[str, Any]:
+    """`async for`, every body touched and compared, 1,000 at a time; in a group (with a *window*) each acknowledged."""
     cycle = Cycle(bodies_of(count, size), 1_000)
     bodies: list[bytes] = []
-    async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
+    acks = window is not None
+    async with consuming(url, prefix, window) as consumer:
         gate()
         clock = asyncio.get_running_loop().time
         wanted = min(1_000, messages)
@@ -66,6 +115,8 @@ async def async_for(gate: Gate, *, url: str, prefix: str, size: int, count: int,
             async with asyncio.timeout(SILENCE_S) as silence:
                 async for message in consumer:
                     bodies.append(message.body)
+                    if acks:
+                        message.ack()
                     if len(bodies) == wanted:
                         cycle.check(bodies)
                         bodies.clear()
@@ -75,19 +126,23 @@ async def async_for(gate: Gate, *, url: str, prefix: str, size: int, count: int,
                         silence.reschedule(clock() + SILENCE_S)
         except TimeoutError:
             raise missing(cycle.came + len(bodies), messages) from None
+        await consumer.flush()
         seconds = time.perf_counter() - started
         await check_end(consumer)
     return {"messages": cycle.came, "seconds": seconds}
 
 
 async def arrivals(
-    gate: Gate, *, url: str, prefix: str, size: int, rate: int, messages: int, skip: int
+    gate: Gate, *, url: str, prefix: str, size: int, rate: int, messages: int, skip: int, window: int | None = None
 ) -> dict[str, Any]:
-    """`async for` over messages of `sending.open_loop`: how late each comes; the first *skip* are not counted."""
+    """`async for` over messages of `sending.open_loop`: how late each comes; the first *skip* are not counted.
+
+    In a group (with a *window*) each is acknowledged.
+    """
     every = 1_000_000_000 // rate
     took = array("q")
     bodies: list[bytes] = []
-    async with connect(url) as client, client.subscribe(prefix, start="last") as consumer:
+    async with consuming(url, prefix, window, "last") as consumer:
         await consumer.pull(timeout=0)
         gate()
         try:
@@ -96,6 +151,7 @@ async def arrivals(
                     body = message.body
                     took.append(time.monotonic_ns() - int.from_bytes(body[:8], "big"))
                     bodies.append(body)
+                    message.ack()
                     if len(bodies) == messages:
                         break
         except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
@@ -11,6 +12,8 @@ from qmq.bench.values import Value
 
 RATE = "msg/s"
 RATIO = ""
+#: What a consumer of a group may hold: as many as by default, and enough for the largest pulls.
+WINDOWS: Final = (10_000, 100_000)
 
 
 def stored_bytes(messages: int, size: int) -> int:
@@ -158,42 +161,57 @@ def producers(bench: Bench) -> Iterator[Value]:
         yield Value(f"64, {how}, flush of append", rates["flush"] / rates["append"], RATIO)
 
 
-def _received(bench: Bench, job: str, size: int, messages: int, **options: int) -> float:
+def _received(bench: Bench, job: str, size: int, **options: Any) -> Iterator[Value]:
+    """What follows alone, then what is a group's and acknowledged, with each window; of the same messages."""
+    messages = bench.size.bulk(size)
     with bench.target() as target:
         prefix = bench.prefix()
         bench.fill(target.url, prefix + "ready", size, messages)
-        return rate(bench.run(job, url=target.url, prefix=prefix, size=size, count=1_000, messages=messages, **options))
+        options |= {"url": target.url, "prefix": prefix, "size": size, "count": 1_000, "messages": messages}
+        for window in (None, *WINDOWS):
+            yield Value(f"{SIZES[size]}{windowed(window)}", rate(bench.run(job, window=window, **options)), RATE)
+
+
+def windowed(window: int | None) -> str:
+    """What a measurement with that window is called besides."""
+    return "" if window is None else f", acked, window {window:,}"
 
 
 def pull(bench: Bench) -> Iterator[Value]:
-    """`pull` of up to 10,000, every body touched."""
-    for size, size_name in SIZES.items():
-        found = _received(bench, "receiving.pull", size, bench.size.bulk(size), max_count=10_000)
-        yield Value(f"{size_name}, every body touched", found, RATE)
+    """`pull` of up to 10,000, every body touched; alone, and in a group with an ack of each."""
+    for size in SIZES:
+        yield from _received(bench, "receiving.pull", size, max_count=10_000)
 
 
 def pull_batch(bench: Bench) -> Iterator[Value]:
-    """`pull_batch` of up to 50,000; and a copy of as many bytes over loopback in the same round."""
+    """`pull_batch` of up to 50,000, alone and in a group with an ack of each; and a copy over loopback."""
     for size, size_name in SIZES.items():
         messages = bench.size.bulk(size) * 2
         with bench.target() as target:
             prefix = bench.prefix()
             bench.fill(target.url, prefix + "ready", size, messages)
-            found = rate(
-                bench.run("receiving.pull_batch", url=target.url, prefix=prefix, messages=messages, max_count=50_000)
-            )
+            options: dict[str, Any] = {
+                "url": target.url,
+                "prefix": prefix,
+                "messages": messages,
+                "max_count": 50_000,
+            }
+            alone = rate(bench.run("receiving.pull_batch", window=None, **options))
+            yield Value(size_name, alone, RATE)
+            for window in WINDOWS:
+                found = rate(bench.run("receiving.pull_batch", window=window, **options))
+                yield Value(f"{size_name}{windowed(window)}", found, RATE)
             bench.check_content(target.url, prefix + "ready", size, messages)
-        yield Value(size_name, found, RATE)
         if size == KIB:
             copy = plain_loop(bench, size, messages // 1_000, write=False)
             yield Value(f"{size_name} loopback copy", copy, RATE)
-            yield Value(f"{size_name}, of a loopback copy", found / copy, RATIO)
+            yield Value(f"{size_name}, of a loopback copy", alone / copy, RATIO)
 
 
 def async_for(bench: Bench) -> Iterator[Value]:
-    """`async for`, every body touched."""
-    for size, size_name in SIZES.items():
-        yield Value(size_name, _received(bench, "receiving.async_for", size, bench.size.bulk(size)), RATE)
+    """`async for`, every body touched; alone, and in a group with an ack of each."""
+    for size in SIZES:
+        yield from _received(bench, "receiving.async_for", size)
 
 
 def subjects(bench: Bench) -> Iterator[Value]:

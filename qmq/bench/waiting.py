@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, Bench
 from qmq.bench.errors import BenchFailed
+from qmq.bench.throughput import WINDOWS, windowed
 from qmq.bench.values import Value
 
 MS = "ms"
@@ -77,13 +78,13 @@ def flush_under_load(bench: Bench) -> Iterator[Value]:
 
 
 def end_to_end(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival in another process, at an open-loop rate.
+    """From the moment a message is due to its arrival in another process, at an open-loop rate; alone, and in a group.
 
     How far the generator was behind its schedule at worst is told too: where that is more than a part of a millisecond,
     the machine had other things to do, or sending itself took so long.
     """
     for rate, rate_name in ((1_000, "1 k"), (10_000, "10 k")):
-        for durability in DURABILITIES:
+        for durability, window in (*((one, None) for one in DURABILITIES), ("append", WINDOWS[0])):
             messages = int(rate * bench.size.seconds)
             with bench.target() as target:
                 prefix = bench.prefix()
@@ -98,6 +99,7 @@ def end_to_end(bench: Bench) -> Iterator[Value]:
                             "rate": rate,
                             "messages": messages,
                             "skip": messages // 10,
+                            "window": window,
                         },
                     ),
                     (
@@ -115,6 +117,6 @@ def end_to_end(bench: Bench) -> Iterator[Value]:
             # All others were compared with where the first one puts them.
             if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
                 raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
-            what = f"{rate_name} msg/s {durability}"
+            what = f"{rate_name} msg/s {durability}{windowed(window)}"
             yield from _percentiles(what, came)
             yield Value(f"{what}, generator behind", sent["latest_ms"], MS)
