@@ -7,7 +7,7 @@ after a start. Times are wall-clock microseconds; monotonic ones (who was heard 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -16,8 +16,11 @@ from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.retries import PIECES, Failure, Retries, Retry, Taken, packed, split, unpacked
-from qmq.errors import Fenced
+from qmq.errors import Fenced, Overloaded
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
+
+#: Consumers of a group, those that are away among them.
+MAX_CONSUMERS: Final = 10_000
 
 
 class Ledger:
@@ -38,8 +41,10 @@ class Ledger:
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     def join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> Member:
-        """Be that consumer: again (with the nonce of before), or instead of who was."""
+        """Be that consumer: again (with the nonce of before), or instead of who was. Raises Overloaded."""
         member = self.by_name.get(name)
+        if member is None and len(self.members) >= MAX_CONSUMERS and self._longest_away() is None:
+            raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
         if member is None or member.closed or member.nonce != nonce:
             self._do(Kind.JOIN, [name, nonce, transient, now_us])
             member = self.by_name[name]
@@ -48,6 +53,9 @@ class Ledger:
     def _join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> None:
         member = self.by_name.get(name)
         if member is None:
+            away = self._longest_away() if len(self.members) >= MAX_CONSUMERS else None
+            if away is not None:
+                del self.members[away.number], self.by_name[away.name]
             member = self.by_name[name] = self.members[self._next_member] = Member(self._next_member, name, transient)
             self._next_member += 1
         elif not member.closed:
@@ -59,6 +67,10 @@ class Ledger:
         member.nonce = nonce
         member.closed = False
         member.progress = False
+
+    def _longest_away(self) -> Member | None:
+        """Who may be forgotten: it holds nothing."""
+        return next((member for member in self.members.values() if member.closed), None)
 
     def leave(self, member: Member, why: Leaving, now_us: int) -> None:
         """It holds nothing any more: what it held is handed out again, or (CLOSED) dropped."""

@@ -9,8 +9,8 @@ class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "alone", "closed", "held", "incarnation", "name", "nonce", "number", "progress", "seen_us", "stalled_us",
-        "takeovers", "transient",
+        "alone", "client", "closed", "held", "incarnation", "is_timed", "name", "nonce", "number", "progress",
+        "seen_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool) -> None:
@@ -24,5 +24,7 @@ class Member:
         self.progress = False  # something was handled since the last takeover
         self.takeovers = 0  # in a row, without progress
         self.alone = False  # it holds what was handed out alone
+        self.client = b""  # whose heartbeats are its own
+        self.is_timed = False  # it is among those whose silence is watched
         self.seen_us = 0  # monotonic
         self.stalled_us = 0  # for so long its loop had not turned when it last said so

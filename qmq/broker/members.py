@@ -45,14 +45,30 @@ class Members:
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
         self._lapses: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
+        self._looks: dict[int, int] = {}  # by group: the first time at which it is in _due
         #: By group: who gets nothing more until it holds nothing, and is then given what goes out alone.
         self._clearing: dict[int, Member] = {}
 
     def joined(self, ledger: Ledger, member: Member, client: bytes, now: Now) -> None:
         """A client's process has that consumer: it is heard of now, and by the client's heartbeats."""
+        self._forget_client(ledger, member)
+        member.client = client
         self._clients.setdefault(client, {})[ledger.number, member.number] = ledger, member
+        self._watch(ledger, member, now)
+
+    def _watch(self, ledger: Ledger, member: Member, now: Now) -> None:
         member.seen_us = now.monotonic_us
-        heapq.heappush(self._lapses, (now.monotonic_us + self._lapse_us, ledger.number, member.number, ledger, member))
+        if not member.is_timed:
+            member.is_timed = True
+            deadline_us = now.monotonic_us + self._lapse_us
+            heapq.heappush(self._lapses, (deadline_us, ledger.number, member.number, ledger, member))
+
+    def _forget_client(self, ledger: Ledger, member: Member) -> None:
+        members = self._clients.get(member.client)
+        if members is not None:
+            members.pop((ledger.number, member.number), None)
+            if not members:
+                del self._clients[member.client]
 
     def heartbeat(self, client: bytes, stalled_us: int, now: Now) -> None:
         """A client's process lives; its loop has not turned for so long."""
@@ -62,18 +78,20 @@ class Members:
 
     def left(self, ledger: Ledger, member: Member) -> None:
         """It holds nothing any more, for whatever reason."""
-        for members in self._clients.values():
-            members.pop((ledger.number, member.number), None)
+        self._forget_client(ledger, member)
         if self._clearing.get(ledger.number) is member:
             del self._clearing[ledger.number]
         self.look(ledger)
 
     def look(self, ledger: Ledger) -> None:
         """Something has come back to a group: it may be ready, or fall due."""
-        due_us = ledger.retries.next_due_us()
-        if due_us is not None:
-            heapq.heappush(self._due, (due_us, ledger.number, ledger))
+        self._look_when_due(ledger, ledger.retries.next_due_us())
         self._wake(ledger)
+
+    def _look_when_due(self, ledger: Ledger, due_us: int | None) -> None:
+        if due_us is not None and due_us < self._looks.get(ledger.number, due_us + 1):
+            self._looks[ledger.number] = due_us
+            heapq.heappush(self._due, (due_us, ledger.number, ledger))
 
     def clears(self, ledger: Ledger, member: Member) -> bool:
         """It has room again, or holds nothing, and so may be given what was kept from it."""
@@ -114,17 +132,21 @@ class Members:
         while self._lapses and self._lapses[0][0] <= now.monotonic_us:
             _, group, number, ledger, member = heapq.heappop(self._lapses)
             if ledger.members.get(number) is not member or member.closed:
+                member.is_timed = False
                 continue
             until_us = member.seen_us + self._lapse_us
             if until_us > now.monotonic_us:
                 heapq.heappush(self._lapses, (until_us, group, number, ledger, member))
                 continue
+            member.is_timed = False
             ledger.leave(member, Leaving.LAPSED, now.wall_us)
             lapsed.append((ledger, member))
             self.left(ledger, member)
         while self._due and self._due[0][0] <= now.wall_us:
-            ledger = heapq.heappop(self._due)[2]
-            self.look_again(ledger, now)
+            due_us, number, ledger = heapq.heappop(self._due)
+            if self._looks.get(number) == due_us:
+                del self._looks[number]
+                self.look_again(ledger, now)
         return lapsed
 
     def look_again(self, ledger: Ledger, now: Now) -> None:
@@ -133,7 +155,7 @@ class Members:
             self._wake(ledger)
         due_us = ledger.retries.next_due_us()
         if due_us is not None and due_us > now.wall_us:
-            heapq.heappush(self._due, (due_us, ledger.number, ledger))
+            self._look_when_due(ledger, due_us)
 
     def next_deadline_us(self, now: Now) -> int | None:
         """The monotonic microsecond at which ``tick`` has something to do."""
@@ -146,8 +168,6 @@ class Members:
         """After a start: each consumer gets a full lapse time."""
         for ledger in ledgers:
             for member in ledger.members.values():
-                member.seen_us = now.monotonic_us
                 if not member.closed:
-                    deadline_us = now.monotonic_us + self._lapse_us
-                    heapq.heappush(self._lapses, (deadline_us, ledger.number, member.number, ledger, member))
+                    self._watch(ledger, member, now)
             self.look(ledger)

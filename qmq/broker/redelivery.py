@@ -56,7 +56,7 @@ class Redelivery:
 
     def _take(self, ledger: Ledger, what: What, max_count: int) -> list[Taken]:
         if what is What.ALONE:
-            return [ledger.retries.take_alone()]
+            return [ledger.retries.take_alone(max_count)]
         return ledger.retries.take(min(max_count, MOST_AGAIN))
 
     def _fitting(self, taken: list[Taken], max_bytes: int) -> int:

@@ -16,7 +16,7 @@ from qmq.broker.held import HeldRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
 from qmq.storage.store import Schedule, ScheduleClaim
 
-#: Items that are loaded from the schedule at once, and how few must wait before more are.
+#: So many wait in memory; what is due beyond them waits in the schedule.
 LOADED_ITEMS: Final = 256
 #: A range that lapsed is handed out in so many pieces.
 PIECES: Final = 10
@@ -84,7 +84,7 @@ class Retries:
             number, failure.due_us, messages, attempt, lapses, isolated, failure.consumer, failure.pull_sequence,
             failure.now_us, failure.reason,
         )  # fmt: skip
-        if failure.due_us <= failure.now_us:
+        if failure.due_us <= failure.now_us and len(self._due) + len(self._alone) < LOADED_ITEMS:
             self._enqueue(retry)
         else:
             self._schedule.push(packed([retry]))
@@ -138,11 +138,15 @@ class Retries:
                 self._due[0] = retry._replace(messages=retry.messages.part(count, total))
         return taken
 
-    def take_alone(self) -> Taken:
-        """What is to be handed out alone, as a whole."""
+    def take_alone(self, max_count: int) -> Taken:
+        """What is to be handed out alone, up to so many messages of it; the rest stays."""
         retry = self._alone.popleft()
-        self.count -= retry.messages.total
-        return Taken(retry, retry.messages.total)
+        total = retry.messages.total
+        count = min(total, max_count)
+        if count < total:
+            self._alone.appendleft(retry._replace(messages=retry.messages.part(count, total)))
+        self.count -= count
+        return Taken(retry, count)
 
     def put_back(self, taken: list[Taken]) -> None:
         """The pull that was to have them was not answered: they are first again."""

@@ -14,7 +14,8 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.errors import Fenced
+from qmq.broker.retries import LOADED_ITEMS
+from qmq.errors import Fenced, Overloaded
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk
 from qmq.storage.store import ItemLog, Schedule
@@ -88,7 +89,7 @@ def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
     while ledger.retries.load(NEVER):
         taken = ledger.retries.take(1_000_000)
         while ledger.retries.is_due_alone:
-            taken.append(ledger.retries.take_alone())
+            taken.append(ledger.retries.take_alone(NEVER))
         waiting += [message for one in taken for message in ids_of(one.held.messages)]
     dead = [
         message
@@ -127,7 +128,7 @@ def test_every_message_is_in_one_place(tmp_path: Path, seed: int) -> None:
             attempts |= dict.fromkeys(fresh, 1)
         elif what < 0.45 and ledger.retries.load(now):
             if ledger.retries.is_due_alone and not member.held.count:
-                taken = [ledger.retries.take_alone()]
+                taken = [ledger.retries.take_alone(NEVER)]
             elif not member.alone:
                 taken = ledger.retries.take(chance.randrange(1, 20))
             else:
@@ -190,7 +191,7 @@ def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[
         now += 1
         member = ledger.join("worker", now.to_bytes(4), transient=False, now_us=now)
         if ledger.retries.is_due_alone:
-            pull = ledger.pulled_again(member, [ledger.retries.take_alone()], 1, now)
+            pull = ledger.pulled_again(member, [ledger.retries.take_alone(NEVER)], 1, now)
         elif ledger.retries.is_due:
             pull = ledger.pulled_again(member, ledger.retries.take(1_000), 1, now)
         else:
@@ -262,3 +263,49 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
     assert delays == [10, 20]
     (items,) = ledger.dead.after(0)
     assert [(item["first"], item["attempt"], item["reason"]) for item in items] == [(5, 3, b"broke 3")]
+
+
+def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.ledger.MAX_CONSUMERS", 3)
+    driven = Driven(tmp_path)
+    _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
+    with pytest.raises(Overloaded, match="are there, the most it may have"):
+        driven.ledger.join("d", b"1", transient=False, now_us=0)
+    driven.ledger.leave(b, Leaving.LEFT, 1)
+    driven.ledger.join("d", b"1", transient=False, now_us=2)
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+    with pytest.raises(Fenced):
+        driven.ledger.member(b.number, b.incarnation)
+    driven.restart()
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+
+
+def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    member = driven.ledger.join("a", b"1", transient=False, now_us=0)
+    count = 3 * LOADED_ITEMS
+    driven.ledger.pulled(member, [MessageRange(3, 0, 0, 0, count)], 1, 0, [])
+    for at in range(count):
+        driven.ledger.hand_back(member, at, at + 1, Verdict.NACK, "", 0, 5)
+    assert len(driven.ledger.packed()["retries"]["due"]) == LOADED_ITEMS * RETRY_DTYPE.itemsize
+    driven.restart()
+    came = list[int]()
+    while driven.ledger.retries.load(5):
+        taken = driven.ledger.retries.take(100)
+        came += [message for one in taken for message in ids_of(one.held.messages)]
+    assert sorted(came) == list(range(count))
+    assert driven.ledger.retries.count == 0
+
+
+def test_a_piece_that_goes_out_alone_is_cut_to_what_a_pull_takes(tmp_path: Path) -> None:
+    ledger = Driven(tmp_path).ledger
+    member = ledger.join("a", b"1", transient=False, now_us=0)
+    ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
+    ledger.leave(member, Leaving.LAPSED, 1)
+    first, second = ledger.retries.take_alone(4), ledger.retries.take_alone(100)
+    assert (ids_of(first.held.messages), ids_of(second.held.messages)) == (list(range(4)), list(range(4, 10)))
+    ledger.retries.put_back([second])
+    ledger.retries.put_back([first])
+    assert ids_of(ledger.retries.take_alone(100).held.messages) == list(range(10))
