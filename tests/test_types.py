@@ -41,9 +41,9 @@ def synchronous() -> None:
         reveal_type(client)                                             # qmq.net.sync.SyncClient
         reveal_type(client.send("a", b"1"))                             # qmq.net.receipts.Receipt
         with client.subscribe("a", group="g") as consumer:
-            reveal_type(consumer.pull())                                # list[qmq.net.messages.Message]
+            reveal_type(consumer.pull())                                # list[qmq.net.sync.SyncMessage]
             for message in consumer:
-                reveal_type(message)                                    # qmq.net.messages.Message
+                reveal_type(message)                                    # qmq.net.sync.SyncMessage
 
 def errors(error: qmq.SendFailed) -> None:
     reveal_type(error.retryable)                                        # bool

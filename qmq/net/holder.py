@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -66,7 +65,8 @@ class Holder(Holding):
         self.loop = asyncio.get_running_loop()
         connection, subscription = subscribed
         while intervals := self.take_acks():
-            payload = wire.ACK.pack(subscription) + struct.pack(f"<{len(intervals)}Q", *intervals)
+            packed, crc = wire.pack_numbers(intervals)
+            payload = wire.ACK.pack(subscription, crc) + packed
             connection.ask(Kind.ACK, self._confirmer(intervals), payload=payload)
 
     def _confirmer(self, intervals: list[int]) -> Callable[[Answer | QmqError], None]:

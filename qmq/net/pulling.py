@@ -274,7 +274,6 @@ class Puller:
             self._subscribed[0].abort(ConnectionLost("an answer says what it cannot mean; it is asked for again"))
             return False
         self._backoff.reset()
-        self._doubts = 0
         runs, damaged = read_checked(answer.payload)
         if damaged:
             self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
@@ -295,7 +294,12 @@ class Puller:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
         elif self.holder is not None:
-            runs = self.holder.number(runs, answer.meta.get("ranges", ()))
+            try:
+                runs = self.holder.number(runs, numbers_of(answer.meta))
+            except ProtocolError as error:  # damaged on the way: the same is pulled again
+                self._doubt(error)
+                return False
+        self._doubts = 0
         count = sum(run.count for run in runs)
         self._capped = count >= self._most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
@@ -459,6 +463,18 @@ class Puller:
         subscribed = await self._subscribed_by(None)
         assert subscribed is not None
         return subscribed
+
+
+def numbers_of(meta: dict[str, Any]) -> list[int]:
+    """What an answer says of its messages: first pull sequence, count, attempt; again and again. Raises ProtocolError
+    when that is not what the broker has said.
+    """
+    ranges = meta.get("ranges", [])
+    if type(ranges) is not list or not all(type(number) is int and 0 <= number < 1 << 64 for number in ranges):
+        raise ProtocolError("the broker's answer does not say what its messages are")
+    if ranges and wire.pack_numbers(ranges)[1] != meta.get("ranges_crc"):
+        raise ProtocolError("what the broker's answer says of its messages does not fit its checksum")
+    return ranges
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

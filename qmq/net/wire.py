@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
+from crc32c import crc32c
 
 from qmq import errors
 from qmq.errors import ProtocolError, QmqError, RemoteError
@@ -29,8 +30,8 @@ MAX_HELLO_BYTES: Final = 4_096
 PULL: Final = struct.Struct("<IIIIIQ")
 #: ``expected`` of who follows alone, and so has no pull sequences.
 NOT_EXPECTED: Final = (1 << 64) - 1
-#: ACK payload: subscription u32, then pull sequences u64: start, end, start, end, ...
-ACK: Final = struct.Struct("<I")
+#: ACK payload: subscription u32 | crc32c u32 of pull sequences u64 that follow: start, end, start, end, ...
+ACK: Final = struct.Struct("<II")
 #: ACKED payload: how many were refused u64
 ACKED: Final = struct.Struct("<Q")
 #: HAND_BACK payload: subscription u32 | verdict u8 | reserved 3s | start u64 | end u64 | delay_us u64
@@ -107,6 +108,12 @@ class Frame(NamedTuple):
 def encode_frame(kind: int, request: int, meta: bytes = b"", payload_size: int = 0, flags: int = 0) -> bytes:
     """The header and meta of a frame whose payload (of that size) follows."""
     return FRAME.pack(FRAME_SIZE + len(meta) + payload_size, kind, flags, len(meta), request) + meta
+
+
+def pack_numbers(numbers: Sequence[int]) -> tuple[bytes, int]:
+    """Whole numbers as u64 in a row, and the crc32c of that."""
+    packed = struct.pack(f"<{len(numbers)}Q", *numbers)
+    return packed, crc32c(packed)
 
 
 def pack_meta(fields: dict[str, Any]) -> bytes:

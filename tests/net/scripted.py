@@ -123,13 +123,15 @@ class Peer(asyncio.Protocol):
         frame = await self.frame(Kind.PULL)
         return frame.request, wire.PULL.unpack(frame.payload)[:-1]
 
-    def messages(self, request: int, *batches: bytes) -> None:
-        """Answer a pull; a consumer of a group is told the next pull sequences."""
+    def messages(self, request: int, *batches: bytes, count: int | None = None) -> None:
+        """Answer a pull; a consumer of a group is told the next pull sequences: *count*, or as many as can be read."""
         payload = b"".join(batches)
-        count = sum(run.count for run in read_answer(memoryview(payload))[0])
+        if count is None:
+            count = sum(run.count for run in read_answer(memoryview(payload))[0])
         meta = None
         if self.numbers and count:
-            meta = {"ranges": [self.next_sequence, count, 1]}
+            ranges = [self.next_sequence, count, 1]
+            meta = {"ranges": ranges, "ranges_crc": wire.pack_numbers(ranges)[1]}
             self.next_sequence += count
         self.answer(Kind.MESSAGES, request, meta, payload)
 

@@ -89,7 +89,7 @@ async def test_a_report_is_sent_again_over_a_new_connection() -> None:
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.messages(request, bad)
+        s.peer.messages(request, bad, count=1)
         await s.peer.frame(Kind.REPORT)
         s.peer.drop()
         peer = await s.broker.peer()
@@ -245,7 +245,7 @@ async def test_a_connection_is_left_whose_frames_may_not_be_understood(
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.messages(request, sent[:-1])
+        s.peer.messages(request, sent[:-1], count=len(expected))
         await s.peer.frame(Kind.REPORT)
         await s.peer.gone()
         monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 20)

@@ -146,7 +146,7 @@ def test_threads_share_a_client(broker: BrokerProcess) -> None:
 
 
 def test_an_interrupt_ends_a_wait_and_loses_nothing(broker: BrokerProcess) -> None:
-    with qmq.connect_sync(broker.url) as client, client.subscribe("interrupt", group="g", start="first") as consumer:
+    with qmq.connect_sync(broker.url) as client, client.subscribe("interrupt", group="of-its-own") as consumer:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -39,7 +39,8 @@ def messages(effect: commands.Messages) -> bytes:
     if effect.left_us is not None:
         fields["left_us"] = effect.left_us
     if effect.ranges:
-        fields["ranges"] = [field for one in effect.ranges for field in one]
+        fields["ranges"] = ranges = [field for one in effect.ranges for field in one]
+        fields["ranges_crc"] = wire.pack_numbers(ranges)[1]
     return wire.encode_frame(Kind.MESSAGES, effect.request, wire.pack_meta(fields), effect.size)
 
 

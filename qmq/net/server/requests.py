@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
+from crc32c import crc32c
+
 from qmq.broker import commands
 from qmq.broker.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
@@ -64,7 +66,9 @@ def _ack(connection: int, frame: Frame) -> Command:
     count, rest = divmod(len(frame.payload) - wire.ACK.size, 16)
     if rest or count < 1 or len(frame.meta) or frame.flags:
         raise ProtocolError("ACK has a subscription, then one pair or more of pull sequences, and nothing else")
-    (subscription,) = wire.ACK.unpack_from(frame.payload)
+    subscription, crc = wire.ACK.unpack_from(frame.payload)
+    if crc32c(frame.payload[wire.ACK.size :]) != crc:
+        raise ProtocolError("the pull sequences of an ACK do not fit their checksum")
     intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, wire.ACK.size)
     return commands.Ack(connection, frame.request, subscription, intervals)
 
