@@ -180,6 +180,12 @@ class Settings(BaseModel):
     lapse_ms: Milliseconds = Field(
         30_000, ge=100, le=86_400_000, description="A consumer that is silent for so long is taken for dead."
     )
+    broadcast_ttl_ms: Milliseconds = Field(
+        7 * 86_400_000,
+        ge=60_000,
+        le=10 * 365 * 86_400_000,
+        description="How long a member of a broadcast that is away keeps its place.",
+    )
 
     # the whole broker
     max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Subjects that may exist.")

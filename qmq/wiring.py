@@ -367,6 +367,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
         lapse_ms=settings.lapse_ms,
+        broadcast_ttl_ms=settings.broadcast_ttl_ms,
     )
 
 

@@ -14,12 +14,12 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.group_settings import settings_of
 from qmq.broker.groups import Group, resolve_start
 from qmq.broker.ledger import Ledger
+from qmq.broker.modes import check_group_name, members_of
 from qmq.broker.ranges import parts_of
 from qmq.broker.retries import unpacked
 from qmq.errors import InvalidOption, StorageError, UnknownGroup
 from qmq.format.ids import MessageId
 from qmq.format.layout import RETRY_DTYPE
-from qmq.names import check_group
 from qmq.storage.store import NotAtHand, Store
 
 #: Rows of one answer.
@@ -54,11 +54,17 @@ class Admin:
         return method(fields, now)
 
     def _group(self, fields: Fields) -> tuple[Group, Ledger]:
-        name = check_group(fields.get("group", ""))
+        name = check_group_name(fields.get("group", ""))
         group = self._delivery.subscriptions.groups.get(name)
         if group is None or group.ledger is None:
             raise UnknownGroup(f"there is no group {name!r}")
         return group, group.ledger
+
+    def _all(self, fields: Fields) -> list[tuple[Group, Ledger]]:
+        """That group; of a broadcast the group of each of its members."""
+        groups = self._delivery.subscriptions.groups
+        members = members_of(name, groups) if isinstance(name := fields.get("group"), str) else []
+        return [self._group({"group": one}) for one in members] or [self._group(fields)]
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -74,6 +80,7 @@ class Admin:
         members = ledger.members.values()
         return {
             "group": group.name,
+            "mode": group.mode,
             "prefixes": list(group.followings),
             "consumers": sum(not member.closed for member in members),
             "ready": self._ready(group),
@@ -130,23 +137,23 @@ class Admin:
     # --- changing ----------------------------------------------------------------------------------------------------
 
     def _set_group(self, fields: Fields, now: Now) -> Fields:
-        _, ledger = self._group(fields)
-        given = fields.get("settings")
+        found, given = self._all(fields), fields.get("settings")
         if type(given) is not dict or not given:
             raise InvalidOption("give the settings that are to change")
-        ledger.set(settings_of(ledger.settings, given))
-        return {"settings": ledger.settings._asdict()}
+        for _, ledger in found:
+            ledger.set(settings_of(ledger.settings, given))
+        return {"settings": found[0][1].settings._asdict()}
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
-        group, _ = self._group(fields)
-        to = fields.get("to")
+        found, to = self._all(fields), fields.get("to")
         begin = resolve_start(self._store, tuple(to) if isinstance(to, list) else to, "first")
-        self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
+        for group, _ in found:
+            self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
         return {}
 
     def _delete_group(self, fields: Fields, now: Now) -> Fields:
-        group, _ = self._group(fields)
-        self._changes.delete(group)
+        for group, _ in self._all(fields):
+            self._changes.delete(group)
         return {}
 
     # --- dead letters ------------------------------------------------------------------------------------------------

@@ -70,11 +70,13 @@ class Changes:
         self._store.groups.records.clear()
         self._handing.restored()
 
-    def _replay_group(self, number: int, name: str, prefix: str, start: list[Any], places: list[int]) -> None:
+    def _replay_group(
+        self, number: int, name: str, mode: str, prefix: str, start: list[Any], places: list[int]
+    ) -> None:
         """A group was made, or began to follow a prefix."""
         group = self._subscriptions.groups.get(name)
         if group is None:
-            group = self._subscriptions.add(name)
+            group = self._subscriptions.add(name, mode)
             self._handing.revive(group, number)
             self._subscriptions.by_ledger[number] = group
         if prefix not in group.followings:

@@ -37,7 +37,7 @@ class Subscribe(NamedTuple):
 
     ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
     client keeps over reconnects, ``client`` one of its process, ``settings`` those of a new group. A ``transient``
-    consumer is forgotten once it has left.
+    consumer is forgotten once it has left. ``mode`` is one of modes.MODES.
     """
 
     connection: int
@@ -50,6 +50,7 @@ class Subscribe(NamedTuple):
     client: bytes = b""
     transient: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
+    mode: str = "reliable"
 
 
 class Pull(NamedTuple):
@@ -236,7 +237,7 @@ class Place(NamedTuple):
 
 class Subscribed(NamedTuple):
     """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs. A consumer of a
-    group is told its place.
+    group is told its place, the tags that the group takes, and which settings it has that are not as asked for.
     """
 
     connection: int
@@ -244,6 +245,8 @@ class Subscribed(NamedTuple):
     subscription: int
     start_us: int | None = None
     place: Place | None = None
+    tags: tuple[str, ...] = ()
+    differing: tuple[tuple[str, Any], ...] = ()
 
 
 class Messages(NamedTuple):

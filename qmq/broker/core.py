@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgpack
 
 from qmq.broker.admin import Admin
+from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
 from qmq.broker.commands import (
     Ack,
@@ -78,6 +79,7 @@ class Broker:
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
+        self._broadcasts = Broadcasts(self._delivery.subscriptions, self._changes, limits.broadcast_ttl_ms * 1_000, now)
         self._restore(now)
         store.may_wait(False)
 
@@ -155,6 +157,7 @@ class Broker:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
+        self._broadcasts.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.write()
         if self._delivery.unfinished():
@@ -162,6 +165,7 @@ class Broker:
         deadlines = (
             self._delivery.next_deadline_us(),
             self._delivery.handing.next_deadline_us(),
+            self._broadcasts.next_deadline_us(),
             self._records.next_deadline_us(now.monotonic_us),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

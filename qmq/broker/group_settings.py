@@ -1,16 +1,23 @@
-"""What a group may set."""
+"""What a group may set, and the bounds of each."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, Self
 
 from qmq.errors import InvalidOption
 
 RETRY_DELAYS_US: Final = tuple(s * 1_000_000 for s in (5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200))
 
+MOST_RETRY_DELAYS: Final = 64
+MOST_TAGS: Final = 32
+MOST_TAG_BYTES: Final = 255
+#: No time that a group sets is longer.
+MOST_US: Final = 2 * 366 * 86_400 * 1_000_000
+
 
 class GroupSettings(NamedTuple):
-    """What a group may set; the broker's answer to each is the one that counts."""
+    """What a group may set; the broker's answer to each is the one that counts. Times are microseconds, 0: never."""
 
     max_attempts: int = 16
     retry_delays_us: tuple[int, ...] = RETRY_DELAYS_US
@@ -19,17 +26,82 @@ class GroupSettings(NamedTuple):
     max_unacked_bytes: int = 64 << 20
     expire_after_us: int = 0
     max_handling_us: int = 0
+    #: The group takes messages with one of these; none: all.
+    tags: tuple[str, ...] = ()
 
     def delay_us(self, attempt: int) -> int:
         """How long to wait after that attempt (from 1) failed."""
         return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
 
+    @classmethod
+    def kept(cls, fields: Iterable[Any]) -> Self:
+        """As a record or a checkpoint has them."""
+        return cls._make(tuple(field) if isinstance(field, list) else field for field in fields)
 
-def settings_of(before: GroupSettings, given: dict[str, Any]) -> GroupSettings:
-    """*before* with what is given. Raises InvalidOption."""
+
+#: Whole numbers from and to, as their files can hold them.
+_BOUNDS: Final = {
+    "max_attempts": (1, 65_535),
+    "max_lapses": (1, 255),
+    "max_unacked": (1, 1_000_000),
+    "max_unacked_bytes": (1, 1 << 40),
+    "expire_after_us": (0, MOST_US),
+    "max_handling_us": (0, MOST_US),
+}
+
+
+def settings_of(before: GroupSettings, given: Mapping[str, Any]) -> GroupSettings:
+    """*before* with what is given, each of which was checked. Raises InvalidOption, which says what it may be."""
     unknown = given.keys() - set(GroupSettings._fields)
     if unknown:
-        raise InvalidOption(
-            f"a group has no setting {', '.join(sorted(unknown))}; it has {', '.join(GroupSettings._fields)}"
-        )
-    return before._replace(**given)
+        names = ", ".join(sorted(f"{name!r:.40}" for name in unknown))
+        raise InvalidOption(f"a group has no setting {names}; it has {', '.join(map(_shown, GroupSettings._fields))}")
+    return before._replace(**{name: _checked(name, value) for name, value in given.items()})
+
+
+def differing(given: Mapping[str, Any], actual: GroupSettings) -> dict[str, Any]:
+    """Of what somebody would have set, what the group has instead. Raises InvalidOption for what it cannot have."""
+    wanted = settings_of(actual, given)
+    return {name: getattr(actual, name) for name in given if getattr(wanted, name) != getattr(actual, name)}
+
+
+def _checked(name: str, value: object) -> Any:
+    if name == "retry_delays_us":
+        fits = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_RETRY_DELAYS
+        if not fits or not all(_is_between(one, 0, MOST_US) for one in value):  # type: ignore[attr-defined]
+            raise InvalidOption(
+                f"retry_delays must be 1 to {MOST_RETRY_DELAYS} delays of {_span(0, MOST_US)} each, not {value!r:.80}"
+            )
+        return tuple(value)  # type: ignore[arg-type]
+    if name == "tags":
+        fits = isinstance(value, list | tuple) and len(value) <= MOST_TAGS
+        if not fits or not all(_is_tag(one) for one in value):  # type: ignore[attr-defined]
+            raise InvalidOption(
+                f"tags must be up to {MOST_TAGS} texts of 1 to {MOST_TAG_BYTES} bytes each, not {value!r:.80}"
+            )
+        return tuple(dict.fromkeys(value))  # type: ignore[call-overload]
+    least, most = _BOUNDS[name]
+    if not _is_between(value, least, most):
+        span = _span(least, most) if name.endswith("_us") else f"a whole number from {least} to {most}"
+        raise InvalidOption(f"{_shown(name)} must be {span}, not {_in_user_units(name, value)!r:.80}")
+    return value
+
+
+def _is_between(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_tag(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value.encode("utf-8", "surrogatepass")) <= MOST_TAG_BYTES
+
+
+def _shown(name: str) -> str:
+    return name.removesuffix("_us")
+
+
+def _span(least_us: int, most_us: int) -> str:
+    return f"{least_us / 1e6:g} to {most_us // 1_000_000} seconds"
+
+
+def _in_user_units(name: str, value: object) -> object:
+    return value / 1e6 if name.endswith("_us") and type(value) is int else value

@@ -12,7 +12,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,10 @@ import numpy.typing as npt
 from qmq.broker.commands import Pull, Subscribe
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+from qmq.broker.modes import RELIABLE
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
-
-RELIABLE: Final = "reliable"
 
 
 class Start(NamedTuple):
@@ -126,9 +125,9 @@ class Following:
 class Group:
     """One group, or (name None) a solo consumer, of which nothing is kept."""
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, mode: str = RELIABLE) -> None:
         self.name = name
-        self.mode = RELIABLE
+        self.mode = mode
         self.cursors = Cursors()
         self.followings: dict[str, Following] = {}
         #: Who holds what; None for one who follows alone.
@@ -205,7 +204,6 @@ class Group:
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
-        self.mode = packed["mode"]
         self.cursors.restore(*packed["cursors"])
         for prefix, start, positions in packed["followings"]:
             scan = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from qmq.broker.carrying import Many
 from qmq.broker.commands import HandBack, Heartbeat, Now, Place, Pull, Subscribe
-from qmq.broker.group_settings import settings_of
+from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
@@ -54,10 +54,8 @@ class Handing:
         return ledger
 
     def join(self, command: Subscribe, group: Group) -> Member:
-        """Be a consumer of the group. Raises InvalidOption for settings that it cannot have."""
+        """Be a consumer of the group."""
         ledger = self.ledger_of(group)
-        if command.settings and not ledger.members:
-            ledger.set(settings_of(ledger.settings, dict(command.settings)))
         member = ledger.join(command.consumer, command.nonce, command.transient, self.now.wall_us)
         self.members.joined(ledger, member, command.client, self.now)
         self.members.look(ledger)
@@ -112,6 +110,8 @@ class Handing:
             raise InvalidOption(
                 f"verdict {command.verdict} is none of {', '.join(one.name.lower() for one in Verdict)}"
             )
+        if command.delay_us is not None and command.delay_us > MOST_US:
+            raise InvalidOption(f"a message comes again after {MOST_US // 1_000_000} seconds (two years) at most")
         ledger.hand_back(
             member, command.start, command.end, Verdict(command.verdict), command.reason, command.delay_us,
             self.now.wall_us,
@@ -121,7 +121,7 @@ class Handing:
     def _caller(self, subscription: Subscription) -> tuple[Ledger, Member]:
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None:
-            raise InvalidOption("who follows alone has nothing to acknowledge or hand back")
+            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
         ledger.member(member.number, subscription.incarnation)
         member.seen_us = self.now.monotonic_us
         return ledger, member
@@ -189,8 +189,8 @@ class Handing:
     def follows(self, group: Group, following: Following) -> None:
         """A group begins to follow a prefix."""
         if group.name is not None:
-            fields = [self.ledger_of(group).number, group.name, following.prefix, following.start, following.places]
-            self._store.groups.stage(Kind.GROUP, msgpack.packb(fields))
+            number, begin = self.ledger_of(group).number, [following.prefix, following.start, following.places]
+            self._store.groups.stage(Kind.GROUP, msgpack.packb([number, group.name, group.mode, *begin]))
 
     def replay(self, group: Group, kind: int, fields: list[Any]) -> None:
         """Do what a record says."""

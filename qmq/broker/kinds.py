@@ -17,7 +17,7 @@ class Kind(enum.IntEnum):
     SETTINGS = 7
     REVIVE = 8
     FORGET = 9
-    GROUP = 10  # number, name, prefix that it follows from now on, start, places
+    GROUP = 10  # number, name, mode, prefix that it follows from now on, start, places
     SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
     DELETE = 12
 

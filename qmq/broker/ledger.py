@@ -86,6 +86,7 @@ class Ledger:
                 self._release(member, start, list(member.held.between(start, end)), now_us)
         member.held = Held(member.held.next_sequence)
         member.closed = True
+        member.left_us = now_us
         member.alone = False
         if member.transient:
             del self.members[number], self.by_name[member.name]
@@ -265,7 +266,7 @@ class Ledger:
             "members": [
                 [
                     member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
-                    member.progress, member.takeovers, member.alone, member.held.packed(),
+                    member.left_us, member.progress, member.takeovers, member.alone, member.held.packed(),
                 ]
                 for member in self.members.values()
             ],
@@ -277,10 +278,10 @@ class Ledger:
         """Take over what ``packed`` gave."""
         self._set(*fields["settings"])
         self._next_member = fields["next_member"]
-        for number, name, transient, incarnation, nonce, closed, progress, takeovers, alone, held in fields["members"]:
+        for number, name, transient, *rest, held in fields["members"]:
             member = self.members[number] = self.by_name[name] = Member(number, name, transient)
-            member.incarnation, member.nonce, member.closed = incarnation, nonce, closed
-            member.progress, member.takeovers, member.alone = progress, takeovers, alone
+            member.incarnation, member.nonce, member.closed, member.left_us, *rest = rest
+            member.progress, member.takeovers, member.alone = rest
             member.held = Held.restored(held)
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
@@ -292,8 +293,7 @@ class Ledger:
         self._do(Kind.SETTINGS, list(settings))
 
     def _set(self, *fields: Any) -> None:
-        delays = tuple(fields[1])
-        self.settings = GroupSettings(*fields)._replace(retry_delays_us=delays)
+        self.settings = GroupSettings.kept(fields)
 
     def _packed(self, fields: list[Any]) -> bytes:
         packed: bytes = msgpack.packb([self.number, *fields])

@@ -19,3 +19,4 @@ class BrokerLimits(NamedTuple):
     max_subscriptions: int = 1_000
     max_prefixes: int = 1_000
     lapse_ms: int = 30_000
+    broadcast_ttl_ms: int = 7 * 86_400_000

@@ -9,8 +9,8 @@ class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "alone", "client", "closed", "held", "incarnation", "is_timed", "name", "nonce", "number", "progress",
-        "seen_us", "stalled_us", "takeovers", "transient",
+        "alone", "client", "closed", "held", "incarnation", "is_timed", "left_us", "name", "nonce", "number",
+        "progress", "seen_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool) -> None:
@@ -21,6 +21,7 @@ class Member:
         self.nonce = b""
         self.held = Held()
         self.closed = True  # nobody is it now
+        self.left_us = 0  # wall clock, when it was so last
         self.progress = False  # something was handled since the last takeover
         self.takeovers = 0  # in a row, without progress
         self.alone = False  # it holds what was handed out alone

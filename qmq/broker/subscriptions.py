@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.commands import Effect, Subscribe, Subscribed
+from qmq.broker.commands import Effect, Place, Subscribe, Subscribed
+from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.modes import BROADCAST, MEMBER_MARK, MOST_ONCE, check_mode, group_of
 from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownSubscription
-from qmq.names import check_consumer, check_group, check_prefix
+from qmq.names import check_consumer, check_prefix
 from qmq.storage.store import Store
 
 
@@ -28,6 +31,8 @@ class Subscriptions:
         self._handing = handing
         self.groups: dict[str, Group] = {}
         self.by_ledger: dict[int, Group] = {}
+        #: How many members each broadcast has.
+        self.broadcasts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._by_number: dict[tuple[int, int], Subscription] = {}
         self._by_connection: dict[int, set[int]] = {}
@@ -42,13 +47,15 @@ class Subscriptions:
         for prefix in command.prefixes:
             check_prefix(prefix)
         check_consumer(command.consumer)
-        if command.group is not None:
-            check_group(command.group)
-        known = self.groups.get(command.group) if command.group is not None else None
+        name, given = group_of(command), dict(command.settings)
+        base = self.groups.get(command.group or "")
+        check_mode(command, base.mode if base is not None else None, self.broadcasts)
+        settings_of(GroupSettings(), given)
+        known = self.groups.get(name) if name is not None else None
         check_followed(command, known, self._limits.max_prefixes)
-        default = "last" if command.group is None else "first"
+        default = "last" if command.group is None or command.mode == BROADCAST else "first"
         begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
-        group = self._group(command.group)
+        group = self._group(name, command.mode)
         followings = []
         for prefix in dict.fromkeys(command.prefixes):
             following = group.followings.get(prefix)
@@ -64,31 +71,52 @@ class Subscriptions:
         mine.add(number)
         subscription = Subscription(number, command.connection, command.consumer, group, followings)
         self._by_number[command.connection, number] = subscription
-        place = None
-        if group.name is not None:
-            member = subscription.member = self._handing.join(command, group)
-            subscription.incarnation = member.incarnation
-            place = self._handing.place(member)
+        self._begin(subscription, command, given if known is None else {})
         start = followings[0].start
         start_us = None
         if group.name is None and start.kind == "time":
             start_us = min([start.value, *hidden_since(self._store)])
-        self._effects.append(Subscribed(command.connection, command.request, number, start_us, place))
+        said = self._told(subscription, given)
+        self._effects.append(Subscribed(command.connection, command.request, number, start_us, *said))
 
-    def _group(self, name: str | None) -> Group:
+    def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
+        """Take the consumer into its group, which has these settings from now on."""
+        group = subscription.group
+        if group.name is None:
+            return
+        if settings:
+            ledger = self._handing.ledger_of(group)
+            ledger.set(settings_of(ledger.settings, settings))
+        if group.mode != MOST_ONCE:
+            member = subscription.member = self._handing.join(command, group)
+            subscription.incarnation = member.incarnation
+
+    def _told(
+        self, subscription: Subscription, given: dict[str, Any]
+    ) -> tuple[Place | None, tuple[str, ...], tuple[tuple[str, Any], ...]]:
+        """What the consumer of a group has to know: its place, the group's tags, and which settings differ."""
+        ledger, member = subscription.group.ledger, subscription.member
+        if ledger is None:
+            return None, (), ()
+        place = self._handing.place(member) if member is not None else None
+        return place, ledger.settings.tags, tuple(differing(given, ledger.settings).items())
+
+    def _group(self, name: str | None, mode: str) -> Group:
         if name is None:
             return Group(None)
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._limits.max_groups:
                 raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
-            group = self.add(name)
+            group = self.add(name, mode)
             self.by_ledger[self._handing.ledger_of(group).number] = group
         return group
 
-    def add(self, name: str) -> Group:
+    def add(self, name: str, mode: str) -> Group:
         """A group that there was not."""
-        group = self.groups[name] = Group(name)
+        group = self.groups[name] = Group(name, mode)
+        if mode == BROADCAST:
+            self.broadcasts[name.partition(MEMBER_MARK)[0]] += 1
         return group
 
     def of(self, group: Group) -> list[Subscription]:
@@ -104,6 +132,11 @@ class Subscriptions:
         for following in group.followings.values():
             self._arrivals.unwatch(following)
         del self.groups[group.name], self.by_ledger[group.ledger.number]
+        if group.mode == BROADCAST:
+            broadcast = group.name.partition(MEMBER_MARK)[0]
+            self.broadcasts[broadcast] -= 1
+            if not self.broadcasts[broadcast]:
+                del self.broadcasts[broadcast]
 
     def get(self, connection: int, number: int) -> Subscription:
         """Raises UnknownSubscription."""
@@ -134,7 +167,7 @@ class Subscriptions:
     def restore(self, packed: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
         for name, fields in packed.items():
-            group = self.add(name)
+            group = self.add(name, fields["mode"])
             group.restore(self._store, fields)
             self.by_ledger[fields["number"]] = group
             self._handing.restore(group, fields["number"], fields["ledger"])

@@ -18,7 +18,9 @@ from qmq.cli.connecting import run, server_option
 from qmq.cli.progress import Counting
 from qmq.errors import InvalidOption
 from qmq.names import check_consumer, check_group, check_prefix
+from qmq.net.client import Client
 from qmq.net.consumer import Consumer
+from qmq.net.group_settings import Mode
 from qmq.net.messages import Message, MessageBatch
 from qmq.net.receipts import utc_from_us
 
@@ -52,6 +54,9 @@ Start = Literal["first", "last"] | datetime | int | None
     show_default=True,
     help="Bodies, a line each; or all of each message as a JSON object.",
 )
+@click.option("--most-once", is_flag=True, help="A group that nothing comes again to: each message once, or never.")
+@click.option("--broadcast", is_flag=True, help="A group in which each consumer id gets every message.")
+@click.option("--tag", "tags", metavar="T", multiple=True, help="Of a new group: only messages with one of these tags.")
 @click.option(
     "--no-ack", is_flag=True, help="Leave the messages to others: acknowledge none, and hand back all at the end."
 )
@@ -65,6 +70,9 @@ def consume(
     timeout: float | None,
     start: str | None,
     form: str,
+    most_once: bool,
+    broadcast: bool,
+    tags: tuple[str, ...],
     no_ack: bool,
     server: str,
 ) -> None:
@@ -74,6 +82,10 @@ def consume(
     """
     if (group is None) is not solo:
         raise click.UsageError("give either --group G or --solo")
+    if solo and (most_once or broadcast or tags):
+        raise click.UsageError("--most-once, --broadcast and --tag go with --group G")
+    if most_once and (broadcast or no_ack):
+        raise click.UsageError("--most-once goes with neither --broadcast nor --no-ack")
     check_prefix(prefix)
     if group is not None:
         check_group(group)
@@ -82,7 +94,12 @@ def consume(
     begin = start_of(start)
     lines = raw_lines if form == "raw" else json_lines
     printer = Printer(sys.stdout.buffer, lines, count, timeout, acknowledges=not no_ack)
-    run(printer.run(server, prefix, group, consumer, begin))
+    mode: Mode = "most_once" if most_once else "broadcast" if broadcast else "reliable"
+
+    def subscribed(client: Client) -> Consumer:
+        return client.subscribe(prefix, group=group, consumer=consumer, start=begin, mode=mode, tags=tags or None)
+
+    run(printer.run(server, subscribed))
 
 
 def start_of(text: str | None) -> Start:
@@ -122,13 +139,13 @@ class Printer:
         self._printed = 0
         self._on_terminal = out.isatty()
 
-    async def run(self, server: str, prefix: str, group: str | None, consumer: str | None, start: Start) -> None:
+    async def run(self, server: str, subscribed: Callable[[Client], Consumer]) -> None:
         """Print until the count or the time is up. Raises QmqError, and OSError when stdout is closed."""
         if self._left == 0:
             return
         async with (
             connect(server) as client,
-            client.subscribe(prefix, group=group, consumer=consumer, start=start) as subscription,
+            subscribed(client) as subscription,
         ):
             with Counting("received", shown=sys.stderr.isatty() and not self._on_terminal) as counting:
                 while self._left != 0 and await self._print_some(subscription):

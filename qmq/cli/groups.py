@@ -42,7 +42,7 @@ def list_groups(as_json: bool, server: str) -> None:
 @server_option
 def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
     """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, max_handling
-    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes.
+    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all).
     """
     given = dict(setting_of(text) for text in settings)
     check_group(group)
@@ -52,7 +52,7 @@ def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
             return await client.admin.set_group(group, **given)
 
     for name, value in run(change()).items():
-        click.echo(f"{name}={','.join(f'{one:g}' for one in value) if isinstance(value, list) else value}")
+        click.echo(f"{name}={shown_value(value)}")
 
 
 @groups.command("seek", short_help="Have a group go on elsewhere.")
@@ -96,11 +96,20 @@ def setting_of(text: str) -> tuple[str, Any]:
     if not equals:
         raise InvalidOption(f"{text!r} is not KEY=VALUE")
     try:
+        if name == "tags":
+            return name, value.split(",") if value else []
         if name == "retry_delays":
             return name, [float(part) for part in value.split(",")]
         return name, float(value) if name in ("expire_after", "max_handling") else int(value)
     except ValueError:
         raise InvalidOption(f"{name}: {value!r} is not a number") from None
+
+
+def shown_value(value: object) -> str:
+    """As it can be given to ``groups set``."""
+    if isinstance(value, list):
+        return ",".join(map(shown_value, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _list(as_json: bool, server: str) -> None:

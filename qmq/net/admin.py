@@ -9,18 +9,13 @@ from typing import Any, Final, Literal, NamedTuple
 import msgpack
 
 from qmq.errors import InvalidOption
+from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
 from qmq.net.pulling import start_of
 from qmq.net.receipts import utc_from_us
 from qmq.net.wire import Kind
 
 _PAGE: Final = 500
-_SECONDS: Final = {
-    "retry_delays": "retry_delays_us",
-    "expire_after": "expire_after_us",
-    "max_handling": "max_handling_us",
-}
-_COUNTS: Final = ("max_attempts", "max_lapses", "max_unacked", "max_unacked_bytes")
 
 
 class GroupInfo(NamedTuple):
@@ -148,42 +143,3 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
         row["group"], row["prefixes"], row["consumers"], row["ready"], row["in_flight"], row["in_retry"], row["dead"],
         shown_settings(row["settings"]),
     )  # fmt: skip
-
-
-def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As the broker takes them: times in microseconds. Raises InvalidOption."""
-    packed: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name in _COUNTS:
-            if type(value) is not int or value < 1:
-                raise InvalidOption(f"{name} must be a whole number from 1, not {value!r}")
-            packed[name] = value
-        elif name == "retry_delays":
-            packed[_SECONDS[name]] = [_microseconds(name, one) for one in value]
-            if not packed[_SECONDS[name]]:
-                raise InvalidOption("retry_delays needs one delay or more, in seconds")
-        elif name in _SECONDS:
-            packed[_SECONDS[name]] = _microseconds(name, value)
-        else:
-            raise InvalidOption(f"a group has no setting {name!r}; it has {', '.join([*_COUNTS, *_SECONDS])}")
-    return packed
-
-
-def _microseconds(name: str, value: object) -> int:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 2 * 366 * 86_400:
-        raise InvalidOption(f"{name} must be seconds from 0 to two years, not {value!r}")
-    return int(value * 1_000_000)
-
-
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As users see them: times in seconds."""
-    names = {packed: name for name, packed in _SECONDS.items()}
-    shown: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name not in names:
-            shown[name] = value
-        elif isinstance(value, list):
-            shown[names[name]] = [one / 1e6 for one in value]
-        else:
-            shown[names[name]] = value / 1e6
-    return shown

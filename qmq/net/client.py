@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self, Unpack
 
 import msgpack
 
@@ -20,6 +20,7 @@ from qmq.names import check_prefix
 from qmq.net.admin import Admin
 from qmq.net.consumer import Consumer
 from qmq.net.gathering import Gathering
+from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.link import Link, sequence_in
 from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
@@ -218,14 +219,22 @@ class Client:
         group: str | None = None,
         consumer: str | None = None,
         start: Literal["first", "last"] | datetime | int | None = None,
+        mode: Mode = "reliable",
+        tags: Sequence[str] | None = None,
+        **settings: Unpack[GroupSettings],
     ) -> Consumer:
         """Take part in *group*, or follow alone without one; used as ``async with``.
 
         A prefix ends with a dot (or is empty: everything), any other name is exactly that subject. *start* is "first",
         "last" (behind the last message), an aware datetime or a sequence; without it a new group begins at the first
-        message kept, a follower at the last. Raises InvalidName, InvalidOption.
+        message kept, a follower and a new member of a broadcast behind the last. Raises InvalidName, InvalidOption.
+
+        A group's *mode* is one for good: "reliable", "most_once" (nothing is acknowledged or comes again) or
+        "broadcast" (each consumer id gets every message). *tags* (a group takes only messages with one of these) and
+        other *settings* are for a new group; one that has others keeps them, which is logged.
         """
-        return Consumer(Puller(self._link, prefixes, group, consumer, start))
+        terms = terms_of(group, mode, {"tags": tags, **settings})
+        return Consumer(Puller(self._link, prefixes, group, consumer, start, terms))
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation."""

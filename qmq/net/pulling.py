@@ -28,6 +28,7 @@ from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
+from qmq.net.group_settings import DEFAULT_TERMS, Terms, shown_settings
 from qmq.net.holder import Holder
 from qmq.net.holding import Place
 from qmq.net.link import Link
@@ -61,7 +62,13 @@ class Puller:
     """A consumer's place at the broker. Pulls of several tasks go one after another."""
 
     def __init__(
-        self, link: Link, prefixes: Sequence[str], group: str | None, consumer: str | None, start: Start
+        self,
+        link: Link,
+        prefixes: Sequence[str],
+        group: str | None,
+        consumer: str | None,
+        start: Start,
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         if not prefixes:
             raise InvalidName('subscribe needs at least one subject or prefix; "" is everything')
@@ -74,14 +81,18 @@ class Puller:
         self._link = link
         self._group = check_group(group) if group is not None else None
         self._start = start_of(start)
+        self._terms = terms
         self._prefixes = names if group is not None else without_covered(names)
         self._progress = Progress(self._prefixes, None) if group is None else None
         self._transient = consumer is None
         self._nonce = secrets.token_bytes(16)  # who we are over reconnects
-        #: What is held, and verdicts on it; None for who follows alone.
-        self.holder = Holder(self.id, self._subscribed_now) if group is not None else None
+        #: What is held, and verdicts on it; None for who has nothing to hand back.
+        self.holder = None
+        if group is not None and terms.mode != "most_once":
+            self.holder = Holder(self.id, self._subscribed_now)
         self._store_id: bytes | None = None
         self._warned_at = -_WARN_EVERY
+        self._warned_of_settings = False
         self._inside = False
         self._subscribed: tuple[Connection, int] | None = None
         self._subscribing: asyncio.Task[None] | None = None
@@ -424,6 +435,8 @@ class Puller:
         meta: dict[str, Any] = {
             "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
         }  # fmt: skip
+        if self._group is not None:
+            meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings)}
         if self.holder is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
         answer = await connection.request(Kind.SUBSCRIBE, meta)
@@ -434,6 +447,7 @@ class Puller:
             )
             raise connection.end_error()
         self._subscribed = connection, subscription
+        self._warn_of(answer.meta.get("differing", {}))
         if self.holder is not None:
             self._joined(Place(*answer.meta["place"]))
             self._link.hold(self.holder)
@@ -441,6 +455,16 @@ class Puller:
         start_us = answer.meta.get("start_us")
         if progress is not None and progress.floor_us is None and isinstance(start_us, int):
             progress.begin_at(start_us)
+
+    def _warn_of(self, differing: dict[str, Any]) -> None:
+        """The group is not new, and has other settings: say so once."""
+        if differing and not self._warned_of_settings:
+            self._warned_of_settings = True
+            shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
+            log.warning(
+                "consumer %s: group %s keeps its settings, which are not as asked for: %s; "
+                "`qmq groups set` changes them", self.id, self._group, shown,
+            )  # fmt: skip
 
     def _joined(self, place: Place) -> None:
         assert self.holder is not None

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.build import MessageHeader, make_header
@@ -16,6 +16,7 @@ from qmq.format.run import Run
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
 from qmq.net.consumer import Feed
 from qmq.net.gathering import BATCH_BYTES
+from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.link import Link
 from qmq.net.messages import Message, MessageBatch, messages_of
 from qmq.net.options import Body, ClientOptions, Durability, body_of, is_flush
@@ -220,9 +221,13 @@ class SyncClient:
         group: str | None = None,
         consumer: str | None = None,
         start: Literal["first", "last"] | datetime | int | None = None,
+        mode: Mode = "reliable",
+        tags: Sequence[str] | None = None,
+        **settings: Unpack[GroupSettings],
     ) -> SyncConsumer:
         """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
-        return SyncConsumer(self._here, lambda link: Puller(link, prefixes, group, consumer, start))
+        terms = terms_of(group, mode, {"tags": tags, **settings})
+        return SyncConsumer(self._here, lambda link: Puller(link, prefixes, group, consumer, start, terms))
 
 
 class SyncMessage(Message):

@@ -30,11 +30,20 @@ class Consumer:
     """A consumer as its client sees it: what it got by pull sequence, with attempts."""
 
     def __init__(
-        self, driven: Driven, name: str, *prefixes: str, nonce: bytes = b"n", connection: int = 1, **more: object
-    ):
+        self,
+        driven: Driven,
+        name: str,
+        *prefixes: str,
+        nonce: bytes = b"n",
+        connection: int = 1,
+        mode: str = "reliable",
+        transient: bool = False,
+        **more: object,
+    ) -> None:
         self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
         self.prefixes = prefixes or ("",)
         self.settings = tuple(more.items())
+        self.mode, self.transient = mode, transient
         self.got: dict[int, tuple[bytes, int]] = {}
         self.join()
 
@@ -49,11 +58,15 @@ class Consumer:
             None,
             self.nonce,
             self.name.encode(),
-            False,
+            self.transient,
             self.settings,
+            self.mode,
         )
-        (answer,) = driven.do(command)
+        answer = driven.do(command)[-1]
+        if isinstance(answer, Refused):
+            raise answer.error
         assert isinstance(answer, Subscribed), answer
+        self.answer = answer
         assert answer.place is not None
         self.subscription, self.place = answer.subscription, answer.place
         self.expected = answer.place.frontier

@@ -126,7 +126,9 @@ def test_a_start_that_is_none(text: str) -> None:
         (["a", "--solo", "--count", "-1"], "--count"),
         (["a", "--solo", "--timeout", "-1"], "--timeout"),
         (["a", "--solo", "--format", "xml"], "--format"),
-        (["a", "--solo", "--most-once"], "No such option"),
+        (["a", "--solo", "--most-once"], "--group"),
+        (["a", "--group", "g", "--most-once", "--broadcast"], "neither --broadcast"),
+        (["a", "--group", "g", "--most-once", "--no-ack"], "--no-ack"),
         (["--solo"], "PREFIX"),
     ],
 )

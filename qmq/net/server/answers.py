@@ -56,6 +56,10 @@ def subscribed(effect: commands.Subscribed) -> bytes:
         fields["start_us"] = effect.start_us
     if effect.place is not None:
         fields["place"] = list(effect.place)
+    if effect.tags:
+        fields["tags"] = list(effect.tags)
+    if effect.differing:
+        fields["differing"] = dict(effect.differing)
     return _with_meta(Kind.SUBSCRIBED, effect.request, fields)
 
 

@@ -120,7 +120,7 @@ def _subscribe(connection: int, frame: Frame) -> Command:
         raise ProtocolError("SUBSCRIBE has a map in settings")
     return commands.Subscribe(
         connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start, nonce,
-        client, bool(fields.get("transient")), tuple(settings.items()),
+        client, bool(fields.get("transient")), tuple(settings.items()), fields.get("mode", "reliable"),
     )  # fmt: skip
 
 

@@ -1,0 +1,58 @@
+"""The modes of groups, and what each member of a broadcast is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from qmq.broker.commands import Subscribe
+from qmq.errors import InvalidOption
+from qmq.names import check_consumer, check_group
+
+RELIABLE: Final = "reliable"
+MOST_ONCE: Final = "most_once"
+BROADCAST: Final = "broadcast"
+MODES: Final = (RELIABLE, MOST_ONCE, BROADCAST)
+
+#: Between the group's name and the consumer's, in the name of a broadcast member's own group.
+MEMBER_MARK: Final = "@"
+
+
+def group_of(command: Subscribe) -> str | None:
+    """The name of the group that a subscription is to: a broadcast member's is its own. Raises InvalidOption."""
+    if command.mode not in MODES:
+        raise InvalidOption(f"a group's mode is one of {', '.join(MODES)}, not {command.mode!r:.40}")
+    if command.group is None:
+        if command.mode != RELIABLE:
+            raise InvalidOption(f"who follows alone has no mode {command.mode}: give a group")
+        return None
+    name = check_group(command.group)
+    return f"{name}{MEMBER_MARK}{command.consumer}" if command.mode == BROADCAST else name
+
+
+def check_group_name(name: object) -> str:
+    """The name of a group, or of a broadcast member's own. Raises InvalidName."""
+    if not isinstance(name, str) or MEMBER_MARK not in name:
+        return check_group(name)  # type: ignore[arg-type]  # it says what is wrong with it
+    group, _, consumer = name.partition(MEMBER_MARK)
+    return f"{check_group(group)}{MEMBER_MARK}{check_consumer(consumer)}"
+
+
+def members_of(name: str, groups: Mapping[str, object]) -> list[str]:
+    """The groups of the members of a broadcast."""
+    return [one for one in groups if one.startswith(name + MEMBER_MARK)]
+
+
+def check_mode(command: Subscribe, mode: str | None, broadcasts: Mapping[str, int]) -> None:
+    """Whether a subscription fits a group that has that mode already (None: there is none). Raises InvalidOption.
+
+    *broadcasts*: how many members each broadcast has.
+    """
+    if command.group is None:
+        return
+    actual = BROADCAST if mode is None and command.group in broadcasts else mode
+    if actual is not None and actual != command.mode:
+        raise InvalidOption(
+            f"group {command.group!r} is {actual}, so nobody can take part in it as {command.mode}; "
+            "use another group, or delete this one first"
+        )

@@ -1,0 +1,107 @@
+"""Settings of groups as users give and see them: times in seconds. The broker takes them in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
+
+from qmq.errors import InvalidOption
+
+Mode = Literal["reliable", "most_once", "broadcast"]
+MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+_COUNTS: Final = ("max_attempts", "max_lapses", "max_unacked", "max_unacked_bytes")
+_SECONDS: Final = {"expire_after": "expire_after_us", "max_handling": "max_handling_us"}
+_DELAYS: Final = ("retry_delays", "retry_delays_us")
+SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
+#: No time that a group sets is longer, in seconds.
+_MOST_SECONDS: Final = 2 * 366 * 86_400
+
+
+class GroupSettings(TypedDict, total=False):
+    """What a new group may be given; None: the broker's default. Times are seconds, and 0 is never.
+
+    A message is handed out ``max_attempts`` times at most, again after the ``retry_delays`` of its attempts; it may end
+    ``max_lapses`` processes. A consumer holds ``max_unacked`` messages of ``max_unacked_bytes`` at most, each no longer
+    than ``max_handling``. What waits longer than ``expire_after`` is dead.
+    """
+
+    max_attempts: int | None
+    max_lapses: int | None
+    max_unacked: int | None
+    max_unacked_bytes: int | None
+    retry_delays: Iterable[float] | None
+    expire_after: float | None
+    max_handling: float | None
+
+
+class Terms(NamedTuple):
+    """How a consumer takes part in its group: the mode, and the settings of a new group as the broker takes them."""
+
+    mode: str = "reliable"
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+DEFAULT_TERMS: Final = Terms()
+
+
+def terms_of(group: str | None, mode: str, settings: Mapping[str, Any]) -> Terms:
+    """Check what ``subscribe`` was given. Raises InvalidOption."""
+    if mode not in MODES:
+        raise InvalidOption(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
+    given = {name: value for name, value in settings.items() if value is not None}
+    if group is None and (given or mode != "reliable"):
+        raise InvalidOption(f"who follows alone has no {', '.join(given) or 'mode'}: give a group")
+    return Terms(mode, packed_settings(given))
+
+
+def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As the broker takes them. Raises InvalidOption; the broker checks the bounds of each."""
+    packed: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in _COUNTS:
+            if type(value) is not int:
+                raise InvalidOption(f"{name} must be a whole number, not {value!r:.80}")
+            packed[name] = value
+        elif name == _DELAYS[0]:
+            packed[_DELAYS[1]] = [_microseconds(name, one) for one in _listed(name, "delays in seconds", value)]
+        elif name in _SECONDS:
+            packed[_SECONDS[name]] = _microseconds(name, value)
+        elif name == "tags":
+            packed[name] = [_text(one) for one in _listed(name, "texts", value)]
+        else:
+            raise InvalidOption(f"a group has no setting {name!r:.80}; it has {', '.join(SETTINGS)}")
+    return packed
+
+
+def _listed(name: str, what: str, value: object) -> list[object]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidOption(f"{name} must be a list of {what}, not {value!r:.80}")
+    return list(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(f"a tag must be a str, not {value!r:.80}")
+    return value
+
+
+def _microseconds(name: str, value: object) -> int:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST_SECONDS:
+        raise InvalidOption(f"{name} must be seconds from 0 to {_MOST_SECONDS} (two years), not {value!r:.80}")
+    return round(value * 1_000_000)
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As users see them."""
+    names = {packed: name for name, packed in (*_SECONDS.items(), _DELAYS)}
+    shown: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in names:
+            shown[name] = value
+        elif isinstance(value, list):
+            shown[names[name]] = [one / 1e6 for one in value]
+        else:
+            shown[names[name]] = value / 1e6
+    return shown

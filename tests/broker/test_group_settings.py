@@ -1,0 +1,122 @@
+"""What a group may set: each value that fits, and each that does not, with what it may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, Refused
+from qmq.broker.group_settings import MOST_US, GroupSettings, differing, settings_of
+from qmq.errors import InvalidOption
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, killed
+
+GOOD: list[tuple[str, Any]] = [
+    ("max_attempts", 1),
+    ("max_attempts", 65_535),
+    ("max_lapses", 255),
+    ("max_unacked", 1_000_000),
+    ("max_unacked_bytes", 1 << 40),
+    ("retry_delays_us", [0]),
+    ("retry_delays_us", [MOST_US] * 64),
+    ("expire_after_us", 0),
+    ("expire_after_us", MOST_US),
+    ("max_handling_us", 1),
+    ("tags", []),
+    ("tags", ["a", "\u00e4" * 127]),
+]
+BAD: list[tuple[str, Any, str]] = [
+    ("max_attempts", 0, "from 1 to 65535"),
+    ("max_attempts", 65_536, "from 1 to 65535"),
+    ("max_attempts", True, "whole number"),
+    ("max_attempts", "3", "whole number"),
+    ("max_attempts", 3.0, "whole number"),
+    ("max_lapses", 256, "from 1 to 255"),
+    ("max_unacked", -1, "from 1 to 1000000"),
+    ("max_unacked_bytes", 1 << 63, "whole number"),
+    ("retry_delays_us", [], "1 to 64 delays"),
+    ("retry_delays_us", [1] * 65, "1 to 64 delays"),
+    ("retry_delays_us", [-1], "1 to 64 delays"),
+    ("retry_delays_us", [MOST_US + 1], "63244800 seconds"),
+    ("retry_delays_us", 5, "1 to 64 delays"),
+    ("expire_after_us", -1, "expire_after must be 0 to 63244800 seconds"),
+    ("expire_after_us", None, "seconds"),
+    ("max_handling_us", MOST_US + 1, "max_handling must be 0 to 63244800 seconds"),
+    ("tags", "vip", "up to 32 texts"),
+    ("tags", [""], "1 to 255 bytes"),
+    ("tags", ["x" * 256], "1 to 255 bytes"),
+    ("tags", [b"x"], "up to 32 texts"),
+    ("tags", ["x"] * 33, "up to 32 texts"),
+    ("colour", 1, "no setting 'colour'; it has max_attempts, retry_delays,"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), GOOD)
+def test_what_fits_is_taken(name: str, value: Any) -> None:
+    found = settings_of(GroupSettings(), {name: value})
+    assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
+    assert GroupSettings.kept(list(found)) == found
+
+
+@pytest.mark.parametrize(("name", "value", "advice"), BAD)
+def test_what_does_not_fit_is_refused_with_what_it_may_be(name: str, value: Any, advice: str) -> None:
+    with pytest.raises(InvalidOption, match=advice):
+        settings_of(GroupSettings(), {name: value})
+
+
+def test_which_settings_are_not_as_asked_for() -> None:
+    actual = GroupSettings(max_attempts=3, tags=("a",))
+    assert differing({"max_attempts": 3, "tags": ["a"], "max_lapses": 3}, actual) == {}
+    assert differing({"max_attempts": 4, "tags": ["b"]}, actual) == {"max_attempts": 3, "tags": ("a",)}
+
+
+def set_group(driven: Driven, settings: Any) -> dict[str, Any]:
+    fields = {"group": "g", "settings": settings}
+    (answer,) = driven.do(Administer(1, driven.request(), "set_group", fields))
+    if isinstance(answer, Refused):
+        raise answer.error
+    assert isinstance(answer, Administered)
+    return dict(answer.fields["settings"])
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_settings_last_and_the_brokers_win(tmp_path: Path, stop: Any) -> None:
+    driven = filled(tmp_path)
+    one = Consumer(driven, "one", max_attempts=3, tags=["vip"])
+    assert (one.answer.tags, one.answer.differing) == (("vip",), ())
+    two = Consumer(driven, "two", connection=2, max_attempts=9, max_lapses=3)
+    assert (two.answer.tags, two.answer.differing) == (("vip",), (("max_attempts", 3),))
+    assert set_group(driven, {"max_attempts": 5, "retry_delays_us": [7]})["max_attempts"] == 5
+    stop(driven)
+    two.join()
+    assert two.answer.differing == (("max_attempts", 5),)
+    assert set_group(driven, {"tags": []})["retry_delays_us"] == (7,)
+    driven.close()
+
+
+def test_a_wrong_setting_changes_nothing_and_no_replay_meets_it(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    Consumer(driven, "one")
+    for name, value, _ in BAD:
+        with pytest.raises(InvalidOption):
+            Consumer(driven, "two", **{name: value})
+        with pytest.raises(InvalidOption):
+            set_group(driven, {name: value})
+        with pytest.raises(InvalidOption):
+            set_group(driven, value)
+    killed(driven)
+    assert Consumer(driven, "one").pull(1) == [b"0"]
+    assert set_group(driven, {"max_lapses": 3}) == GroupSettings()._asdict()
+    driven.close()
+
+
+def test_a_refused_subscription_makes_no_group(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    with pytest.raises(InvalidOption, match="max_attempts"):
+        Consumer(driven, "one", max_attempts=0)
+    (answer,) = driven.do(Administer(1, driven.request(), "groups", {}))
+    assert isinstance(answer, Administered)
+    assert answer.fields["rows"] == []
+    driven.close()

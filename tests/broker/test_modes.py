@@ -1,0 +1,137 @@
+"""Modes of groups: which fit together, and what a broadcast and its members are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, Refused, Subscribe, Unsubscribe
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.modes import MODES
+from qmq.errors import InvalidOption, UnknownGroup
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, killed, many
+
+DAY_MS = 86_400_000
+
+
+def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:
+    (answer,) = driven.do(Administer(1, driven.request(), action, fields))
+    if isinstance(answer, Refused):
+        raise answer.error
+    assert isinstance(answer, Administered)
+    return answer.fields
+
+
+def names(driven: Driven) -> list[tuple[str, str]]:
+    return [(row["group"], row["mode"]) for row in ask(driven, "groups")["rows"]]
+
+
+def refused(driven: Driven, mode: Any, group: str | None = "g") -> Exception | None:
+    (answer,) = driven.do(Subscribe(1, driven.request(), group, ("",), "c", None, mode=mode))
+    return answer.error if isinstance(answer, Refused) else None
+
+
+@pytest.mark.parametrize("stop", [killed, None])
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+def test_a_group_has_one_mode_for_good(tmp_path: Path, first: str, second: str, stop: Any) -> None:
+    driven = filled(tmp_path, 1)
+    assert refused(driven, first) is None
+    if stop is not None:
+        stop(driven)
+    error = refused(driven, second)
+    assert (error is None) is (first == second)
+    if error is not None:
+        assert isinstance(error, InvalidOption)
+        assert f"'g' is {first}" in str(error)
+    ask(driven, "delete_group", group="g")
+    assert refused(driven, second) is None
+    driven.close()
+
+
+@pytest.mark.parametrize("mode", ["often", "", None, 3, ["reliable"]])
+def test_an_unknown_mode_is_refused(tmp_path: Path, mode: Any) -> None:
+    driven = filled(tmp_path, 1)
+    assert isinstance(refused(driven, mode), InvalidOption)
+    assert isinstance(refused(driven, "broadcast", None), InvalidOption)
+    assert names(driven) == []
+    driven.close()
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_each_member_of_a_broadcast_gets_all_from_when_it_came(tmp_path: Path, stop: Any) -> None:
+    driven = filled(tmp_path, 3)
+    one = Consumer(driven, "one", mode="broadcast")
+    driven.send("a.x", b"new")
+    two = Consumer(driven, "two", connection=2, mode="broadcast")
+    driven.send("a.x", b"newer")
+    assert (one.pull(), two.pull()) == ([b"new", b"newer"], [b"newer"])
+    assert names(driven) == [("g@one", "broadcast"), ("g@two", "broadcast")]
+    one.ack()
+    driven.do(Unsubscribe(2, driven.request(), two.subscription))
+    stop(driven)
+    driven.send("a.x", b"newest")
+    one.join()
+    two.join()
+    assert (one.pull(), two.pull(), two.pull()) == ([b"newest"], [b"newer"], [b"newest"])
+    driven.close()
+
+
+def test_a_broadcast_is_changed_as_a_whole_and_a_member_alone(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    one, two = (
+        Consumer(driven, name, connection=n, mode="broadcast") for n, name in enumerate(("one", "two"), start=1)
+    )
+    ask(driven, "set_group", group="g", settings={"max_attempts": 5})
+    ask(driven, "set_group", group="g@two", settings={"max_lapses": 7})
+    rows = ask(driven, "groups")["rows"]
+    assert [(row["settings"]["max_attempts"], row["settings"]["max_lapses"]) for row in rows] == [(5, 3), (5, 7)]
+    ask(driven, "seek_group", group="g", to="first")
+    one.join()
+    two.join()
+    assert (one.pull(), two.pull()) == (many(3), many(3))
+    ask(driven, "delete_group", group="g@one")
+    assert names(driven) == [("g@two", "broadcast")]
+    ask(driven, "delete_group", group="g")
+    with pytest.raises(UnknownGroup):
+        ask(driven, "delete_group", group="g")
+    assert names(driven) == []
+    driven.close()
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed, None])
+def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) -> None:
+    driven = filled(tmp_path, 1, BrokerLimits(lapse_ms=30_000))
+    for number, name in enumerate(("away", "lapsed", "there"), start=1):
+        Consumer(driven, name, connection=number, mode="broadcast")
+    gone = Consumer(driven, "gone", connection=4, mode="broadcast", transient=True)
+    driven.do(Unsubscribe(1, driven.request(), 1), Unsubscribe(4, driven.request(), gone.subscription))
+    assert len(names(driven)) == 4
+    driven.advance(60_000)  # by now the others have been silent for too long
+    assert [name for name, _ in names(driven)] == ["g@away", "g@lapsed", "g@there"]
+    if stop is not None:
+        stop(driven)
+    there = Consumer(driven, "there", connection=3, mode="broadcast")
+    driven.send("a.x", b"new")
+    assert there.pull() == [b"new"]
+    driven.advance(7 * DAY_MS - 90_000)
+    assert len(names(driven)) == 3
+    driven.advance(90_000)
+    assert [name for name, _ in names(driven)] == ["g@there"]
+    there.join()
+    assert there.pull() == [b"new"]
+    driven.close()
+
+
+def test_nothing_looks_at_broadcasts_when_there_are_none(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    assert driven.broker.tick(driven.now) is None
+    consumer = Consumer(driven, "one", mode="broadcast")
+    ask(driven, "delete_group", group="g")
+    del consumer
+    driven.advance(60_000)
+    assert driven.broker.tick(driven.now) is None
+    driven.close()

@@ -1,0 +1,112 @@
+"""Settings of groups and modes, as a client takes them, and as a broker answers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qmq
+from qmq.errors import InvalidOption
+from qmq.net.group_settings import packed_settings, shown_settings, terms_of
+from tests.broker_process import broker_process, running_broker
+
+GIVEN: dict[str, Any] = {
+    "max_attempts": 3,
+    "retry_delays": (0.5, 2),
+    "expire_after": 3600,
+    "max_handling": 0.1,
+    "tags": ["a", "b"],
+}
+PACKED = {
+    "max_attempts": 3,
+    "retry_delays_us": [500_000, 2_000_000],
+    "expire_after_us": 3_600_000_000,
+    "max_handling_us": 100_000,
+    "tags": ["a", "b"],
+}
+
+
+def test_times_are_seconds_here_and_microseconds_there() -> None:
+    assert packed_settings(GIVEN) == PACKED
+    assert packed_settings(shown_settings(PACKED)) == PACKED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_attempts", "3"),
+        ("max_attempts", 3.0),
+        ("max_unacked", True),
+        ("retry_delays", 5),
+        ("retry_delays", "5"),
+        ("retry_delays", [-1]),
+        ("retry_delays", ["1"]),
+        ("expire_after", float("nan")),
+        ("expire_after", float("inf")),
+        ("max_handling", -0.1),
+        ("max_handling", 1e9),
+        ("tags", "vip"),
+        ("tags", [1]),
+        ("colour", 1),
+    ],
+)
+def test_what_no_setting_can_be_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=name.removesuffix("s")):
+        packed_settings({name: value})
+
+
+def test_who_follows_alone_has_neither_mode_nor_settings() -> None:
+    assert terms_of(None, "reliable", {"tags": None}).settings == {}
+    for mode, settings in (("most_once", {}), ("broadcast", {}), ("reliable", {"tags": ["a"]})):
+        with pytest.raises(InvalidOption, match="give a group"):
+            terms_of(None, mode, settings)
+    with pytest.raises(InvalidOption, match="reliable, most_once, broadcast"):
+        terms_of("g", "often", {})
+
+
+async def test_a_new_group_is_as_asked_for_and_others_are_warned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        with caplog.at_level(logging.WARNING, "qmq.client"):
+            async with client.subscribe("a.", group="g", **GIVEN):
+                (info,) = await client.admin.groups("g")
+                assert {name: info.settings[name] for name in GIVEN} == GIVEN | {"retry_delays": [0.5, 2]}
+            assert not caplog.messages
+            async with client.subscribe("a.", group="g", max_attempts=4, max_lapses=3):
+                pass
+        assert ["max_attempts=3" in message and "qmq groups set" in message for message in caplog.messages] == [True]
+        with pytest.raises(InvalidOption, match="from 1 to 65535"):
+            async with client.subscribe("a.", group="h", max_attempts=0):
+                pass
+        with pytest.raises(InvalidOption, match="is reliable"):
+            async with client.subscribe("a.", group="g", mode="broadcast"):
+                pass
+
+
+async def test_each_consumer_of_a_broadcast_gets_every_message(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        await client.send("a.x", b"before")
+        async with (
+            client.subscribe("a.", group="g", consumer="one", mode="broadcast") as one,
+            client.subscribe("a.", group="g", consumer="two", mode="broadcast") as two,
+        ):
+            await client.send("a.x", b"after")
+            for consumer in (one, two):
+                (message,) = await consumer.pull(timeout=30)
+                assert message.body == b"after"
+                message.ack()
+        assert sorted(info.name for info in await client.admin.groups()) == ["g@one", "g@two"]
+
+
+def test_a_group_of_the_plain_client_has_settings_too(tmp_path: Path) -> None:
+    with (
+        broker_process(tmp_path) as broker,
+        qmq.connect_sync(broker.url) as client,
+        client.subscribe("a.", group="g", mode="broadcast", consumer="one", max_attempts=2) as consumer,
+    ):
+        client.send("a.x", b"1")
+        assert [message.body for message in consumer.pull(timeout=30)] == [b"1"]
