@@ -52,7 +52,7 @@ class Changes:
 
     def replay(self) -> None:
         """Do what the pull log says of the time since the checkpoint."""
-        for record in self._store.groups.records:
+        for record in self._store.groups.take_records():
             number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
             if record.kind == Kind.GROUP:
                 self._replay_group(number, *fields)
@@ -67,7 +67,6 @@ class Changes:
                 self._delete(group)
             else:
                 self._handing.replay(group, record.kind, fields)
-        self._store.groups.records.clear()
         self._handing.restored()
 
     def _replay_group(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from qmq.errors import StorageError, SyncFailed
 from qmq.storage.checkpoint import Claims, PartitionClaim
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_claim import GROUP_STATE
 from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
@@ -19,10 +19,8 @@ from qmq.storage.message_log import MessageLog
 from qmq.storage.opened import Opened
 from qmq.storage.opening import CONSUMER_LOG_NAME
 from qmq.storage.partition import Partition
+from qmq.storage.pull_log import FILE_BYTES
 from qmq.storage.readable import Readable
-
-#: In a checkpoint's state: what GroupFiles claims.
-_GROUPS_STATE: Final = "group_files"
 
 
 class Checkpointed(Readable):
@@ -38,8 +36,9 @@ class Checkpointed(Readable):
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
         #: The files of groups.
         self.groups = GroupFiles(
-            opened.disk, opened.directory, self.store_id, self.secret, opened.state.get(_GROUPS_STATE),
+            opened.disk, opened.directory, self.store_id, self.secret, self.state.pop(GROUP_STATE, None),
             clean=opened.report.clean, lost=opened.report.power_loss, now_us=opened.now_us,
+            file_bytes=min(FILE_BYTES, opened.options.segment_bytes),
         )  # fmt: skip
 
     @property
@@ -74,7 +73,7 @@ class Checkpointed(Readable):
             last_stored_at_us=self.last_stored_at_us,
             partitions=tuple(claims),
             subjects=claim_subjects(table, self._gaps_to_claim()),
-            state={**state, _GROUPS_STATE: groups_claim},
+            state={**state, GROUP_STATE: groups_claim},
         )
         return Checkpoint(
             self._disk,

@@ -287,6 +287,31 @@ def read_fully(disk: Disk, fd: int, size: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_around(disk: Disk, fd: int, size: int, offset: int) -> tuple[bytes, int]:
+    """As ``read_fully``, with zeros for pages that the disk does not give; and how many bytes these are.
+
+    Raises OSError for other errors.
+    """
+    try:
+        return read_fully(disk, fd, size, offset), 0
+    except OSError as error:
+        if error.errno not in BAD_SECTOR:
+            raise
+    size = max(0, min(size, disk.size(fd) - offset))
+    parts, lost = [], 0
+    while size > 0:
+        step = min(size, PAGE - offset % PAGE)
+        try:
+            part = read_fully(disk, fd, step, offset)
+        except OSError as error:
+            if error.errno not in BAD_SECTOR:
+                raise
+            part, lost = bytes(step), lost + step
+        parts.append(part)
+        size, offset = size - step, offset + step
+    return b"".join(parts), lost
+
+
 class SureSync:
     """[thread] Syncs a file that only grows: called with its descriptor, it is all on disk when the call returns.
 

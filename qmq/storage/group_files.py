@@ -10,29 +10,25 @@ once it is.
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
-from typing import Final
 
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.checkpoint import Hole
 from qmq.storage.disk import Disk
+from qmq.storage.group_claim import GROUPS_NAME, GroupClaim, Runs
 from qmq.storage.item_log import ItemLog
 from qmq.storage.pull_log import (
-    FILE_BYTES,
     PULL_LOG_NAME,
     PullLog,
     PullRecord,
     PullSync,
+    list_pull_files,
+    pull_file_path,
     read_pull_log,
     remove_pull_files,
     rewrite_pull_log,
 )
 from qmq.storage.schedule import Schedule, ScheduleSync, sweep
-
-GROUPS_NAME: Final = "groups"
-#: position u64 up to which the pull log is in the checkpoint | generation u32
-_CLAIM: Final = struct.Struct("<QI")
 
 Owner = Schedule | ItemLog
 
@@ -41,12 +37,14 @@ class GroupSync:
     """What a checkpoint needs on disk, and what it leaves behind."""
 
     def __init__(
-        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, ScheduleSync]], kept: dict[Path, set[int]]
-    ) -> None:
+        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, ScheduleSync]], kept: dict[Path, set[int]],
+        claimed: int,
+    ) -> None:  # fmt: skip
         self._files = files
         self.pulls = pulls
         self.runs = runs
         self.kept = kept
+        self.claimed = claimed
 
     def run(self) -> None:
         """[thread] Sync all of it. Raises SyncFailed, StorageFull or StorageFailed."""
@@ -64,7 +62,7 @@ class GroupFiles:
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, claim: bytes | None, *, clean: bool,
-        lost: bool, now_us: int,
+        lost: bool, now_us: int, file_bytes: int,
     ) -> None:  # fmt: skip
         """Read the pull log behind *claim* (of a checkpoint's state), and begin a new file of it.
 
@@ -74,24 +72,34 @@ class GroupFiles:
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
-        position, generation = _CLAIM.unpack(claim) if claim is not None else (0, 1)
+        self._claim = GroupClaim() if claim is None else GroupClaim.unpack(claim)
         pulls = directory / PULL_LOG_NAME
-        found = read_pull_log(disk, pulls, store_id, secret, position)
+        found = read_pull_log(disk, pulls, store_id, secret, self._claim.position)
         if not clean:
             rewrite_pull_log(disk, pulls, found)
-        #: What the log said behind the checkpoint, in order, and where it could not be read.
-        self.records: list[PullRecord] = found.records
-        self.holes: list[Hole] = found.holes
-        self.notes: list[str] = found.notes
+        self._records = found.records
+        self._told = not found.records and not found.holes
+        #: Positions of the pull log, behind the checkpoint, that cannot be read: [start, end) each.
+        self.holes = found.holes
+        #: What else there is to say of it.
+        self.notes: list[str] = [what for _, what in found.problems]
+        self.notes += [_told(disk, pulls, hole) for hole in found.holes]
         #: Another one after each start before which records may have been lost.
-        self.generation: int = generation + lost
-        self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, FILE_BYTES)
+        self.generation: int = self._claim.generation + (lost or bool(found.holes))
+        self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, file_bytes)
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
-        self._claimed = self._claimed_before = position
-        self._kept: dict[Path, set[int]] = {}
+        self._claimed = self._claimed_before = self._claim.position
+        self._kept = {directory / name: set(runs.items) for name, runs in self._claim.runs.items()}
 
     # --- the pull log ------------------------------------------------------------------------------------------------
+
+    def take_records(self) -> list[PullRecord]:
+        """What the log said behind the checkpoint, in order: whoever takes it keeps it. Until then checkpoints claim
+        what the one before did.
+        """
+        records, self._records, self._told = self._records, [], True
+        return records
 
     def stage(self, kind: int, payload: bytes) -> None:
         """Have a record written by the next ``write``."""
@@ -132,11 +140,20 @@ class GroupFiles:
 
     def begin_checkpoint(self) -> tuple[bytes, GroupSync]:
         """What the checkpoint's state has to say, and what it needs. All that is staged has been written."""
-        assert not self._log.staged
+        self._log.settle()
         pulls = self._log.begin_sync()
         runs = [(owner, owner.begin_sync()) for owner in self._owners.values()]
-        kept = {path: owner.runs() for path, owner in self._owners.items()}
-        return _CLAIM.pack(pulls.position, self.generation), GroupSync(self, pulls, runs, kept)
+        if self._told:
+            known = {
+                str(path.relative_to(self._directory)): Runs(owner.item_size, owner.runs())
+                for path, owner in self._owners.items()
+                if owner.runs()
+            }
+            claim = GroupClaim(pulls.position, self.generation, known)
+        else:  # nobody has taken over what the last one left
+            claim = self._claim
+        kept = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
+        return claim.pack(), GroupSync(self, pulls, runs, kept, claim.position)
 
     def finish_checkpoint(self, sync: GroupSync) -> None:
         """It is written."""
@@ -158,7 +175,7 @@ class GroupFiles:
     def remove_old(self, sync: GroupSync) -> None:
         """[thread] Remove what is older than the two last checkpoints. Raises StorageFailed."""
         remove_pull_files(self._disk, self._directory / PULL_LOG_NAME, self._claimed_before)
-        self._claimed_before, self._claimed = self._claimed, sync.pulls.position
+        self._claimed_before, self._claimed = self._claimed, sync.claimed
         for path in self._kept.keys() | sync.kept.keys():
             if self._disk.exists(path):
                 sweep(self._disk, path, self._kept.get(path, set()) | sync.kept.get(path, set()))
@@ -167,3 +184,11 @@ class GroupFiles:
     def close(self) -> None:
         """Close the pull log; nothing is synced."""
         self._log.close()
+
+
+def _told(disk: Disk, directory: Path, hole: Hole) -> str:
+    base = max((base for base in list_pull_files(disk, directory) if base <= hole.start), default=hole.start)
+    return (
+        f"{pull_file_path(directory, base)} has no good record at bytes {hole.start - base} to {hole.end - base}: what "
+        "consumers pulled, acknowledged or handed back there is not known, and is handed out again"
+    )

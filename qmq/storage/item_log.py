@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from qmq.errors import StorageError
 from qmq.intervals import Intervals
 from qmq.storage.disk import Disk
 from qmq.storage.schedule import Items, Run, RunClaim, ScheduleSync, seal, write_run
@@ -45,23 +46,33 @@ class ItemLog:
         self._next_number = 1
         self._next_run = 0
         self._unsynced: list[int] = []
-        self.damaged: list[str] = []
+        self._spill_at = MEMORY_ITEMS
+        self._damaged: list[StorageError] = []
+
+    def take_damaged(self) -> list[StorageError]:
+        """What was rotten, or refused by the system, since the last call."""
+        damaged, self._damaged = self._damaged, []
+        return damaged
 
     def __len__(self) -> int:
         """How many items there are that were not taken out."""
         return len(self._kept) + sum(run.items for _, run in self._runs) - self._gone.size
 
     def add(self, items: Items) -> None:
-        """Put items in, with the next numbers. Raises StorageFull or StorageFailed when they do not fit in memory any
-        more and no run can be written: they are in all the same.
+        """Put items in, with the next numbers. When they are too many for memory and no run can be written (a full
+        disk), they stay there, and after some more it is tried again.
         """
         items = items.copy()
         items["number"] = np.arange(self._next_number, self._next_number + len(items))
         seal(items)
         self._next_number += len(items)
         self._kept += [items[at : at + 1] for at in range(len(items))]
-        if len(self._kept) >= MEMORY_ITEMS:
-            self._spill()
+        if len(self._kept) >= self._spill_at:
+            try:
+                self._spill()
+            except StorageError as error:
+                self._damaged.append(error)
+                self._spill_at = len(self._kept) + MEMORY_ITEMS // 8
 
     def _spill(self) -> None:
         items = np.concatenate(self._kept)
@@ -70,16 +81,16 @@ class ItemLog:
         self._runs.append((int(items["number"][0]), Run(self._disk, self._directory, self._dtype, claim)))
         self._unsynced.append(self._next_run)
         self._next_run += 1
-        self._kept = []
+        self._kept, self._spill_at = [], MEMORY_ITEMS
 
     def after(self, number: int) -> Iterator[Items]:
-        """The items with a higher number that were not taken out, ascending, in blocks."""
+        """The items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
         for first, run in self._runs:
             start = max(0, number + 1 - first)
             while start < run.items:
                 block = run.read(start)
                 start += len(block)
-                self.damaged += run.damaged
+                self._damaged += run.damaged
                 run.damaged = []
                 yield self._left(block[block["number"] > 0])
         if self._kept:
@@ -91,6 +102,18 @@ class ItemLog:
         if not gone.size:
             return items
         return items[[number not in gone for number in items["number"].tolist()]]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the item that is put in next."""
+        return self._next_number
+
+    def skip_to(self, number: int) -> None:
+        """The next item gets that number: what had the numbers up to it is not known any more."""
+        start, count = self._next_number, number - self._next_number
+        if count > 0:
+            self.add(np.zeros(count, self._dtype))
+            self._gone.add(start, number)
 
     def take_out(self, start: int, end: int) -> int:
         """The items with numbers [start, end) are gone; returns how many of them were there."""
@@ -114,9 +137,14 @@ class ItemLog:
         for start, end in claim.gone:
             self._gone.add(start, end)
 
-    def runs(self) -> set[int]:
-        """The numbers of its runs."""
-        return {run.number for _, run in self._runs}
+    @property
+    def item_size(self) -> int:
+        """Bytes of an item."""
+        return int(self._dtype.itemsize)
+
+    def runs(self) -> dict[int, int]:
+        """How many items its runs have, by number."""
+        return {run.number: run.items for _, run in self._runs}
 
     def begin_sync(self) -> ScheduleSync:
         """What has to be on disk before a checkpoint may claim it."""

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile, SyncFailed
+from qmq.errors import BadBytes, ForeignFile, StorageFull, SyncFailed
 from qmq.format.layout import (
     PULL_FILE_HEADER,
     PULL_FILE_HEADER_SIZE,
@@ -35,7 +35,7 @@ from qmq.format.layout import (
     PULL_RECORD_HEADER_SIZE,
 )
 from qmq.storage.checkpoint import Hole
-from qmq.storage.disk import Buffer, Disk, failure, read_fully, read_whole, write_fully
+from qmq.storage.disk import Buffer, Disk, failure, read_around, read_fully, write_fully
 
 PULL_LOG_NAME: Final = "pulls"
 SUFFIX: Final = ".pulls"
@@ -61,7 +61,8 @@ class PullLogFound(NamedTuple):
 
     records: list[PullRecord]
     holes: list[Hole]
-    notes: list[str]
+    #: What is wrong with files beside that: the base of each, and what.
+    problems: list[tuple[int, str]]
     end: int
 
 
@@ -92,8 +93,8 @@ def list_pull_files(disk: Disk, directory: Path) -> list[int]:
 def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, claimed: int) -> PullLogFound:
     """Everything from position *claimed* on.
 
-    Bad bytes between records are holes; what follows the last record is no fault: it was being written. Raises
-    StorageFailed, ForeignFile for a newer version.
+    Bad bytes between records are holes, also those that the disk does not give; what follows the last record is no
+    fault: it was being written. Raises StorageFailed, ForeignFile for a newer version.
     """
     found = PullLogFound([], [], [], claimed)
     bases = list_pull_files(disk, directory)
@@ -103,17 +104,29 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
             continue
         path = pull_file_path(directory, base)
         try:
-            data = memoryview(read_whole(disk, path))
+            data = _read_file(disk, path, base, found)[: None if following is None else following - base]
         except OSError as error:
             raise failure(error, "read", path) from error
         try:
             _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
         except BadBytes as error:  # every record is checked for itself
-            found.notes.append(str(error))
+            found.problems.append((base, str(error)))
         if base > end:
-            _note_hole(found, end, base, directory)
+            found.holes.append(Hole(end, base))
         end = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
     return found._replace(end=max(end, claimed))
+
+
+def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
+    """What the disk gives of a file; zeros elsewhere. Raises OSError."""
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        data, lost = read_around(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+    if lost:
+        found.problems.append((base, f"{lost} bytes of {path} cannot be read"))
+    return memoryview(data)
 
 
 def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
@@ -155,11 +168,6 @@ def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, 
         found.records.append(record)
         offset = end = offset + PULL_RECORD_HEADER_SIZE + len(record.payload)
     return base + end
-
-
-def _note_hole(found: PullLogFound, end: int, base: int, directory: Path) -> None:
-    found.holes.append(Hole(end, base))
-    found.notes.append(f"{directory} lacks what positions {end:#x} to {base:#x} said")
 
 
 def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRecord | None:
@@ -230,8 +238,9 @@ class PullSync:
         try:
             for fd, at in self.files:  # noqa: B007
                 self._disk.fdatasync(fd)
-            at = self._directory
-            self._disk.fsync_directory(at)
+            if self.files:
+                at = self._directory
+                self._disk.fsync_directory(at)
         except OSError as error:
             self.failed = True
             raise SyncFailed(
@@ -248,7 +257,9 @@ class PullLog:
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int
     ) -> None:
-        """Begin a new file at position *base*. Raises StorageFull or StorageFailed."""
+        """Go on at position *base*, in a new file: where the disk has no room for it now, with the first write that
+        finds some. Raises StorageFailed.
+        """
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
@@ -260,16 +271,22 @@ class PullLog:
         self._full: list[tuple[int, Path]] = []
         #: Why nothing may be confirmed any more: a sync has failed.
         self.broken: str | None = None
-        self._begin_file(base)
+        self._fd, self._path, self._base, self._limit = -1, pull_file_path(directory, base), base, base
+        #: Behind the last record that is written.
+        self.end = base
+        with suppress(StorageFull):
+            self._begin_file(base, 0)
 
-    def _begin_file(self, base: int) -> None:
+    def _begin_file(self, base: int, needed: int) -> None:
+        """Make a file with room for *needed* bytes of records at least."""
         path = pull_file_path(self._directory, base)
+        size = max(self._file_bytes, PULL_FILE_HEADER_SIZE + needed)
         header = _pack_header(self._store_id, base, self._now_us)
         fd = -1
         try:
             self._disk.mkdir(self._directory)
             fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            self._disk.allocate(fd, self._file_bytes)
+            self._disk.allocate(fd, size)
             write_fully(self._disk, fd, [header], 0)
         except OSError as error:
             if fd >= 0:
@@ -277,8 +294,7 @@ class PullLog:
                 with suppress(OSError):
                     self._disk.unlink(path)
             raise failure(error, "create", path) from error
-        self._fd, self._path, self._base = fd, path, base
-        #: Behind the last record that is written.
+        self._fd, self._path, self._base, self._limit = fd, path, base, base + size
         self.end = base + PULL_FILE_HEADER_SIZE
 
     def stage(self, kind: int, payload: bytes) -> None:
@@ -290,6 +306,14 @@ class PullLog:
     def staged(self) -> int:
         """How many records are not written yet."""
         return len(self._staged)
+
+    def settle(self) -> None:
+        """A checkpoint begins. Whoever calls has written what is staged; where nothing can be written any more, that is
+        dropped: it was confirmed to nobody, and is in the checkpoint.
+        """
+        if self.broken is not None:
+            self._staged.clear()
+        assert not self._staged
 
     def write(self) -> None:
         """Write all that is staged, with one call to the system if one file takes it.
@@ -313,7 +337,7 @@ class PullLog:
     def _sealed(self) -> tuple[int, list[bytes], int]:
         """As many records as the file has room for, with the checksums of their places."""
         buffers, size, count = list[bytes](), 0, 0
-        room = self._base + self._file_bytes - self.end
+        room = self._limit - self.end
         for kind, payload in self._staged:
             record = PULL_RECORD_HEADER_SIZE + len(payload)
             if size + record > room:
@@ -325,13 +349,20 @@ class PullLog:
         return count, buffers, size
 
     def _roll(self) -> None:
+        """Go on in another file, that has room for the next record."""
         full = self._fd, self._path
-        self._begin_file(self.end)
-        self._full.append(full)
+        self._begin_file(self.end, PULL_RECORD_HEADER_SIZE + len(self._staged[0][1]))
+        if full[0] >= 0:
+            self._full.append(full)
+
+    def _files(self) -> list[tuple[int, Path]]:
+        return [*self._full, (self._fd, self._path)] if self._fd >= 0 else []
 
     def begin_sync(self) -> PullSync:
-        """What has been written is to be on disk."""
-        return PullSync(self._disk, self._directory, self.end, [*self._full, (self._fd, self._path)])
+        """What has been written is to be on disk. After a sync that failed there is none: another one would succeed,
+        and prove nothing.
+        """
+        return PullSync(self._disk, self._directory, self.end, [] if self.broken is not None else self._files())
 
     def synced(self, sync: PullSync) -> None:
         """It is: close what is full and covered."""
@@ -340,7 +371,7 @@ class PullLog:
 
     def close(self) -> None:
         """Close all files; nothing is synced."""
-        for fd, _ in [*self._full, (self._fd, self._path)]:
+        for fd, _ in self._files():
             self._disk.close(fd)
 
 

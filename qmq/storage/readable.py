@@ -55,7 +55,7 @@ class Readable:
         #: What opening found and did.
         self.recovery: RecoveryReport = opened.report
         #: What ``begin_checkpoint`` was given for the checkpoint that was recovered.
-        self.state: dict[str, bytes] = opened.state
+        self.state: dict[str, bytes] = dict(opened.state)
         #: The highest stamp of any batch that is stored; the next must be above it.
         self.last_stored_at_us: int = opened.last_stored_at_us
 

@@ -13,6 +13,7 @@ What has been taken of each run stands in the checkpoint, and so do the items th
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 from contextlib import suppress
@@ -23,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile
+from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
 
 #: Items of a run that are in memory at once.
 BLOCK_ITEMS: Final = 128
@@ -36,6 +37,9 @@ MAX_MEMORY_ITEMS: Final = 65_536
 RUNS: Final = 32
 _CHECKED: Final = SCHEDULE_HEADER_SIZE - 4
 _CRC_SIZE: Final = 4
+#: What cannot be read now, though it may be there, is tried again after this.
+_AGAIN_US: Final = 1_000_000
+_UNKNOWN: Final = -1
 
 Items = npt.NDArray[np.void]
 
@@ -78,6 +82,14 @@ def sound(items: Items) -> npt.NDArray[np.bool_]:
 def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
     """The two files of run *number*."""
     return directory / f"{number:08x}.a", directory / f"{number:08x}.b"
+
+
+def run_number(name: str) -> int | None:
+    """The number of the run that a file of that name is of; None when it is no run's."""
+    stem, _, copy = name.partition(".")
+    if copy in ("a", "b") and len(stem) == 8 and all(digit in "0123456789abcdef" for digit in stem):
+        return int(stem, 16)
+    return None
 
 
 def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
@@ -149,11 +161,11 @@ class Run:
         self.number, self.items, self.taken = claim
         self._block: Items = np.empty(0, dtype)
         self._start = 0  # the item that the block begins with
-        #: What could not be read, in words.
-        self.damaged: list[str] = []
+        #: What is rotten, and has been met since somebody looked.
+        self.damaged: list[StorageError] = []
 
     def head(self) -> np.void | None:
-        """The next item; None when none is left."""
+        """The next item; None when none is left. Raises StorageFailed."""
         while self.taken < self.items:
             at = self.taken - self._start
             if not 0 <= at < len(self._block):
@@ -165,37 +177,61 @@ class Run:
         return None
 
     def read(self, start: int) -> Items:
-        """The items from number *start* on, a block at most; rotten ones have the number 0. Raises StorageFailed."""
+        """The items from number *start* on, a block at most; rotten ones have the number 0.
+
+        Raises StorageFailed when the system refuses to read what may well be there.
+        """
         count = min(BLOCK_ITEMS, self.items - start)
         first, second = run_paths(self._directory, self.number)
-        items = self._read_file(first, start, count)
+        items, refused = self._read_file(first, start, count)
         bad = np.flatnonzero(~sound(items))
         if len(bad):
-            other = self._read_file(second, start, count)
+            other, refused_too = self._read_file(second, start, count)
             items[bad] = other[bad]
             lost = np.flatnonzero(~sound(items))
-            self.damaged += [f"item {start + number} of {first} and of {second} is rotten" for number in lost.tolist()]
-            if len(lost) < len(bad):
-                self.damaged.append(f"{len(bad) - len(lost)} items of {first} are rotten; they were read from {second}")
+            refused = refused or refused_too
+            if len(lost) and refused is not None:
+                raise refused
+            self._tell(first, second, (lost + start).tolist(), len(bad) - len(lost))
             items[lost] = np.zeros(1, self._dtype)
         return items
 
-    def _read_file(self, path: Path, start: int, count: int) -> Items:
+    def _read_file(self, path: Path, start: int, count: int) -> tuple[Items, StorageError | None]:
+        """So many items, where the file has them; and why it cannot be read, if that may pass."""
         size = self._dtype.itemsize
-        data = b""
+        data, refused = b"", None
         try:
             fd = self._disk.open(path, os.O_RDONLY)
             try:
-                data = read_fully(self._disk, fd, count * size, SCHEDULE_HEADER_SIZE + start * size)
+                data, _ = read_around(self._disk, fd, count * size, SCHEDULE_HEADER_SIZE + start * size)
             finally:
                 self._disk.close(fd)
         except OSError as error:
-            self.damaged.append(str(failure(error, "read", path)))
+            if error.errno != errno.ENOENT and error.errno not in BAD_SECTOR:
+                refused = failure(error, "read", path)
         items = np.zeros(count, self._dtype)
         whole = len(data) // size
         items[:whole] = np.frombuffer(data[: whole * size], self._dtype)
         items["crc"][whole:] = 1  # fits no item of zeros
-        return items
+        return items, refused
+
+    def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
+        size = self._dtype.itemsize
+        for number in lost:
+            self.damaged.append(
+                BadBytes(
+                    f"{first} and {second.name} are both rotten at byte {SCHEDULE_HEADER_SIZE + number * size}: the "
+                    "messages that stood there to be handed out again, or as dead, are not known any more; stop the "
+                    "broker, run qmq repair, and see what the disk says"
+                )
+            )
+        if helped:
+            self.damaged.append(
+                BadBytes(
+                    f"{helped} items of {first} are rotten or gone; they were read from {second.name}; nothing is "
+                    "lost, but see what the disk says; qmq repair mends the file"
+                )
+            )
 
 
 class Schedule:
@@ -212,56 +248,85 @@ class Schedule:
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
         self._next_run = 0
         self._unsynced: list[int] = []
-        self.damaged: list[str] = []
+        self._spill_at = 0  # so many items in memory, after a run could not be written
+        self._damaged: list[StorageError] = []
+
+    def take_damaged(self) -> list[StorageError]:
+        """What was rotten, or refused by the system, since the last call."""
+        damaged, self._damaged = self._damaged, []
+        for run in self._runs:
+            damaged += run.damaged
+            run.damaged = []
+        return damaged
 
     def __len__(self) -> int:
         """How many items there are, as far as the files can be read."""
         return len(self._heap) + sum(run.items - run.taken for run in self._runs)
 
     def restore(self, claim: ScheduleClaim) -> None:
-        """Take over what ``claim`` gave. Raises as ``push``."""
+        """Take over what ``claim`` gave."""
         self._runs = [Run(self._disk, self._directory, self._dtype, RunClaim(*run)) for run in claim.runs]
         self._next_run = claim.next_run
         self._find_heads()
         self.push(np.frombuffer(claim.kept, self._dtype))
 
     def push(self, items: Items) -> None:
-        """Take items; their checksums are made here. Raises StorageFull or StorageFailed when they do not fit in memory
-        any more and no run can be written: they are taken all the same.
+        """Take items; their checksums are made here. When they are too many for memory and no run can be written (a
+        full disk), they stay there, and after some more it is tried again.
         """
         items = seal(items.copy())
         step, data = self._dtype.itemsize, items.tobytes()
         for at, (due_us, number) in enumerate(zip(items["due_us"].tolist(), items["number"].tolist(), strict=True)):
             heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step]))
-        if len(self._heap) > min(max(MEMORY_ITEMS, len(self) // RUNS), MAX_MEMORY_ITEMS):
-            self._spill()
+        if len(self._heap) > max(min(max(MEMORY_ITEMS, len(self) // RUNS), MAX_MEMORY_ITEMS), self._spill_at):
+            try:
+                self._spill()
+            except StorageError as error:
+                self._damaged.append(error)
+                self._spill_at = len(self._heap) + MEMORY_ITEMS // 8
 
     def _spill(self) -> None:
-        """Put all that is in memory into a run."""
+        """Put all that is in memory into a run. Raises StorageFull or StorageFailed; then all stays as it is."""
         self._heap.sort()
         items = np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
         number = self._next_run
         write_run(self._disk, self._directory, self._store_id, number, items)
         self._next_run += 1
-        self._heap = []
+        self._heap, self._spill_at = [], 0
         self._unsynced.append(number)
         self._runs.append(Run(self._disk, self._directory, self._dtype, RunClaim(number, len(items), 0)))
         self._find_heads()
 
     def _find_heads(self) -> None:
-        self._runs = [run for run in self._runs if run.head() is not None]
-        heads = [run.head() for run in self._runs]
-        self._heads = [
-            (int(head["due_us"]), int(head["number"]), at) for at, head in enumerate(heads) if head is not None
-        ]
+        kept = list[Run]()
+        self._heads = []
+        for run in self._runs:
+            key = self._key(run, 0)
+            if key is not None:
+                self._heads.append((*key, len(kept)))
+                kept.append(run)
+            else:
+                self._damaged += run.damaged
+        self._runs = kept
         heapq.heapify(self._heads)
+
+    def _key(self, run: Run, again_us: int) -> tuple[int, int] | None:
+        """When the next item of a run is due, and its number; None when none is left. Where it cannot be read now, the
+        number is _UNKNOWN, and it is tried again at *again_us*.
+        """
+        try:
+            head = run.head()
+        except StorageError as error:
+            self._damaged.append(error)
+            return again_us, _UNKNOWN
+        return None if head is None else (int(head["due_us"]), int(head["number"]))
 
     def next_due_us(self) -> int | None:
         """When the first item falls due; None when there is none."""
         return min((heads[0][0] for heads in (self._heap, self._heads) if heads), default=None)
 
     def pop(self, now_us: int, limit: int) -> Items:
-        """At most *limit* items that are due, in order. Raises StorageFailed."""
+        """At most *limit* items that are due, in order, as far as they can be read now."""
         found = list[bytes]()
         while len(found) < limit:
             in_memory = self._heap[0][:2] if self._heap else None
@@ -271,26 +336,26 @@ class Schedule:
                     break
                 found.append(heapq.heappop(self._heap)[2])
             elif on_disk is not None and on_disk[0] <= now_us:
-                found.append(self._pop_run())
+                found += self._pop_run(now_us)
             else:
                 break
         return np.frombuffer(b"".join(found), self._dtype)
 
-    def _pop_run(self) -> bytes:
-        _, _, at = self._heads[0]
-        run = self._runs[at]
-        head = run.head()
-        assert head is not None
-        run.taken += 1
-        following = run.head()
-        if following is None:
+    def _pop_run(self, now_us: int) -> list[bytes]:
+        """The first item of the first run; none when that was not known until now."""
+        _, number, at = self._heads[0]
+        run, found = self._runs[at], list[bytes]()
+        if number != _UNKNOWN:
+            head = run.head()
+            assert head is not None
+            found.append(head.tobytes())
+            run.taken += 1
+        key = self._key(run, now_us + _AGAIN_US)
+        if key is None:
             heapq.heappop(self._heads)
         else:
-            heapq.heapreplace(self._heads, (int(following["due_us"]), int(following["number"]), at))
-        if run.damaged:
-            self.damaged += run.damaged
-            run.damaged = []
-        return head.tobytes()
+            heapq.heapreplace(self._heads, (*key, at))
+        return found
 
     def clear(self) -> None:
         """All items are gone."""
@@ -301,9 +366,14 @@ class Schedule:
         runs = [RunClaim(run.number, run.items, run.taken) for run in self._runs if run.taken < run.items]
         return ScheduleClaim(self._next_run, runs, b"".join(item for _, _, item in self._heap))
 
-    def runs(self) -> set[int]:
-        """The numbers of its runs."""
-        return {run.number for run in self._runs}
+    @property
+    def item_size(self) -> int:
+        """Bytes of an item."""
+        return int(self._dtype.itemsize)
+
+    def runs(self) -> dict[int, int]:
+        """How many items its runs have, by number."""
+        return {run.number: run.items for run in self._runs}
 
     def begin_sync(self) -> ScheduleSync:
         """What has to be on disk before a checkpoint may claim it."""
@@ -345,9 +415,8 @@ def sweep(disk: Disk, directory: Path, kept: set[int]) -> None:
     """[thread] Remove the runs that no checkpoint knows. Raises StorageFailed."""
     try:
         for name in disk.listdir(directory):
-            stem, _, copy = name.partition(".")
-            with suppress(ValueError):
-                if copy in ("a", "b") and int(stem, 16) not in kept:
-                    disk.unlink(directory / name)
+            number = run_number(name)
+            if number is not None and number not in kept:
+                disk.unlink(directory / name)
     except OSError as error:
         raise failure(error, "remove old runs in", directory) from error

@@ -21,13 +21,16 @@ from qmq.storage.disk import Disk, failure, read_whole
 from qmq.storage.envelope import FileState
 from qmq.storage.findings import Count, Finding, Report
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_claim import GROUPS_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.lock import LOCK_NAME, holder_of
 from qmq.storage.opening import CONSUMER_LOG_NAME, SUBJECTS_NAME
+from qmq.storage.pull_log import PULL_LOG_NAME
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import Owner
 from qmq.storage.subjects import Records, check_header, parse_records
+from qmq.storage.verify_groups import GroupsCheck, group_claims
 from qmq.storage.verify_log import PartitionCheck
 from qmq.storage.verify_sequences import SequenceCheck, in_stored_order
 
@@ -73,6 +76,7 @@ class _Verification:
         self._progress = progress
         self._done = self._total = 0
         self._claims: Claims | None = None
+        self._good_checkpoints: list[Claims] = []  # the last one first
         self._claims_path = directory
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -87,6 +91,7 @@ class _Verification:
         self._read_subjects(identity)
         self._look_for_strangers(names, identity)
         self._check_logs(identity)
+        self._check_groups(identity)
 
     # --- small files -------------------------------------------------------------------------------------------------
 
@@ -135,8 +140,10 @@ class _Verification:
             problem = _contradiction(found.claims, number, identity)
             if problem:
                 self._report.fault(path, None, problem, "delete it: the one before counts then")
-            elif self._claims is None:
+                continue
+            if self._claims is None:
                 self._claims, self._claims_path = found.claims, path
+            self._good_checkpoints.append(found.claims)
 
     def _read_subjects(self, identity: Identity) -> None:
         path = self._directory / SUBJECTS_NAME
@@ -185,6 +192,14 @@ class _Verification:
             number = self._numbers[name] = len(self._names)
             self._names.append(name)
         return number
+
+    def _check_groups(self, identity: Identity) -> None:
+        try:
+            claims = group_claims(self._good_checkpoints[:KEPT])
+        except BadBytes as error:
+            self._report.fault(self._claims_path, None, str(error), "keep a copy of the directory and report it")
+            return
+        GroupsCheck(self._disk, self._directory, self._report, identity, claims).run()
 
     # --- logs --------------------------------------------------------------------------------------------------------
 
@@ -250,7 +265,7 @@ class _Verification:
     # --- strangers ---------------------------------------------------------------------------------------------------
 
     def _look_for_strangers(self, names: list[str], identity: Identity) -> None:
-        own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME}
+        own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}
         own |= {Path(partition.directory).parts[0] for partition in identity.partitions}
         for name in names:
             whole = name.removesuffix(".tmp")

@@ -139,6 +139,7 @@ def write_files(directory: Path, files: Files) -> None:
     for folder in ("log-0", "log-1", "consumer-log/0", "consumer-log/1"):
         (directory / folder).mkdir(parents=True)
     for name, data in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(data)
 
 

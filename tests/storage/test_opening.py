@@ -41,7 +41,7 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert store.last_stored_at_us == 0
     assert store.subject_count == 0
     close_cleanly(store)
-    assert {*COPY_NAMES, "lock", "subjects", "checkpoint-1", "log-0", "consumer-log"} == {
+    assert {*COPY_NAMES, "lock", "subjects", "checkpoint-1", "log-0", "consumer-log", "pulls"} == {
         file.name for file in path.iterdir()
     }
     verified(path)

@@ -61,7 +61,7 @@ def test_what_is_written_is_read_from_any_place_on(tmp_path: Path) -> None:
     log = written(tmp_path, records)
     assert len(list_pull_files(Disk(), tmp_path / "pulls")) > 3
     read = found(tmp_path)
-    assert (said(read), read.holes, read.notes, read.end) == (records, [], [], log.end)
+    assert (said(read), read.holes, read.problems, read.end) == (records, [], [], log.end)
     for number in range(0, 300, 13):
         part = found(tmp_path, read.records[number].position)
         assert (said(part), part.holes) == (records[number:], [])
@@ -77,7 +77,7 @@ def test_a_start_goes_on_in_a_new_file(tmp_path: Path) -> None:
         log.stage(*record)
     log.write()
     read = found(tmp_path)
-    assert (said(read), read.holes, read.notes) == (first + second, [], [])
+    assert (said(read), read.holes, read.problems) == (first + second, [], [])
     log.close()
 
 
@@ -124,7 +124,6 @@ def test_a_file_that_is_gone_is_a_hole(tmp_path: Path) -> None:
     read = found(tmp_path)
     assert [record.position for record in read.records] == [record.position for record in inside]
     assert [hole.end for hole in read.holes] == [bases[2]]
-    assert str(tmp_path) in read.notes[0]
 
 
 def test_records_of_other_places_stores_and_clients_are_none(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_records_of_other_places_stores_and_clients_are_none(tmp_path: Path) -> 
     path.write_bytes(data)
     assert said(found(tmp_path)) == [(2, b"x" * 7), (1, forged)]
     assert said(found(tmp_path, secret=b"t" * 16)) == []
-    assert "another file" in found(tmp_path, store=b"others").notes[0]
+    assert "another file" in found(tmp_path, store=b"others").problems[0][1]
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def vouched_bytes(path: Path) -> int:
     last = max(path.parent.glob("*.messages"), default=None)
     if path.suffix == ".index" and last is not None and path.stem == last.stem:
         return 0  # of the current segment: made again at every start
-    if path == last:
+    if path == last or path.suffix == ".pulls":
         return len(path.read_bytes().rstrip(b"\0"))
     return path.stat().st_size
 

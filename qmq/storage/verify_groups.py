@@ -1,0 +1,202 @@
+"""Verify, the part about the files of groups: the pull log, and the runs of error logs and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import BadBytes
+from qmq.format.layout import SCHEDULE_HEADER_SIZE
+from qmq.storage.checkpoint import Claims
+from qmq.storage.disk import BAD_SECTOR, Disk, read_around
+from qmq.storage.findings import Report
+from qmq.storage.group_claim import GROUP_STATE, GROUPS_NAME, GroupClaim
+from qmq.storage.identity import Identity
+from qmq.storage.pull_log import PULL_LOG_NAME, SUFFIX, list_pull_files, pull_file_path, read_pull_log
+from qmq.storage.schedule import check_run_header, run_number, run_paths
+
+#: What repair puts the bytes of a rotten run under.
+SET_ASIDE: Final = ".set-aside"
+
+_PULLS_ADVICE: Final = "nothing but a restart: what is not known is handed out again"
+_OTHER_COPY: Final = "run qmq repair: the other copy has it"
+_BOTH: Final = "run qmq repair: it takes out what is rotten, whose messages are not known any more"
+_CRC_SIZE: Final = 4
+
+
+class Copy(NamedTuple):
+    """One file of a run as it is read: the items' bytes (short ones are missing), which are good, what is wrong with
+    its header, whether it is there.
+    """
+
+    data: bytes
+    good: npt.NDArray[np.bool_]
+    problem: str | None
+    exists: bool
+
+
+def group_claims(checkpoints: Sequence[Claims]) -> list[GroupClaim]:
+    """What checkpoints say of the files of groups, for those that say anything. Raises BadBytes."""
+    return [GroupClaim.unpack(one.state[GROUP_STATE]) for one in checkpoints if GROUP_STATE in one.state]
+
+
+class GroupsCheck:
+    """One check of them; *claims* of the checkpoints, the last one first."""
+
+    def __init__(
+        self, disk: Disk, directory: Path, report: Report, identity: Identity, claims: Sequence[GroupClaim]
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._report = report
+        self._identity = identity
+        self._claims = claims
+
+    def run(self) -> None:
+        """Fill the report. Raises OSError and StorageError."""
+        self._check_pulls()
+        for place, claim in enumerate(self._claims):
+            for name, runs in claim.runs.items():
+                known = self._claims[0].runs[name].items if place and name in self._claims[0].runs else {}
+                for number, items in runs.items.items():
+                    if number not in known:
+                        self._check_run(self._directory / name, number, runs.item_size, items, is_fault=not place)
+        self._look_for_strangers()
+
+    # --- the pull log ------------------------------------------------------------------------------------------------
+
+    def _check_pulls(self) -> None:
+        """From where the older checkpoint needs it on; what the newer one claims has to be good."""
+        directory = self._directory / PULL_LOG_NAME
+        claimed = self._claims[0].position if self._claims else 0
+        start = min((claim.position for claim in self._claims), default=0)
+        bases = list_pull_files(self._disk, directory)
+        if not self._claims and bases:
+            start = bases[0]  # no checkpoint is good: a start takes what there is
+        found = read_pull_log(self._disk, directory, self._identity.store_id, self._identity.secret, start)
+        for place, base in enumerate(bases):
+            self._report.count("pulls", self._size(pull_file_path(directory, base)), 0 if place else len(found.records))
+        for hole in found.holes:
+            base = max((base for base in bases if base <= hole.start), default=hole.start)
+            what = f"{hole.end - hole.start} bytes are no record, or gone"
+            self._report.tell(
+                hole.start < claimed, pull_file_path(directory, base), hole.start - base, what, _PULLS_ADVICE
+            )
+        for base, problem in found.problems:
+            self._report.tell(base < claimed, pull_file_path(directory, base), 0, problem, _PULLS_ADVICE)
+        before = max((base for base in bases if base < claimed), default=None)
+        if claimed and before is None:
+            path = pull_file_path(directory, claimed)
+            self._report.fault(path, None, f"what comes before position {claimed} is missing", _PULLS_ADVICE)
+        elif before is not None and found.end < claimed:
+            what = f"the last record ends {claimed - found.end} bytes before what the checkpoint knows"
+            self._report.fault(pull_file_path(directory, before), max(0, found.end - before), what, _PULLS_ADVICE)
+
+    def _size(self, path: Path) -> int:
+        fd = self._disk.open(path, 0)
+        try:
+            return self._disk.size(fd)
+        finally:
+            self._disk.close(fd)
+
+    # --- runs --------------------------------------------------------------------------------------------------------
+
+    def _check_run(self, directory: Path, number: int, item_size: int, items: int, *, is_fault: bool) -> None:
+        paths = run_paths(directory, number)
+        copies = [read_copy(self._disk, path, self._identity.store_id, number, item_size, items) for path in paths]
+        for path, copy, other in zip(paths, copies, reversed(copies), strict=True):
+            self._report.count("runs", len(copy.data), items)
+            if copy.problem is not None:
+                self._report.tell(is_fault, path, 0 if copy.exists else None, copy.problem, _OTHER_COPY)
+            bad = np.flatnonzero(~copy.good) if copy.exists else np.flatnonzero(~copy.good & ~other.good)
+            for item in bad.tolist():
+                both = not other.good[item]
+                what = f"item {item} is rotten, in both copies" if both else f"item {item} is rotten"
+                position = SCHEDULE_HEADER_SIZE + item * item_size
+                self._report.tell(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
+
+    # --- strangers ---------------------------------------------------------------------------------------------------
+
+    def _look_for_strangers(self) -> None:
+        known = {
+            path
+            for claim in self._claims
+            for name, runs in claim.runs.items()
+            for number in runs.items
+            for path in run_paths(self._directory / name, number)
+        }
+        for name in self._names(self._directory / PULL_LOG_NAME):
+            stem = name.removesuffix(SUFFIX)
+            if stem == name or len(stem) != 16 or not _is_hex(stem):
+                self._foreign(self._directory / PULL_LOG_NAME / name)
+        for path in self._files(self._directory / GROUPS_NAME, 2):
+            if path in known:
+                continue
+            if path.name.endswith(SET_ASIDE):
+                what = "holds the bytes of a run that had rotten items, as a repair found them"
+                self._report.note(path, None, what, "delete it when nobody wants to look at it")
+            elif run_number(path.name) is not None:
+                self._report.note(path, None, "is known to no checkpoint", "nothing: it is removed, or written again")
+            else:
+                self._foreign(path)
+
+    def _files(self, directory: Path, depth: int) -> list[Path]:
+        """The files in the directories so many levels below; others on the way are told of."""
+        found = []
+        for name in self._names(directory):
+            path = directory / name
+            if not depth:
+                found.append(path)
+            elif path.is_dir():
+                found += self._files(path, depth - 1)
+            else:
+                self._foreign(path)
+        return found
+
+    def _names(self, directory: Path) -> list[str]:
+        return sorted(self._disk.listdir(directory)) if self._disk.exists(directory) else []
+
+    def _foreign(self, path: Path) -> None:
+        self._report.note(path, None, "is a foreign file", "nothing: it is not QMQ's, and is left alone")
+
+
+def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: int, items: int) -> Copy:
+    """One file of a run. Raises OSError, ForeignFile for a newer version."""
+    size = SCHEDULE_HEADER_SIZE + items * item_size
+    try:
+        fd = disk.open(path, 0)
+    except OSError as error:
+        if error.errno not in BAD_SECTOR and not isinstance(error, FileNotFoundError):
+            raise
+        return Copy(b"", np.zeros(items, np.bool_), "is missing", False)
+    try:
+        whole, lost = read_around(disk, fd, size, 0)
+    finally:
+        disk.close(fd)
+    problem = f"{lost} bytes cannot be read" if lost else None
+    try:
+        found = check_run_header(whole[:SCHEDULE_HEADER_SIZE], path, store_id, item_size, number)
+        if found != items:
+            problem = f"says that it has {found} items, the checkpoint knows {items}"
+    except BadBytes as error:
+        problem = str(error)
+    data = whole[SCHEDULE_HEADER_SIZE:]
+    return Copy(data, _good_items(data, item_size, items), problem, True)
+
+
+def _good_items(data: bytes, item_size: int, items: int) -> npt.NDArray[np.bool_]:
+    good = np.zeros(items, np.bool_)
+    view = memoryview(data)
+    for item in range(min(items, len(data) // item_size)):
+        body = view[item * item_size : (item + 1) * item_size]
+        good[item] = crc32c(body[:-_CRC_SIZE]) == int.from_bytes(body[-_CRC_SIZE:], "little")
+    return good
+
+
+def _is_hex(stem: str) -> bool:
+    return all(digit in "0123456789abcdef" for digit in stem)
