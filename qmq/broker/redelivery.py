@@ -81,7 +81,7 @@ class Redelivery:
         answer = Answer([], 0, [])
         for low, high in member.held.unhandled(start):
             sequence = low
-            for held in member.held.between(low, min(high, end)):
+            for held in list(member.held.between(low, min(high, end))):  # those that cannot be read leave it
                 if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
                     return answer
                 messages = held.messages.part(0, min(held.messages.total, max_count))
