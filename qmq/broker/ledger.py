@@ -176,7 +176,7 @@ class Ledger:
         if ranges is None:
             return
         if verdict == Verdict.RELEASE:
-            self._release(member, start, ranges, now_us)
+            self._release(member, start, ranges, now_us, delay_us or 0)
         for held in ranges if verdict != Verdict.RELEASE else ():
             if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:
                 self._bury(member, start, held, reason or "out of attempts", now_us)
@@ -186,8 +186,8 @@ class Ledger:
             self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)
         self._progressed(member, end - start)
 
-    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int) -> None:
-        failure = Failure("released", member.number, start, now_us, now_us)
+    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
+        failure = Failure("released", member.number, start, now_us, now_us + delay_us)
         for held in ranges:
             self.retries.add(held.messages, held.attempt, held.lapses, member.alone, failure)
 

@@ -22,6 +22,8 @@ from qmq.storage.store import NotAtHand, Store
 MOST_RANGES: Final = 1_000
 #: Messages that one answer has of those that are handed out again, at most.
 MOST_AGAIN: Final = 4_096
+#: What the disk refuses to read is tried again after so long.
+_READ_AGAIN_US: Final = 1_000_000
 
 
 class Redelivery:
@@ -75,13 +77,14 @@ class Redelivery:
     ) -> Answer:
         """The messages that a consumer holds of the pull sequences [start, end), as many as fit. Raises NotAtHand.
 
-        Those that cannot be read any more are rejected: they go to the dead letters.
+        Those that cannot be read any more are rejected: they go to the dead letters. What the disk does not read now is
+        given back, for a while.
         """
         _, member = ledger_and_member(subscription)
         answer = Answer([], 0, [])
         for low, high in member.held.unhandled(start):
             sequence = low
-            for held in list(member.held.between(low, min(high, end))):  # those that cannot be read leave it
+            for held in list(member.held.between(low, min(high, end))):  # some of it may be rejected meanwhile
                 if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
                     return answer
                 messages = held.messages.part(0, min(held.messages.total, max_count))
@@ -97,33 +100,33 @@ class Redelivery:
     def _carry_range(
         self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, parts: Parts, now_us: int
     ) -> None:
+        """Add what can be read of it. Where that is not all, look at either half."""
+        messages = held.messages
         carrier = Carrier(self._store, [])
         buffers = carrier.carry(parts)
-        if carrier.left_out or sum(_extent(part)[0] for part in parts) < held.messages.total:
-            self._carry_each(subscription, answer, sequence, held, now_us)
+        is_whole = not carrier.left_out and sum(_extent(part)[0] for part in parts) >= messages.total
+        if is_whole or (messages.total == 1 and buffers):
+            answer.add(buffers, sequence, messages.total, held.attempt)
             return
-        answer.add(buffers, sequence, held.messages.total, held.attempt)
+        if messages.total == 1:
+            self._pass_over(subscription, sequence, carrier if parts else None, now_us)
+            return
+        middle = messages.total // 2
+        for start, end in ((0, middle), (middle, messages.total)):
+            part = messages.part(start, end)
+            at_hand = parts_of(self._store, part)
+            self._carry_range(subscription, answer, sequence + start, held._replace(messages=part), at_hand, now_us)
 
-    def _carry_each(
-        self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, now_us: int
-    ) -> None:
-        """Something of it cannot be read: find out what, and reject that."""
+    def _pass_over(self, subscription: Subscription, sequence: int, carrier: Carrier | None, now_us: int) -> None:
+        """A message cannot be read: it is dead; or comes again soon, where the disk may change its mind."""
         ledger, member = ledger_and_member(subscription)
-        for at in range(held.messages.total):
-            carrier = Carrier(self._store, [])
-            parts = parts_of(self._store, held.messages.part(at, at + 1))
-            buffers = carrier.carry(parts)
-            if buffers and not carrier.left_out:
-                answer.add(buffers, sequence + at, 1, held.attempt)
-                continue
-            self.lost += 1
-            if not parts:  # it went with the power, before it was on disk
-                ledger.ack(member, [sequence + at, sequence + at + 1])
-                continue
-            ledger.hand_back(
-                member, sequence + at, sequence + at + 1, Verdict.REJECT, "it cannot be read any more", None,
-                now_us,
-            )  # fmt: skip
+        self.lost += 1
+        if carrier is None:  # it went with the power, before it was on disk
+            ledger.ack(member, [sequence, sequence + 1])
+            return
+        reason = str(carrier.failed) if carrier.failed is not None else "it cannot be read any more"
+        verdict = Verdict.RELEASE if carrier.failed is not None else Verdict.REJECT
+        ledger.hand_back(member, sequence, sequence + 1, verdict, reason, _READ_AGAIN_US, now_us)
 
     def _at_hand(self, messages: MessageRange) -> Parts:
         """The parts of a range, all of them in memory. Raises NotAtHand."""
