@@ -226,10 +226,11 @@ class Broker:
     def checkpoint_state(self, now: Now) -> dict[str, bytes]:
         """The broker's part of a checkpoint: groups with their cursors, and producers.
 
-        What the turn has brought so far is written first: a checkpoint knows of no batch that may yet fail.
+        What the turn has brought so far is written first: a checkpoint knows of no batch that may yet fail, and of no
+        record that a start would read again. Raises StorageFull or StorageFailed.
         """
         self._intake.turn()
-        self._records.write()
+        self._records.write_all()
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
         upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES

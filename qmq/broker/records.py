@@ -44,6 +44,14 @@ class Records:
             self._effects += self._withheld
             self._withheld.clear()
 
+    def write_all(self) -> None:
+        """Write what is staged, unless nothing can be written any more. Raises StorageFull or StorageFailed; then it
+        stays staged.
+        """
+        self.write()
+        if self.failed is not None and not isinstance(self.failed, SyncFailed):
+            raise self.failed
+
     def next_deadline_us(self, now_us: int) -> int | None:
         """When to try again."""
         return now_us + _AGAIN_US if self._withheld else None
