@@ -72,5 +72,7 @@ class Opened:
             part.log.close()
             part.consumer.close()
             part.index.close()
+        for index, _ in self.unsealed:
+            index.close()
         self.subjects.close()
         self.lock.release()

@@ -15,6 +15,7 @@ Everything before a checkpoint's position is in the checkpoint; a start reads wh
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from contextlib import suppress
@@ -233,7 +234,7 @@ class PullSync:
         self.failed = False
 
     def run(self) -> None:
-        """[thread] Raises SyncFailed: what was written since the last sync may be lost then."""
+        """[thread] Raises StorageFailed, or SyncFailed: what was written since the last sync may be lost then."""
         at = self._directory
         try:
             for fd, at in self.files:  # noqa: B007
@@ -242,6 +243,8 @@ class PullSync:
                 at = self._directory
                 self._disk.fsync_directory(at)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the directory was not even opened
+                raise failure(error, "sync", at) from error
             self.failed = True
             raise SyncFailed(
                 f"{failure(error, 'sync', at)}; no pull or acknowledgement is confirmed until the broker has "
