@@ -127,13 +127,16 @@ def _by_place(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
     """Counted from the range's beginning; where rows are missing, what is there up to its end."""
     partition = messages.log - PARTITIONS
     row = store.row_at_position(partition, messages.first)
-    if messages.run and int(store.rows(partition, row, 1)["position"][:1].sum()) == messages.first:
-        row += messages.run
     skip, left, chunk = messages.skip, messages.total, _FIRST_ROWS
+    begun = False
     while left and len(rows := store.rows(partition, row, chunk)):
         row += len(rows)
         chunk = min(chunk * 16, _CHUNK_ROWS)
         rows = rows[: int(np.searchsorted(rows["position"], messages.end, "right"))]
+        if not begun and len(rows):
+            begun = True
+            if int(rows["position"][0]) == messages.first:
+                rows = rows[messages.run :]
         if not len(rows):
             return
         ends = np.cumsum(rows["count"].astype(np.int64))

@@ -399,12 +399,11 @@ class Puller:
         loop = asyncio.get_running_loop()
         if self._subscribing is None:
             self._subscribing = loop.create_task(self._subscribe(), name="qmq-subscribe")
-        left, subscribing = None if deadline is None else max(deadline - loop.time(), 0.0), self._subscribing
-        done, _ = await asyncio.wait({subscribing}, timeout=left)
+        left = None if deadline is None else max(deadline - loop.time(), 0.0)
+        done, _ = await asyncio.wait({self._subscribing}, timeout=left)
         if not done:
             return None
-        if self._subscribing is subscribing:  # else another that waited for it was here first
-            self._subscribing = None
+        subscribing, self._subscribing = self._subscribing, None
         self._check_inside()
         subscribing.result()
         return self._subscribed

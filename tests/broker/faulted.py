@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qmq.broker.commands import (
+    Ack,
     Disconnected,
     Effect,
     Messages,
@@ -111,13 +112,15 @@ class World:
         self.disk = disk
         self.driven: FaultedBroker
         self.batches: list[Batch] = []
-        #: By group, all lives together: bodies in the order in which they came.
+        #: By group, all lives together: bodies in the order in which they came, and up to which pull sequence.
         self.got: dict[str, list[bytes]] = defaultdict(list)
+        self.expected: dict[str, int] = {}
         #: What was refused, or raised, in the order in which it was.
         self.errors: list[QmqError] = []
         #: A checkpoint could not be read, so an older one counted.
         self.fell_back = False
         self._subscriptions: dict[str, int] = {}
+        self._subscribing: dict[int, str] = {}  # group, by request that waits for the disk
         self._pulls: dict[int, str] = {}  # group, by request
         self._sends: dict[int, Batch] = {}  # by request; of a batch that is sent again all are answered
         self._sequence = 0
@@ -143,6 +146,7 @@ class World:
         self.driven.errors = self.errors
         self.fell_back |= self.driven.store.recovery.source is not Source.CHECKPOINT
         self._subscriptions.clear()
+        self._subscribing.clear()
         self._pulls.clear()
         self._sends.clear()
 
@@ -152,13 +156,14 @@ class World:
         other = World(directory, FaultyDisk())
         other.batches = [replace(batch) for batch in self.batches]
         other.got = defaultdict(list, {group: list(bodies) for group, bodies in self.got.items()})
+        other.expected = dict(self.expected)
         other._sequence, other._number = self._sequence, self._number
         return other
 
     def close(self) -> bool:
         """Stop the broker; whether that was a clean stop."""
         driven = self.driven
-        clean = driven.try_checkpoint() and not driven.is_broken()
+        clean = driven.try_checkpoint() and not driven.is_broken() and driven.store.groups.is_claimed
         try:
             driven.store.close(clean)
         except StorageError as error:
@@ -223,39 +228,60 @@ class World:
                     assert isinstance(effect.error, SyncFailed), effect.error
                     left = "cannot be taken away" in str(effect.error)
                     batch.state = "left" if left else "unknown"
-            elif isinstance(effect, Messages | Refused):
+            elif isinstance(effect, Subscribed | Refused) and effect.request in self._subscribing:
+                self._subscribed_to(effect)
+            elif isinstance(effect, Messages | Refused) and effect.request in self._pulls:
                 self._answered(effect)
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def pull(self, group: str, max_count: int = 1_000, timeout_ms: int = 0) -> Effect | None:
-        """Pull once; the answer, or None when it is parked: it is taken whenever it comes."""
+        """Pull once; the answer, or None when it is parked or waits for the disk: it is taken whenever it comes."""
         subscription = self._subscribed(group)
         if subscription is None:
             return None
         command = self.driven.pull_command(subscription, max_count=max_count, timeout_ms=timeout_ms, connection=2)
         self._pulls[command.request] = group
-        said = self.driven.do(command)
+        said = self.driven.do(command._replace(expected=self.expected[group]))
         self._take(said)
         return next((effect for effect in said if getattr(effect, "request", 0) == command.request), None)
 
     def _subscribed(self, group: str) -> int | None:
         if group not in self._subscriptions:
             command = Subscribe(2, self.driven.request(), group, (GROUPS.get(group, ""),), "c", None)
-            (answer,) = self.driven.do(command)
-            if isinstance(answer, Refused):
-                self.errors.append(answer.error)
-                return None
-            assert isinstance(answer, Subscribed)
-            self._subscriptions[group] = answer.subscription
-        return self._subscriptions[group]
+            if group not in self._subscribing.values():
+                self._subscribing[command.request] = group
+                self._take(self.driven.do(command))
+        return self._subscriptions.get(group)
+
+    def _subscribed_to(self, answer: Subscribed | Refused) -> None:
+        group = self._subscribing.pop(answer.request)
+        if isinstance(answer, Refused):
+            self.errors.append(answer.error)
+            return
+        place = answer.place
+        assert place is not None
+        self._subscriptions[group] = answer.subscription
+        self.expected[group] = min(self.expected.get(group, place.frontier), place.next_sequence)
 
     def _answered(self, effect: Messages | Refused) -> None:
         group = self._pulls.pop(effect.request)
         if isinstance(effect, Refused):
             self.errors.append(effect.error)
         else:
-            self.got[group] += bodies_of(runs_of_answer(effect))
+            bodies = iter(bodies_of(runs_of_answer(effect)))
+            for first, count, _ in effect.ranges:
+                expected = self.expected[group]  # another pull may have brought the same
+                self.got[group] += [
+                    body for at, body in zip(range(count), bodies, strict=False) if first + at >= expected
+                ]
+                self.expected[group] = max(expected, first + count)
+            self._acknowledge(self._subscriptions[group], effect)
+
+    def _acknowledge(self, subscription: int, answer: Messages) -> None:
+        pairs = tuple(one for first, count, _ in answer.ranges for one in (first, first + count))
+        if pairs:
+            self._take(self.driven.do(Ack(2, self.driven.request(), subscription, pairs)))
 
     def drain(self, group: str) -> list[bytes]:
         """All that a group can get now, and what it has got so far in all."""
@@ -268,4 +294,5 @@ class World:
         """The consumers disconnect; their parked pulls end."""
         self.driven.do(Disconnected(2))
         self._pulls.clear()
+        self._subscribing.clear()
         self._subscriptions.clear()

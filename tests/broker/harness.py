@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qmq.broker.commands import (
+    Ack,
+    Acked,
     Checked,
     CheckWanted,
     Effect,
@@ -98,7 +100,11 @@ class Driven:
     def checkpoint(self) -> None:
         """Take a checkpoint."""
         checkpoint = self.store.begin_checkpoint(self.broker.checkpoint_state(self.now))
-        checkpoint.write()
+        try:
+            checkpoint.write()
+        except StorageError as error:
+            self.store.fail_checkpoint(checkpoint, error)
+            raise
         self.store.finish_checkpoint(checkpoint)
 
     def advance(self, milliseconds: int) -> list[Effect]:
@@ -224,11 +230,22 @@ class Driven:
         return Pull(connection, self.request(), subscription, max_count, min_count, max_bytes, timeout_ms)
 
     def pull(self, subscription: int, left_out: int = 0, **limits: int) -> list[Run]:
-        """Pull without waiting; the runs that came, verified. *left_out* messages could not be read."""
+        """Pull without waiting, and acknowledge what came: its runs, verified. *left_out* could not be read."""
         command = self.pull_command(subscription, **limits)
         answers = [effect for effect in self.do(command) if isinstance(effect, Messages)]
         (answer,) = [answer for answer in answers if answer.request == command.request]
+        self.acknowledge(subscription, answer, command.connection)
         return runs_of_answer(answer, left_out)
+
+    def acknowledge(self, subscription: int, answer: Messages, connection: int = 1) -> list[Effect]:
+        """Everything that a pull brought is handled; what else the broker had to say."""
+        if not answer.ranges:
+            return []
+        pairs = tuple(one for first, count, _ in answer.ranges for one in (first, first + count))
+        request = self.request()
+        said = self.do(Ack(connection, request, subscription, pairs))
+        assert Acked(connection, request, 0) in said, said
+        return [effect for effect in said if not isinstance(effect, Acked)]
 
 
 def runs_of_answer(answer: Effect, left_out: int = 0) -> list[Run]:

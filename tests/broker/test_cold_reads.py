@@ -103,7 +103,7 @@ def test_a_pull_without_a_wait_does_not_say_that_nothing_is_there(tmp_path: Path
     driven, _, bodies = cold(tmp_path)
     pull = driven.pull_command(driven.subscribe("a."), timeout_ms=50)
     assert driven.do(pull) == []
-    assert driven.advance(60_000) == []
+    assert driven.advance(20_000) == []
     (answer,) = messages_of(driven.read())
     assert bodies_of(runs_of_answer(answer))[0] == bodies[0]
     driven.close()

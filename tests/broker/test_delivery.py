@@ -251,8 +251,10 @@ def test_at_the_deadline_a_pull_gets_what_is_there(tmp_path: Path) -> None:
 
 def test_tick_names_the_next_deadline(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
-    subscription = driven.subscribe("a")
     assert driven.broker.tick(driven.now) is None
+    subscription = driven.subscribe("a")
+    lapse_us = driven.limits.lapse_ms * 1_000
+    assert driven.broker.tick(driven.now) == driven.now.monotonic_us + lapse_us
     driven.do(driven.pull_command(subscription, timeout_ms=700), driven.pull_command(subscription, timeout_ms=300))
     assert driven.broker.tick(driven.now) == driven.now.monotonic_us + 300_000
     driven.advance(300)

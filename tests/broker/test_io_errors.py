@@ -46,11 +46,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> World:
     for number in range(10):
         one_round(world, number)
     world.driven.try_checkpoint()
-    kept = {group: list(bodies) for group, bodies in world.got.items()}
     for number in range(3):
         one_round(world, number)
     world.driven.store.close(clean=False)
-    world.got.update(kept)
     assert not world.waiting()
     return world
 
@@ -85,13 +83,15 @@ def life(world: World) -> bool:
 
 
 def check_reads(world: World) -> None:
-    """Whatever writes do, a pull brings what there is."""
+    """Whatever reads or syncs do, a pull brings what there is; what cannot be noted waits."""
     answer = world.pull("one")
     if isinstance(answer, Refused):
+        if isinstance(answer.error, SyncFailed):  # of the pull log
+            return
         assert answer.error.retryable
         assert world.disk.code in READ_ERRORS, answer.error
     else:
-        assert isinstance(answer, Messages) or world.disk.code in READ_ERRORS
+        assert isinstance(answer, Messages) or world.disk.struck.total() or world.disk.code in READ_ERRORS
 
 
 def check_after(world: World, clean: bool) -> None:

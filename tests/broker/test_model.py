@@ -1,12 +1,11 @@
 """Histories against a model in plain lists: each group gets each visible message once, each subject in order.
 
-A kill takes a group back to the last checkpoint; a batch that was refused is not stored, nor is one that is repeated
-stored again.
+Everything that comes is acknowledged at once, and a kill takes nothing of that back; a batch that was refused is not
+stored, nor is one that is repeated stored again.
 """
 
 from __future__ import annotations
 
-import copy
 import errno
 import shutil
 import tempfile
@@ -15,8 +14,20 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qmq.broker.commands import Disconnected, Effect, Messages, Refused, Send, Sent, Unsubscribe, Unsubscribed, Withdraw
-from qmq.errors import StorageFull, UnknownSubscription
+from qmq.broker.commands import (
+    Ack,
+    Acked,
+    Disconnected,
+    Effect,
+    Messages,
+    Refused,
+    Send,
+    Sent,
+    Unsubscribe,
+    Unsubscribed,
+    Withdraw,
+)
+from qmq.errors import Fenced, StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
 from tests.storage.faults import FaultyDisk
 from tests.storage.forgetful import ForgetfulDisk
@@ -58,23 +69,14 @@ class Batch:
 class Model:
     """What was stored, and what each group got, by subject."""
 
-    def __init__(self) -> None:
+    def __init__(self, driven: Driven) -> None:
+        self.driven = driven
         self.stored: dict[str, list[bytes]] = {subject: [] for subject in SUBJECTS}
         self.got: dict[str, dict[str, list[bytes]]] = {group: {name: [] for name in SUBJECTS} for group in GROUPS}
         self.followed: dict[str, set[str]] = {group: set() for group in GROUPS}
-        self.owner: dict[int, str] = {}  # group, by pull request
+        self.owner: dict[int, tuple[str, int]] = {}  # group and subscription, by pull request
         self.batches: list[Batch] = []
         self.pulls: list[tuple[int, int, int]] = []  # connection, subscription, request; since the start
-        self.checkpoint()
-
-    def checkpoint(self) -> None:
-        """Note what a kill takes the groups back to."""
-        self.kept = copy.deepcopy((self.got, self.followed))
-
-    def crash(self) -> None:
-        """A kill: what was stored stays, groups go back."""
-        self.got, self.followed = copy.deepcopy(self.kept)
-        self.pulls.clear()
 
     def store(self, batches: dict[int, Batch], effects: list[Effect]) -> None:
         """Note that batches were sent, by request, but for those that were refused."""
@@ -87,19 +89,25 @@ class Model:
                 self.stored[subject] += bodies
 
     def take(self, effects: list[Effect]) -> None:
-        """Note what the broker said, and check that every message is the next one of its subject in its group."""
+        """Note what the broker said, check that every message is the next one of its subject in its group, and
+        acknowledge it.
+        """
         for effect in effects:
             if not isinstance(effect, Messages):
-                assert isinstance(effect, Sent | Unsubscribed) or (
-                    isinstance(effect, Refused) and isinstance(effect.error, StorageFull | UnknownSubscription)
+                assert isinstance(effect, Sent | Unsubscribed | Acked) or (
+                    isinstance(effect, Refused) and isinstance(effect.error, StorageFull | UnknownSubscription | Fenced)
                 )
                 continue
-            group = self.got[self.owner[effect.request]]
+            name, subscription = self.owner[effect.request]
+            group = self.got[name]
             for run in runs_of_answer(effect):
                 mine = group[run.subject]
                 assert run.first_sequence == len(mine)
                 mine += run.bodies()
                 assert self.stored[run.subject][: len(mine)] == mine
+            pairs = tuple(one for first, count, _ in effect.ranges for one in (first, first + count))
+            if pairs:
+                self.take(self.driven.do(Ack(effect.connection, self.driven.request(), subscription, pairs)))
 
 
 def matching(prefixes: tuple[str, ...]) -> set[str]:
@@ -129,7 +137,7 @@ def test_histories(history: list[tuple], partitions: int, forgets: float | None,
             max_frame_bytes=16 << 10,
         )
         driven.auto_read = forgets is None
-        model = Model()
+        model = Model(driven)
         for number, step in enumerate(history):
             run_step(driven, model, number, step)
         while driven.wanted:
@@ -158,7 +166,7 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             pull = driven.pull_command(
                 subscription, max_count, min(min_count, max_count), max_bytes, timeout_ms, connection=number
             )
-            model.owner[pull.request] = group
+            model.owner[pull.request] = group, subscription
             model.pulls.append((number, subscription, pull.request))
             model.take(driven.do(pull))
         case ("withdraw" | "unsubscribe" | "disconnect", which) if model.pulls:
@@ -179,12 +187,10 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             model.take(driven.advance(50))
         case ("checkpoint",):
             driven.checkpoint()
-            model.checkpoint()
         case ("restart",):
             while driven.wanted:
                 model.take(driven.sync())
             driven.restart()
-            model.checkpoint()
             model.pulls.clear()
         case ("crash",):
             old, driven.directory = driven.directory, driven.directory.with_name(f"crash-{number}")
@@ -193,7 +199,7 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             driven.wanted.clear()
             driven.reads.clear()
             driven.open()
-            model.crash()
+            model.pulls.clear()
 
 
 def send(driven: Driven, model: Model, number: int, batches: list[tuple[dict[str, int], bool]], failing: int) -> None:
@@ -213,7 +219,7 @@ def send(driven: Driven, model: Model, number: int, batches: list[tuple[dict[str
     said = driven.do(*commands)
     driven.disk.heal()
     model.store(sent, said)
-    model.take(said)
+    model.take(said + driven.do())  # also what could not be noted while the disk was full
 
 
 def drain(driven: Driven, model: Model, group: str) -> None:
@@ -221,7 +227,7 @@ def drain(driven: Driven, model: Model, group: str) -> None:
         subscription = driven.subscribe(subject, group=group)
         for _ in range(1_000):
             pull = driven.pull_command(subscription)
-            model.owner[pull.request] = group
+            model.owner[pull.request] = group, subscription
             said = driven.do(pull)
             model.take(said)
             if not any(isinstance(effect, Messages) and effect.messages for effect in said):

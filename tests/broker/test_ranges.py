@@ -87,15 +87,3 @@ def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
     assert number is not None
     assert ranges_of(chosen(store, following, 10_000), number) == [MessageRange(number, 0, 0, 0, 50)]
     driven.close()
-
-
-def test_they_lead_back_to_every_run_of_a_batch_of_many(tmp_path: Path) -> None:
-    driven = Driven(tmp_path)
-    driven.do(driven.send_command({f"a.{number:02}": [b"m"] * 2 for number in range(40)}))
-    following = followed(driven.store, "a.")
-    while parts := chosen(driven.store, following, 3):
-        for messages in ranges_of(parts, None):
-            for at in range(messages.total):
-                assert len(places_of(parts_of(driven.store, messages.part(at, at + 1)))) == 1, messages
-        back = [place for messages in ranges_of(parts, None) for place in places_of(parts_of(driven.store, messages))]
-        assert back == places_of(parts)

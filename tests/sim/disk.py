@@ -243,6 +243,11 @@ class SimulatedDisk(Disk):
     def _do_ftruncate(self, fd: int, length: int) -> None:
         self._files[fd].truncate(self._next_write(), length)
 
+    def allocate(self, fd: int, size: int) -> None:
+        if size > self._files[fd].size:
+            self._begin("ftruncate", self._paths[fd], fd, size)
+            self._do_ftruncate(fd, size)
+
     def size(self, fd: int) -> int:
         return self._files[fd].size
 

@@ -6,7 +6,16 @@ import random
 from pathlib import Path
 from typing import Final
 
-from qmq.broker.commands import Messages, Send, SyncBroken, Synced
+from qmq.broker.commands import (
+    Ack,
+    Messages,
+    Refused,
+    Send,
+    Subscribe,
+    Subscribed,
+    SyncBroken,
+    Synced,
+)
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk import Disk
@@ -41,7 +50,8 @@ class Life:
         self.in_thread = False
         self._is_beside = False
         self._outcomes: list[Synced | SyncBroken] = []
-        self._subscriptions: dict[str | None, int] = {}
+        self._subscriptions: dict[str, int] = {}
+        self._expected: dict[str, int] = {}
 
     # --- what clients do ---------------------------------------------------------------------------------------------
 
@@ -73,13 +83,36 @@ class Life:
     def pull(self, group: str, most: int = 5) -> int:
         """One pull of a group that takes everything; how many messages came."""
         if group not in self._subscriptions:
-            self._subscriptions[group] = self.driven.subscribe("", group=group)
+            self._subscriptions[group], self._expected[group] = self._subscribe(group)
         subscription = self._subscriptions[group]
         command = self.driven.pull_command(subscription, max_count=most)
         self.client.pulls[command.request] = group
-        said = self.driven.do(command)
+        said = self.driven.do(command._replace(expected=self._expected[group]))
         self.client.hear(said)
-        return sum(effect.messages for effect in said if isinstance(effect, Messages))
+        came = 0
+        for answer in said:
+            if isinstance(answer, Messages):
+                self._acknowledge(group, answer)
+                came += answer.messages
+        return came
+
+    def _subscribe(self, group: str) -> tuple[int, int]:
+        """The subscription of the group's only consumer, which has lost all that it held."""
+        command = Subscribe(1, self.driven.request(), group, ("",), "c", None)
+        (answer,) = [one for one in self.driven.do(command) if getattr(one, "request", 0) == command.request]
+        if isinstance(answer, Refused):
+            raise answer.error
+        assert isinstance(answer, Subscribed)
+        assert answer.place is not None
+        return answer.subscription, answer.place.frontier
+
+    def _acknowledge(self, group: str, answer: Messages) -> None:
+        """Some of it, or all."""
+        for first, count, _ in answer.ranges:
+            self._expected[group] = first + count
+            if self.chance.random() < 0.9:
+                pair = first, first + count
+                self.driven.do(Ack(1, self.driven.request(), self._subscriptions[group], pair))
 
     # --- what the broker does beside it ------------------------------------------------------------------------------
 
