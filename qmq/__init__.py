@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.errors import (
     BadBatch,
+    BrokersMissed,
     BrokerStopping,
     ConnectionLost,
     Fenced,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadBatch",
     "BrokerStopping",
+    "BrokersMissed",
     "Client",
     "ConnectionLost",
     "Consumer",
@@ -121,18 +123,22 @@ def connect(
     producer: str | None = None,
     send_timeout: float = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
+    failover_after: float | None = 5,
 ) -> Client:
-    """A client of the broker at *url* (several addresses: comma separated), to be used as ``async with``.
+    """A client of the broker at *url* (several brokers: comma separated), to be used as ``async with``.
 
     *durability*: "flush", where what is acknowledged is on disk, or "append", where it survives the end of the broker
     but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of the loop.
     *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
-    after which a send is not tried again. Raises InvalidOption and InvalidName at once.
+    after which a send is not tried again. *failover_after*: seconds for which a send that its broker may have stored
+    waits for that broker, before another one gets it too (None: never; then it may end as SendUnknown). Raises
+    InvalidOption and InvalidName at once.
     """
     from qmq.net.client import Client, make_parts
     from qmq.net.options import check_options
 
-    return Client(make_parts(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes)))
+    options = check_options(url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after)
+    return Client(make_parts(options))
 
 
 def connect_sync(
@@ -143,9 +149,10 @@ def connect_sync(
     producer: str | None = None,
     send_timeout: float = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
+    failover_after: float | None = 5,
 ) -> SyncClient:
     """As ``connect``, for code without asyncio: the same calls, without await, used as ``with``. For any thread."""
     from qmq.net.options import check_options
     from qmq.net.sync import SyncClient
 
-    return SyncClient(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes))
+    return SyncClient(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after))

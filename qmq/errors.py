@@ -180,6 +180,13 @@ class UnknownGroup(QmqError):
     code = "unknown_group"
 
 
+class BrokersMissed(QmqError):
+    """A call that is for every broker did not reach all of them: the same call again completes it."""
+
+    retryable = True
+    code = "brokers_missed"
+
+
 class Retry(QmqError):
     """Raised by a handler: the message comes again after *after* seconds (None: the group's delay)."""
 

@@ -1,4 +1,4 @@
-"""``client.admin``: groups, their consumers and dead letters, seen and changed."""
+"""Groups, their consumers and dead letters at one broker, seen and changed; ``everywhere`` does it at all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
 
-from qmq.errors import InvalidOption
 from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
 from qmq.net.pulling import start_of
@@ -29,6 +28,7 @@ class GroupInfo(NamedTuple):
     in_retry: int
     dead: int
     settings: dict[str, Any]
+    broker: str = ""
 
 
 class ConsumerInfo(NamedTuple):
@@ -41,6 +41,7 @@ class ConsumerInfo(NamedTuple):
     held_since: datetime | None
     silent: float
     stalled: float
+    broker: str = ""
 
 
 class DeadLetter(NamedTuple):
@@ -54,10 +55,11 @@ class DeadLetter(NamedTuple):
     lapses: int
     reason: str
     died_at: datetime
+    broker: str = ""
 
 
 class Admin:
-    """Made by a client."""
+    """Of the broker that a link leads to."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -120,22 +122,12 @@ class Admin:
                 )  # fmt: skip
             after = page["after"]
 
-    async def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """Hand out dead letters again (all, or those with these message ids), as if for the first time; how many."""
-        return await self._change_dead("retry_dead", group, ids)
-
-    async def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """Delete dead letters (all, or those with these message ids) for good; how many."""
-        return await self._change_dead("delete_dead", group, ids)
-
-    async def _change_dead(self, action: str, group: str, ids: Sequence[str] | None) -> int:
-        if ids is None:
-            return int((await self._do(action, group=group))["messages"])
-        wanted = {one.lower() for one in ids}
-        numbers = [letter.number async for letter in self.dead_letters(group) if letter.id in wanted]
-        if len(numbers) < len(wanted):
-            raise InvalidOption(f"{len(wanted) - len(numbers)} of these ids are no dead letters of group {group!r}")
-        return int((await self._do(action, group=group, numbers=numbers))["messages"])
+    async def change_dead(
+        self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None
+    ) -> int:
+        """Hand out dead letters again or delete them: all, or those with these numbers; how many."""
+        fields = {} if numbers is None else {"numbers": list(numbers)}
+        return int((await self._do(action, group=group, **fields))["messages"])
 
 
 def _group_info(row: Mapping[str, Any]) -> GroupInfo:

@@ -13,20 +13,19 @@ from typing import Final, Literal, NamedTuple, Self, Unpack
 
 import msgpack
 
-from qmq.errors import ConnectionLost, QmqError
+from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.build import NO_HEADER, make_header
-from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.names import check_prefix
-from qmq.net.admin import Admin
+from qmq.net.brokers import Brokers
 from qmq.net.consumer import Consumer
+from qmq.net.everywhere import AdminOfAll
 from qmq.net.gathering import Gathering
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.link import Link, sequence_in
+from qmq.net.merging import make_puller
 from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
-from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
-from qmq.net.sending import Sending
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -43,6 +42,7 @@ class SubjectInfo(NamedTuple):
     first_sequence: int
     next_sequence: int
     messages: int
+    broker: str
 
 
 class Parts(NamedTuple):
@@ -50,30 +50,27 @@ class Parts(NamedTuple):
 
     options: ClientOptions
     gathering: Gathering
-    sending: Sending
-    link: Link
+    brokers: Brokers
 
 
 def make_parts(options: ClientOptions) -> Parts:
     """The parts of a client that is not connected yet; its producer id is its own, or its name's."""
-    producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
     gathering = Gathering(options.flush, options.linger, options.max_queued_bytes)
-    sending = Sending(producer_id, gathering, options.send_timeout)
-    return Parts(options, gathering, sending, Link(options, sending))
+    return Parts(options, gathering, Brokers(options, gathering))
 
 
 class Client:
-    """A client of one broker. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
+    """A client of one broker or several. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
 
     def __init__(self, parts: Parts) -> None:
-        self._options, self._gathering, self._sending, self._link = parts
+        self._options, self._gathering, self._brokers = parts
         self._flush = self._options.flush
         #: Groups, their consumers and dead letters.
-        self.admin = Admin(self._link)
+        self.admin = AdminOfAll(self._brokers)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
-        await self._link.open()
+        await self._brokers.open()
         _clients.add(self)
         return self
 
@@ -84,7 +81,7 @@ class Client:
         try:
             if error is None:
                 await self.flush()
-            elif self._link.is_open:
+            elif self._brokers.is_open:
                 try:
                     async with asyncio.timeout(None if isinstance(error, Exception) else CANCELLED_FLUSH):
                         await self.flush()
@@ -92,11 +89,11 @@ class Client:
                     log.error("while the client closed because of %r: %r", error, failure)
         finally:
             _clients.discard(self)
-            await self._link.aclose(ConnectionLost("the client is closed"))
+            await self._brokers.aclose(ConnectionLost("the client is closed"))
 
     def _forked(self) -> None:
         """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
-        _of_the_parent.append(self._link)
+        _of_the_parent.append(self._brokers)
         self.__init__(make_parts(self._options))  # type: ignore[misc]  # a client that is not connected
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -120,10 +117,10 @@ class Client:
         header = NO_HEADER if key is None and not tags and not properties else make_header(key, tags, properties)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        loop = self._link.ready()
+        loop = self._brokers.ready()
         future: asyncio.Future[Receipt] = loop.create_future()
         self._gathering.add(subject, body, header, flush, future, loop.time())
-        self._link.want_turn()
+        self._brokers.want_turn()
         return await future
 
     async def send_many(
@@ -136,12 +133,12 @@ class Client:
         """
         flush = self._flush if durability is None else is_flush(durability)
         packed = bodies_of(bodies)
-        loop = self._link.ready()
+        loop = self._brokers.ready()
         if not packed:
             return Receipts(())
         future: asyncio.Future[Receipts] = loop.create_future()
         self._gathering.add_many(subject, packed, flush, future, loop.time())
-        self._link.want_turn()
+        self._brokers.want_turn()
         return await future
 
     def send_nowait(
@@ -175,17 +172,17 @@ class Client:
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         header = make_header(key, tags, properties)
-        loop = self._link.ready()
+        loop = self._brokers.ready()
         self._gathering.check_nowait(subject, len(body), len(header.packed))
         ticket = self._gathering.add_nowait(subject, body, header, flush, loop.time())
-        self._link.want_turn()
+        self._brokers.want_turn()
         return ticket
 
     async def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""
         if self._gathering.is_crowded():
             while not self._gathering.is_drained():
-                await self._link.batch_ended()
+                await self._brokers.batch_end()
         elif self._gathering.has_sealed():
             await asyncio.sleep(0)
 
@@ -194,11 +191,11 @@ class Client:
 
         Raises SendFailed when messages of ``send_nowait`` were not; each failure is reported once.
         """
-        future: asyncio.Future[None] = self._link.ready().create_future()
-        self._sending.flush(future)
-        self._link.want_turn()
+        future: asyncio.Future[None] = self._brokers.ready().create_future()
+        self._brokers.outcomes.flush(future)
+        self._brokers.want_turn()
         await future
-        error = self._sending.take_failure()
+        error = self._brokers.outcomes.take_failure()
         if error is not None:
             raise error
 
@@ -206,10 +203,13 @@ class Client:
         """The number (from 0) of the last message stored of a producer by name, or of this client; None: none known.
 
         A job that numbers its messages itself and sends them in order resumes after it. The broker forgets a producer
-        some time after its last send (``producer_ttl_ms``).
+        some time after its last send (``producer_ttl_ms``). Raises InvalidOption for a client of several brokers: what
+        has moved from one to another has other numbers.
         """
-        producer_id = self._sending.producer_id if producer is None else producer_id_of(producer)
-        return sequence_in(await self._link.ask(Kind.LAST_SEQUENCE, payload=producer_id))
+        if len(self._brokers.links) > 1:
+            raise InvalidOption("last_sequence needs a client of one broker: connect to the one that the job sends to")
+        producer_id = self._brokers.outcomes.producer_id if producer is None else producer_id_of(producer)
+        return sequence_in(await self._brokers.ask(Kind.LAST_SEQUENCE, payload=producer_id))
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
@@ -234,28 +234,35 @@ class Client:
         other *settings* are for a new group; one that has others keeps them, which is logged.
         """
         terms = terms_of(group, mode, {"tags": tags, **settings})
-        return Consumer(Puller(self._link, prefixes, group, consumer, start, terms))
+        return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms))
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
-        """The subjects that *prefix* takes, in the order of their creation."""
-        after: int | None = 0
-        while after is not None:
-            page, after = await list_subjects(self._link, prefix, after)
-            for info in page:
-                yield info
+        """The subjects that *prefix* takes, in the order of their creation; of several brokers one after another, as
+        far as they can be reached.
+        """
+        for link in await self._brokers.reached():
+            after: int | None = 0
+            while after is not None:
+                page, after = await list_subjects(link, prefix, after)
+                for info in page:
+                    yield info
 
 
 async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
     """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more)."""
     meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
     content = msgpack.unpackb((await link.ask(Kind.SUBJECTS, meta)).payload)
-    return [SubjectInfo(*row) for row in content["rows"]], content["after"]
+    where = str(link.address)
+    rows = [
+        SubjectInfo(name, first, following, messages, where) for name, first, following, messages in content["rows"]
+    ]
+    return rows, content["after"]
 
 
 #: Clients that are connected; in the child of a fork they are the parent's.
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Kept so that nothing here closes what is the parent's.
-_of_the_parent: list[Link] = []
+_of_the_parent: list[Brokers] = []
 
 
 def _forked() -> None:

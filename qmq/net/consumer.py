@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Generic, Self
 
 from qmq.format.run import Run
+from qmq.net.merging import MergedPuller
 from qmq.net.messages import M, Message, MessageBatch, each_message, messages_of, runs_of
 from qmq.net.pulling import Puller
 
@@ -21,13 +22,13 @@ MOST_HAND_OUT: Final = 32_768
 class Feed(Generic[M]):
     """Messages one after another, for a loop over them; taken some at a time."""
 
-    def __init__(self, puller: Puller, kind: type[M]) -> None:
+    def __init__(self, puller: Puller | MergedPuller, kind: type[M]) -> None:
         #: What was taken and not come to.
         self.ready: Iterator[M] = iter(())
         self._puller = puller
         self._kind = kind
         # What a consumer of a group has in hand, others can't have: a slow one must not begin with many.
-        self._hand_out = FIRST_HAND_OUT if puller.holder is None else 1
+        self._hand_out = FIRST_HAND_OUT if puller.is_alone else 1
         self._handed_out = 0
         self._handed_out_at = 0.0
 
@@ -59,7 +60,7 @@ class Consumer:
     Several tasks may share one consumer; their pulls go one after another.
     """
 
-    def __init__(self, puller: Puller) -> None:
+    def __init__(self, puller: Puller | MergedPuller) -> None:
         self._puller = puller
         self._feed = Feed(puller, Message)
 
@@ -81,8 +82,6 @@ class Consumer:
     @on_error.setter
     def on_error(self, call: Callable[[Exception], object] | None) -> None:
         self._puller.on_error = call
-        if self._puller.holder is not None:
-            self._puller.holder.on_error = call
 
     async def __aenter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
@@ -112,8 +111,7 @@ class Consumer:
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
-        if self._puller.holder is not None:
-            await self._puller.holder.flush()
+        await self._puller.flush()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Message after message, without end; waits while there are none, also while no broker can be reached.

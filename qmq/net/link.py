@@ -1,23 +1,23 @@
-"""What keeps a client connected: one connection at a time, made anew when it is lost, and turns that write to it."""
+"""What keeps a client connected to a broker: one connection at a time, made anew when it is lost, and turns."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import struct
 import time
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProtocolError, QmqError
 from qmq.net import wire
+from qmq.net.address import Address
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection, Welcome
 from qmq.net.gathering import SendLimits
 from qmq.net.heartbeat import Heartbeat
 from qmq.net.holding import Holding
-from qmq.net.options import ClientOptions
+from qmq.net.options import ClientOptions, producer_id_of
 from qmq.net.sending import Sending
 from qmq.net.wire import Kind
 
@@ -27,8 +27,6 @@ log = logging.getLogger("qmq.client")
 CONNECT_TIMEOUT: Final = 5.0
 #: A broker that owes an answer for so long is taken for dead, and connected to again.
 SILENCE: Final = 10.0
-#: With several addresses: how long batches of unknown outcome wait for their own broker before others are tried.
-FAILOVER_AFTER: Final = 5.0
 #: A connection that lasted so long was a good one: the next one is tried for at once.
 GOOD_AFTER: Final = 2.0
 #: So often in a row connecting again meets what is no welcome.
@@ -37,24 +35,43 @@ _TICK: Final = 1.0
 _FIRST: Final = struct.Struct("<Q")
 
 
-class Link:
-    """The connection of a client, and what is written to it. In one loop; ``opened`` before anything else."""
+class Owner(Protocol):
+    """Who has links, to one broker each."""
 
-    def __init__(self, options: ClientOptions, sending: Sending) -> None:
+    def adopting(self, link: Link, welcome: Welcome) -> None:
+        """It is about to use a connection to that store. Raises InvalidOption where that must not be."""
+
+    def changed(self) -> None:
+        """A connection came or went, or the broker has refused something."""
+
+    def batch_ended(self) -> None:
+        """A batch is stored, has failed, or may have."""
+
+    def is_hopeless(self, link: Link, error: QmqError) -> bool:
+        """The broker has refused us for good; False: to be tried again, as others are there."""
+
+
+class Link:
+    """The connection to one broker, and what is written to it. In one loop; ``open`` before anything else."""
+
+    def __init__(
+        self, address: Address, options: ClientOptions, sending: Sending, owner: Owner, client_id: bytes
+    ) -> None:
+        self.address = address
         #: The connection while it is good.
         self.connection: Connection | None = None
         #: Names this client's process to the broker.
-        self.client_id = secrets.token_bytes(16)
+        self.client_id = client_id
         self._heartbeat: Heartbeat | None = None
         self._holders: set[Holding] = set()  # which lose what they hold when nobody hears of us
         self.welcome: Welcome | None = None
         self._options = options
         self._sending = sending
+        self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: QmqError | None = ConnectionLost(
             "the client is not connected; use it inside `async with qmq.connect(...) as client`"
         )
-        self._address = 0  # index of the one in use
         self._connected_at = 0.0
         self._backoff = Backoff()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -62,29 +79,24 @@ class Link:
         self._tick: asyncio.TimerHandle | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []  # for a connection
-        self._listeners: list[asyncio.Future[None]] = []  # for batches to end
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect: try every address once. Raises the first refusal that trying again can't help, or ConnectionLost."""
-        if self._loop is not None:
-            raise InvalidOption("this client was used already; call connect again")
+        """Try to connect once. Raises QmqError when that fails; ``keep_trying`` then, or ``close``."""
         self._loop = asyncio.get_running_loop()
-        causes: list[str] = []
-        for number in range(len(self._options.addresses)):
-            self._address = number
-            try:
-                await self._connect()
-            except QmqError as error:
-                if not error.retryable:
-                    raise
-                causes.append(str(error))
-                continue
-            self._ended = None
-            self._start_tick()
-            return
-        raise ConnectionLost(f"no broker can be reached: {'; '.join(causes)}; is `qmq serve` running there?")
+        await self._connect()
+        self._ended = None
+        self._start_tick()
+
+    def keep_trying(self, error: QmqError) -> None:
+        """Connect as soon as that can be; *error* is why it could not at first."""
+        assert self._loop is not None
+        self._ended = None
+        self._sending.last_error = error
+        self._backoff.next_delay()
+        self._start_tick()
+        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
 
     def close(self, error: QmqError) -> None:
         """End it: whatever is waited for raises *error*."""
@@ -102,7 +114,7 @@ class Link:
             connection.close()
         self._sending.abandon(error)
         self._tell(self._waiters)
-        self._tell(self._listeners)
+        self._owner.batch_ended()
 
     async def aclose(self, error: QmqError) -> None:
         """As ``close``, and wait for the connection to end."""
@@ -136,9 +148,8 @@ class Link:
         assert self.welcome is not None
         self._holders.add(holder)
         if self._heartbeat is None:
-            addresses = self._options.addresses
             lapse_s = self.welcome.lapse_ms / 1_000
-            self._heartbeat = Heartbeat(self.client_id, lambda: addresses[self._address], lapse_s)
+            self._heartbeat = Heartbeat(self.client_id, lambda: self.address, lapse_s)
             self._heartbeat.start(self._loop)
 
     def let_go(self, holder: Holding) -> None:
@@ -184,12 +195,6 @@ class Link:
                 if not error.retryable:
                     raise
             await asyncio.sleep(backoff.next_delay())
-
-    async def batch_ended(self) -> None:
-        """Wait until some batch is stored or has failed."""
-        future: asyncio.Future[None] = self.ready().create_future()
-        self._listeners.append(future)
-        await future
 
     @staticmethod
     def _tell(futures: list[asyncio.Future[None]]) -> None:
@@ -241,7 +246,7 @@ class Link:
         now = self._loop.time()
         self._sending.expire(now)
         self._check_touch()
-        self._tell(self._listeners)
+        self._owner.batch_ended()
         connection = self.connection
         if connection is not None:
             silent_since = self._sending.silent_since()
@@ -271,11 +276,11 @@ class Link:
         """ERROR came for a batch."""
         assert self._loop is not None
         self._sending.refused(request, error, self._loop.time())
+        self._owner.changed()
         self._batch_ended()
 
     def _batch_ended(self) -> None:
-        if self._listeners:
-            self._tell(self._listeners)
+        self._owner.batch_ended()
         if self._sending.has_waiting():
             self.want_turn()
 
@@ -290,7 +295,8 @@ class Link:
         assert self._loop is not None
         self.connection = None
         log.warning("%s; connecting again", error)
-        self._sending.disconnected(error)
+        self._sending.disconnected(error, self._loop.time())
+        self._owner.changed()
         if self._loop.time() > self._connected_at + GOOD_AFTER:
             self._backoff.reset()
         self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
@@ -298,10 +304,8 @@ class Link:
     # --- connecting --------------------------------------------------------------------------------------------------
 
     async def _reconnect(self) -> None:
-        """Try until there is a connection: to the same broker first, only to it while it may have what is unknown."""
+        """Try until there is a connection."""
         assert self._loop is not None
-        count, own = len(self._options.addresses), self._address
-        stay_until = self._loop.time() + (FAILOVER_AFTER if self._sending.has_unknown() else 0.0)
         doubts = 0  # what a broker says at first may be damaged on the way
         if self._backoff.tries:
             await asyncio.sleep(self._backoff.next_delay())
@@ -311,22 +315,21 @@ class Link:
             except QmqError as error:
                 self._sending.last_error = error
                 doubts += 1
-                if not error.retryable and (type(error) is not ProtocolError or doubts >= _MOST_DOUBTS):
-                    log.error("connecting again can't help: %s", error)
-                    self._reconnecting = None
-                    self.close(error)
-                    return
+                is_final = not error.retryable and (type(error) is not ProtocolError or doubts >= _MOST_DOUBTS)
+                if is_final:
+                    this, self._reconnecting = self._reconnecting, None
+                    if self._owner.is_hopeless(self, error):
+                        return
+                    self._reconnecting = this
             else:
-                log.info("connected again, to %s", self._options.addresses[self._address])
+                log.info("connected again, to %s", self.address)
                 self._reconnecting = None
                 return
-            self._address = own if self._loop.time() < stay_until else (self._address + 1) % count
-            if self._address == own:
-                await asyncio.sleep(self._backoff.next_delay())
+            await asyncio.sleep(self._backoff.next_delay())
 
     async def _connect(self) -> None:
-        """Connect to the address in use. Raises QmqError."""
-        loop, address = self._loop, self._options.addresses[self._address]
+        """Connect. Raises QmqError."""
+        loop, address = self._loop, self.address
         assert loop is not None
         connection = Connection(self, str(address), loop)
         try:
@@ -351,10 +354,11 @@ class Link:
             )
         last = None
         if self._options.producer is not None and welcome.store_id != self.store_id:
-            answer = await connection.request(Kind.LAST_SEQUENCE, payload=self._sending.producer_id)
+            answer = await connection.request(Kind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer))
             last = sequence_in(answer)
         if connection.closed:
             raise connection.end_error()
+        self._owner.adopting(self, welcome)
         self.welcome = welcome
         self._sending.connected(
             welcome.store_id,
@@ -364,6 +368,7 @@ class Link:
         self._connected_at = self._loop.time()
         self.connection = connection
         self._tell(self._waiters)
+        self._owner.changed()
         self.want_turn()
 
 

@@ -26,10 +26,17 @@ class ClientOptions(NamedTuple):
     producer: str | None
     send_timeout: float
     max_queued_bytes: int
+    failover_after: float | None
 
 
 def check_options(
-    url: str, durability: str, linger: float, producer: str | None, send_timeout: float, max_queued_bytes: int
+    url: str,
+    durability: str,
+    linger: float,
+    producer: str | None,
+    send_timeout: float,
+    max_queued_bytes: int,
+    failover_after: float | None,
 ) -> ClientOptions:
     """Check what ``connect`` was called with. Raises InvalidOption, InvalidName."""
     if not _is_number(linger) or linger < 0:
@@ -42,8 +49,12 @@ def check_options(
         raise InvalidOption(f"max_queued_bytes must be a number of bytes above 0, not {max_queued_bytes!r}")
     if producer is not None:
         producer_id_of(producer)
-    addresses = tuple(parse_url(url))
-    return ClientOptions(addresses, is_flush(durability), linger, producer, send_timeout, max_queued_bytes)
+    if failover_after is not None and (not _is_number(failover_after) or failover_after < 0):
+        raise InvalidOption(f"failover_after must be a number of seconds from 0 or None, not {failover_after!r}")
+    addresses = tuple(dict.fromkeys(parse_url(url)))
+    return ClientOptions(
+        addresses, is_flush(durability), linger, producer, send_timeout, max_queued_bytes, failover_after
+    )
 
 
 def _is_number(value: object) -> bool:

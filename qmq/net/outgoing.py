@@ -102,12 +102,14 @@ class Outgoing:
         "flush",
         "is_doubted",
         "last_error",
+        "maybe_duplicate",
         "opened_at",
         "producer_sequence",
         "runs",
         "singles",
         "size",
         "store_id",
+        "unknown_since",
         "waiters",
         "written_at",
     )
@@ -127,7 +129,10 @@ class Outgoing:
         self.first_written_at = 0.0
         self.written_at = 0.0  # the last time
         self.store_id = b""  # the store it was last written to
-        self.answer_lost = False  # it was written and that attempt was never answered
+        self.answer_lost = False  # it was written to that store, and that attempt was never answered
+        self.unknown_since = 0.0
+        #: Another store may have it too: it has moved from there, and nobody knows.
+        self.maybe_duplicate = False
         #: The broker called its bytes bad: once that may have been damage on the way.
         self.is_doubted = False
         self.last_error: QmqError | None = None
@@ -185,7 +190,7 @@ class Outgoing:
         return bodies, counts, headers
 
     def renumber(self, producer_sequence: int) -> None:
-        """Give it another producer sequence: only for a batch that no broker has stored, nor may have."""
+        """Give it another producer sequence: only for a batch that the store it goes to can not have yet."""
         assert self.buffers is not None
         head = bytearray(self.buffers[0])
         head[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = producer_sequence.to_bytes(8, "little")
@@ -203,7 +208,9 @@ class Outgoing:
         spans: dict[OutgoingRun, StoredSpan] = {}
         for run, sequence in zip(self.runs.values(), first_sequences, strict=True):
             if type(run) is OutgoingRun:
-                spans[run] = StoredSpan(run.subject, run.count, store_id, partition, position, sequence, stored_at_us)
+                spans[run] = StoredSpan(
+                    run.subject, run.count, store_id, partition, position, sequence, stored_at_us, self.maybe_duplicate
+                )
                 position += run.count
             else:
                 position += 1

@@ -69,7 +69,9 @@ class Puller:
         consumer: str | None,
         start: Start,
         terms: Terms = DEFAULT_TERMS,
+        is_transient: bool | None = None,
     ) -> None:
+        """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id."""
         if not prefixes:
             raise InvalidName('subscribe needs at least one subject or prefix; "" is everything')
         names = [check_prefix(prefix) for prefix in prefixes]
@@ -77,14 +79,14 @@ class Puller:
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
         #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
-        self.on_error: Callable[[Exception], object] | None = None
+        self._on_error: Callable[[Exception], object] | None = None
         self._link = link
         self._group = check_group(group) if group is not None else None
         self._start = start_of(start)
         self._terms = terms
         self._prefixes = names if group is not None else without_covered(names)
         self._progress = Progress(self._prefixes, None) if group is None else None
-        self._transient = consumer is None
+        self._transient = consumer is None if is_transient is None else is_transient
         self._nonce = secrets.token_bytes(16)  # who we are over reconnects
         #: What is held, and verdicts on it; None for who has nothing to hand back.
         self.holder = None
@@ -108,6 +110,27 @@ class Puller:
         self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
         self._waiter: asyncio.Future[None] | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Called with the error for each such piece, and with what handlers raise, when it is set."""
+        return self._on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        self._on_error = call
+        if self.holder is not None:
+            self.holder.on_error = call
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing is held of what it is given."""
+        return self.holder is None
+
+    @property
+    def has_kept(self) -> bool:
+        """There is something that was received and not handed out."""
+        return bool(self._kept)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -138,6 +161,11 @@ class Puller:
                 await connection.request(Kind.UNSUBSCRIBE, payload=wire.UNSUBSCRIBE.pack(subscription))
         except (QmqError, TimeoutError) as failure:
             log.debug("consumer %s could not unsubscribe: %r", self.id, failure)
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        if self.holder is not None:
+            await self.holder.flush()
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
@@ -355,9 +383,9 @@ class Puller:
         if now >= self._warned_at + _WARN_EVERY:
             self._warned_at = now
             log.warning("consumer %s: %s (%d pieces so far)", self.id, error, self.damaged)
-        if self.on_error is not None:
+        if self._on_error is not None:
             try:
-                self.on_error(error)
+                self._on_error(error)
             except Exception:
                 log.exception("consumer %s: on_error has failed", self.id)
 
@@ -399,11 +427,13 @@ class Puller:
         loop = asyncio.get_running_loop()
         if self._subscribing is None:
             self._subscribing = loop.create_task(self._subscribe(), name="qmq-subscribe")
+        subscribing = self._subscribing  # which verdicts may wait for as well
         left = None if deadline is None else max(deadline - loop.time(), 0.0)
-        done, _ = await asyncio.wait({self._subscribing}, timeout=left)
+        done, _ = await asyncio.wait({subscribing}, timeout=left)
         if not done:
             return None
-        subscribing, self._subscribing = self._subscribing, None
+        if self._subscribing is subscribing:
+            self._subscribing = None
         self._check_inside()
         subscribing.result()
         return self._subscribed

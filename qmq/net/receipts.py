@@ -27,6 +27,7 @@ class StoredSpan(NamedTuple):
     position: int
     sequence: int
     stored_at_us: int
+    maybe_duplicate: bool = False
 
 
 class Receipt:
@@ -63,6 +64,11 @@ class Receipt:
     def stored_at(self) -> datetime:
         """When the broker stored it, UTC."""
         return utc_from_us(self._span.stored_at_us)
+
+    @property
+    def maybe_duplicate(self) -> bool:
+        """Another broker may have stored it too: it did not answer, and stayed away for ``failover_after``."""
+        return self._span.maybe_duplicate
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Receipt) and self.id == other.id

@@ -1,4 +1,4 @@
-"""The sending side of a client, without I/O: the window in flight, retries, giving up. Time is an argument.
+"""Sends to one broker, without I/O: the window in flight, retries, giving up. Time is an argument.
 
 ``next_batch`` hands out what is to be written, oldest first; ``stored``, ``refused`` and ``disconnected`` say what
 became of it. A batch keeps its bytes and bounds over all tries. Times are seconds of one monotonic clock, but where a
@@ -7,9 +7,8 @@ name says otherwise.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from qmq.errors import (
     BadBatch,
@@ -19,44 +18,32 @@ from qmq.errors import (
     ProtocolError,
     QmqError,
     RemoteError,
-    SendFailed,
-    SendFailure,
     SequenceForgotten,
     StorageError,
     SyncFailed,
 )
 from qmq.net.backoff import Backoff
 from qmq.net.gathering import Gathering, SendLimits
-from qmq.net.outgoing import Outgoing, Waiter, failure_of
-
-log = logging.getLogger("qmq.client")
-
-#: Failures of messages that nobody awaits, kept for the next flush; more are only counted.
-MAX_FAILURES: Final = 100_000
-
+from qmq.net.outcomes import Outcomes
+from qmq.net.outgoing import Outgoing
 
 #: Refusals that do not say whether the batch is stored: docs/PROTOCOL.md has them all.
 _SAY_NOTHING: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
 
-class _Flusher(NamedTuple):
-    """Somebody who waits until these batches have ended."""
-
-    batches: set[Outgoing]
-    waiter: Waiter
-
-
 class Sending:
-    """What becomes of the batches of one client. Not for several threads."""
+    """What becomes of the batches that one broker gets. Not for several threads."""
 
-    def __init__(self, producer_id: bytes, gathering: Gathering, send_timeout: float) -> None:
-        self.producer_id = producer_id
-        self.next_sequence = 0
+    def __init__(self, outcomes: Outcomes, gathering: Gathering, send_timeout: float) -> None:
         #: Why nothing goes out at the moment.
         self.last_error: QmqError | None = None
+        #: New batches go to this broker.
+        self.takes_new = True
+        self.is_connected = False
+        self._outcomes = outcomes
         self._gathering = gathering
         self._send_timeout = send_timeout
-        self._window = SendLimits().producer_window
+        self._limits = SendLimits()
         self._store_id = b""
         self._retries: list[Outgoing] = []  # by producer sequence
         self._in_flight: dict[int, Outgoing] = {}  # by request, as written
@@ -66,18 +53,17 @@ class Sending:
         self._careful: set[Outgoing] = set()
         self._backoff = Backoff()
         self._retry_at = 0.0
-        self._progress_at = 0.0  # when a batch was last stored
-        self._flushers: list[_Flusher] = []
-        self._failures: list[SendFailure] = []
-        self._more_failures = 0
+        self._progress_at = 0.0  # when a batch was last stored here
 
     # --- connections -------------------------------------------------------------------------------------------------
 
     def connected(self, store_id: bytes, limits: SendLimits) -> None:
         """A broker is there. What another store may have stored already is not sent to this one: it is unknown."""
         self._store_id = store_id
-        self._window = limits.producer_window
-        self._gathering.set_limits(limits)
+        self._limits = limits
+        self.is_connected = True
+        if self.takes_new:
+            self._gathering.set_limits(limits)
         self.last_error = None
         self._retry_at = 0.0
         self._backoff.reset()
@@ -87,30 +73,72 @@ class Sending:
 
     def continue_after(self, last_sequence: int | None) -> None:
         """Another store than before knows this producer up to there: go on behind it. Call it after ``connected``."""
-        lowest = self._retries[0].producer_sequence if self._retries else self.next_sequence
+        numbers = self._outcomes
+        lowest = self._retries[0].producer_sequence if self._retries else numbers.next_sequence
         if last_sequence is None or last_sequence < lowest:
             return
-        self.next_sequence = max(self.next_sequence, last_sequence + 1)
+        numbers.next_sequence = max(numbers.next_sequence, last_sequence + 1)
         for batch in self._retries:  # refused, all of them: see connected
-            batch.renumber(self.next_sequence)
-            self.next_sequence += batch.count
+            batch.renumber(numbers.take_numbers(batch.count))
 
-    def disconnected(self, error: QmqError) -> None:
+    def disconnected(self, error: QmqError, now: float) -> None:
         """The connection is gone: what is in flight goes out again, in order, once there is another."""
         self.last_error = error
+        self.is_connected = False
         self._given_up.clear()
         for batch in self._in_flight.values():
-            batch.answer_lost = True
+            if not batch.answer_lost:
+                batch.answer_lost = True
+                batch.unknown_since = now
             batch.last_error = error
             self._retries.append(batch)
         self._in_flight.clear()
+        self._retries.sort(key=_by_sequence)
+
+    # --- other brokers -----------------------------------------------------------------------------------------------
+
+    def take_new(self, does: bool) -> None:
+        """New batches go to this broker from now on, or to another one."""
+        if does and not self.takes_new:
+            self._gathering.set_limits(self._limits)
+        self.takes_new = does
+
+    def is_fit(self, now: float) -> bool:
+        """It is connected, and has not refused anything just now."""
+        return self.is_connected and now >= self._retry_at
+
+    def give_away(self, now: float, failover_after: float | None) -> list[Outgoing]:
+        """What may go to another broker now: what this one does not have, and what it may have had for too long.
+
+        *failover_after*: how long, in seconds; None: for ever. While the broker is well it gets all of it itself.
+        """
+        if self.is_fit(now):
+            return []
+        given = []
+        for batch in self._retries:
+            if not batch.answer_lost:
+                given.append(batch)
+            elif failover_after is not None and now >= batch.unknown_since + failover_after:
+                batch.answer_lost = False
+                batch.maybe_duplicate = True
+                given.append(batch)
+        for batch in given:
+            self._retries.remove(batch)
+            self._careful.discard(batch)
+        return given
+
+    def take_over(self, batches: Sequence[Outgoing]) -> None:
+        """Send these here, under other numbers than they had at another broker."""
+        for batch in batches:
+            batch.renumber(self._outcomes.take_numbers(batch.count))
+        self._retries += batches
         self._retries.sort(key=_by_sequence)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def next_batch(self, request: int, now: float, wall_us: int) -> Outgoing | None:
         """What is to be written now as *request*, built; None when there is nothing, or it has to wait."""
-        if len(self._in_flight) + len(self._given_up) >= self._window:
+        if len(self._in_flight) + len(self._given_up) >= self._limits.producer_window:
             return None
         if self._careful and self._in_flight:
             return None
@@ -119,13 +147,13 @@ class Sending:
                 return None
             batch = self._retries.pop(0)
         else:
-            gathered = self._gathering.take(now, bool(self._flushers))
+            gathered = self._gathering.take(now, self._outcomes.is_flushing) if self.takes_new else None
             if gathered is None:
                 return None
             batch = gathered
         if batch.buffers is None:
-            batch.build(wall_us, self.producer_id, self.next_sequence)
-            self.next_sequence += batch.count
+            batch.build(wall_us, self._outcomes.producer_id, self._outcomes.next_sequence)
+            self._outcomes.take_numbers(batch.count)
             batch.first_written_at = now
         batch.written_at = now
         batch.store_id = self._store_id
@@ -134,17 +162,17 @@ class Sending:
 
     def wake_at(self) -> float | None:
         """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
-        if len(self._in_flight) + len(self._given_up) >= self._window or (self._careful and self._in_flight):
+        if len(self._in_flight) + len(self._given_up) >= self._limits.producer_window or (
+            self._careful and self._in_flight
+        ):
             return None
-        return self._retry_at if self._retries else self._gathering.next_at()
+        if self._retries:
+            return self._retry_at
+        return self._gathering.next_at() if self.takes_new else None
 
     def has_waiting(self) -> bool:
         """There is something to write, now or later."""
-        return bool(self._retries) or self._gathering.has_any()
-
-    def has_unknown(self) -> bool:
-        """There are batches that the last store may have stored."""
-        return any(batch.answer_lost for batch in self._retries)
+        return bool(self._retries) or (self.takes_new and self._gathering.has_any())
 
     def silent_since(self) -> float | None:
         """Since when the broker owes an answer; None when it does not."""
@@ -172,10 +200,11 @@ class Sending:
         if len(first_sequences) != len(batch.runs):
             raise ProtocolError(f"the answer to a batch of {len(batch.runs)} runs speaks of {len(first_sequences)}")
         del self._in_flight[request]
-        self._progress_at = now
+        self._progress_at = self._outcomes.progress_at = now
         self._backoff.reset()
         batch.stored(position, stored_at_us, partition, store_id, first_sequences)
-        self._ended(batch)
+        self._careful.discard(batch)
+        self._outcomes.ended(batch)
 
     def refused(self, request: int, error: QmqError, now: float) -> None:
         """The broker did not take that batch: another try later when that can help, else it has failed."""
@@ -205,8 +234,10 @@ class Sending:
         for batch in [b for b in self._retries if now >= b.first_written_at + self._send_timeout]:
             self._retries.remove(batch)
             self._fail(batch, self._timed_out(batch), batch.answer_lost)
-        for batch in self._gathering.remove(lambda since: now >= max(since, self._progress_at) + self._send_timeout):
-            self._fail(batch, self._timed_out(batch), unknown=False)
+        if self.takes_new:
+            progress_at, timeout = self._outcomes.progress_at, self._send_timeout
+            for batch in self._gathering.remove(lambda since: now >= max(since, progress_at) + timeout):
+                self._fail(batch, self._timed_out(batch), unknown=False)
 
     def _timed_out(self, batch: Outgoing) -> QmqError:
         cause = batch.last_error or self.last_error
@@ -222,52 +253,13 @@ class Sending:
             self._fail(batch, error, unknown=True)
         for batch in retries:
             self._fail(batch, error, batch.answer_lost)
-        for batch in self._gathering.remove(lambda since: True):
-            self._fail(batch, error, unknown=False)
+        if self.takes_new:
+            for batch in self._gathering.remove(lambda since: True):
+                self._fail(batch, error, unknown=False)
 
     def _fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:
-        failures = batch.failed(error, unknown)
-        if failures:
-            outcome = "may not have been stored" if unknown else "were not stored"
-            log.error("%d messages sent without waiting %s: %s", len(failures), outcome, error)
-            room = MAX_FAILURES - len(self._failures)
-            self._failures += failures[:room]
-            self._more_failures += max(0, len(failures) - room)
-        self._ended(batch)
-
-    def _ended(self, batch: Outgoing) -> None:
-        self._gathering.ended(batch)
         self._careful.discard(batch)
-        if self._flushers:
-            for flusher in self._flushers:
-                flusher.batches.discard(batch)
-            self._end_flushers()
-
-    # --- flush -------------------------------------------------------------------------------------------------------
-
-    def flush(self, waiter: Waiter) -> None:
-        """Give *waiter* None once all batches that there are now have ended."""
-        self._flushers.append(_Flusher(set(self._gathering.unfinished), waiter))
-        self._end_flushers()
-
-    def _end_flushers(self) -> None:
-        waiting = []
-        for flusher in self._flushers:
-            if flusher.waiter.done():
-                continue
-            if flusher.batches:
-                waiting.append(flusher)
-            else:
-                flusher.waiter.set_result(None)
-        self._flushers = waiting
-
-    def take_failure(self) -> SendFailed | None:
-        """The failures of messages that nobody awaited since the last call, as one error."""
-        if not self._failures:
-            return None
-        error = failure_of(self._failures, self._more_failures)
-        self._failures, self._more_failures = [], 0
-        return error
+        self._outcomes.fail(batch, error, unknown)
 
 
 def _by_sequence(batch: Outgoing) -> int:

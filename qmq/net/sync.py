@@ -13,11 +13,12 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.build import MessageHeader, make_header
 from qmq.format.run import Run
+from qmq.net.brokers import Brokers
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
 from qmq.net.consumer import Feed
 from qmq.net.gathering import BATCH_BYTES
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
-from qmq.net.link import Link
+from qmq.net.merging import MergedPuller, make_puller
 from qmq.net.messages import Message, MessageBatch, messages_of
 from qmq.net.options import Body, ClientOptions, Durability, body_of, is_flush
 from qmq.net.outgoing import MESSAGE_OVERHEAD
@@ -63,7 +64,7 @@ class Session:
         flush = self.parts.options.flush if durability is None else is_flush(durability)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         with self._lock:
-            self.parts.link.ready()
+            self.parts.brokers.ready()
             self.parts.gathering.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
             self._ticket += 1
             ticket = self._ticket
@@ -81,7 +82,7 @@ class Session:
             now = self._loop.time()
             for message in queued:
                 self.parts.gathering.add_nowait(*message, now)
-        self.parts.link.want_turn()
+        self.parts.brokers.want_turn()
 
     def drain(self) -> None:
         """As Client.drain."""
@@ -208,12 +209,15 @@ class SyncClient:
         return session.run(session.client.last_sequence(producer))
 
     def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
-        """The subjects that *prefix* takes, in the order of their creation."""
-        after: int | None = 0
-        while after is not None:
-            session = self._here()
-            page, after = session.run(list_subjects(session.parts.link, prefix, after))
-            yield from page
+        """As ``Client.subjects``."""
+        brokers = self._here().parts.brokers
+        for link in self._here().run(brokers.reached()):
+            number = brokers.links.index(link)
+            after: int | None = 0
+            while after is not None:
+                session = self._here()  # in the child of a fork: another one
+                page, after = session.run(list_subjects(session.parts.brokers.links[number], prefix, after))
+                yield from page
 
     def subscribe(
         self,
@@ -227,7 +231,7 @@ class SyncClient:
     ) -> SyncConsumer:
         """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
         terms = terms_of(group, mode, {"tags": tags, **settings})
-        return SyncConsumer(self._here, lambda link: Puller(link, prefixes, group, consumer, start, terms))
+        return SyncConsumer(self._here, lambda brokers: make_puller(brokers, prefixes, group, consumer, start, terms))
 
 
 class SyncMessage(Message):
@@ -290,12 +294,12 @@ class SyncConsumer:
     In the child of a fork it subscribes anew at the first call.
     """
 
-    def __init__(self, here: Callable[[], Session], make: Callable[[Link], Puller]) -> None:
+    def __init__(self, here: Callable[[], Session], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
         """*here* gives the session of the process it is called in."""
         self._here = here
         self._make = make
         self._session = here()
-        self._puller = make(self._session.parts.link)
+        self._puller = make(self._session.parts.brokers)
         self._feed = Feed(self._puller, SyncMessage)
 
     @property
@@ -316,8 +320,6 @@ class SyncConsumer:
     @on_error.setter
     def on_error(self, call: Callable[[Exception], object] | None) -> None:
         self._puller.on_error = call
-        if self._puller.holder is not None:
-            self._puller.holder.on_error = call
 
     def __enter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
@@ -341,8 +343,8 @@ class SyncConsumer:
 
     def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
-        if self._puller.holder is not None and self._session.pid == os.getpid():
-            self._session.run(self._puller.holder.flush())
+        if self._session.pid == os.getpid():
+            self._session.run(self._puller.flush())
 
     def __iter__(self) -> Iterator[SyncMessage]:
         """Message after message, without end; waits while there are none."""
@@ -359,7 +361,7 @@ class SyncConsumer:
         """Be subscribed in this process."""
         session = self._here()
         if session is not self._session:
-            puller = self._make(session.parts.link)
+            puller = self._make(session.parts.brokers)
             puller.on_error = self._puller.on_error
             session.run(puller.enter())
             self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)

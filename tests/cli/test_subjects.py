@@ -45,12 +45,12 @@ def test_a_table_goes_by_name_and_says_when_it_is_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.cli.subjects._MOST_ROWS", 20)
-    _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000) for number in range(19, -1, -1)])
+    _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000, "here") for number in range(19, -1, -1)])
     whole = capsys.readouterr().out
     assert whole.index(" s.0 ") < whole.index(" s.1 ") < whole.index(" s.19 ") < whole.index(" s.2 ")
     assert "20 subjects, 40,000 messages" in whole
     assert "--json" not in whole
-    _print_table([SubjectInfo(f"s.{number}", 0, 5, 5) for number in range(21)])
+    _print_table([SubjectInfo(f"s.{number}", 0, 5, 5, "here") for number in range(21)])
     cut = capsys.readouterr().out
     assert "the first 20 are shown, --json lists all" in " ".join(cut.split())
     assert " s.8 " in cut

@@ -63,7 +63,7 @@ class World:
         """Wait until so many pulls have gone to the broker in all, and it has had the time to look at them."""
         await until(lambda: self.plan.asked >= pulls, f"{pulls} pulls are sent")
         # An answer to a later request says that the broker has seen the pulls before it.
-        assert self.client._link.connection is not None
+        assert self.client._brokers.connection is not None
         await self.client.last_sequence("nobody")
 
 
@@ -172,7 +172,7 @@ async def test_a_pull_waits_while_the_broker_is_away_and_goes_on_when_it_is_back
         pulls = [asyncio.create_task(consumer.pull(timeout=LONG)) for consumer in (shared, alone)]
         await world.parked(2)
         await asyncio.to_thread(world.broker.stop if how == "stop" else world.broker.kill)
-        await until(lambda: world.client._link.connection is None, "the client has seen it")
+        await until(lambda: world.client._brokers.connection is None, "the client has seen it")
         began = time.monotonic()
         assert await impatient.pull(timeout=0.3) == [], "no broker is no error"
         assert 0.3 <= time.monotonic() - began < LONG / 4

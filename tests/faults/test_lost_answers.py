@@ -295,7 +295,7 @@ async def test_a_send_to_a_broker_that_dies_before_the_answer_is_unknown_and_one
         send = asyncio.create_task(client.send("a", written.body))
         await stored(broker.url, 1)
         broker.kill()
-        await until(lambda: client._link.connection is None, "the client has seen that the broker is gone")
+        await until(lambda: client._brokers.connection is None, "the client has seen that the broker is gone")
         waiting = ledger.open("a")
         with pytest.raises(qmq.SendFailed) as caught:
             await client.send("a", waiting.body)

@@ -84,7 +84,7 @@ async def test_parked_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path:
     ):
         pulling = asyncio.create_task(consumer.pull())
         answers: list[object] = []
-        connection = client._link.connection
+        connection = client._brokers.connection
         assert connection is not None
         subscription = (await connection.request(Kind.SUBSCRIBE, SOLO)).meta["subscription"]
         connection.ask(

@@ -14,7 +14,7 @@ from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolEr
 from qmq.net import link as link_module
 from qmq.net import wire
 from qmq.net.wire import Kind
-from tests.net.scripted import STORE, ScriptedBroker, scripted_broker
+from tests.net.scripted import STORE, scripted_broker
 
 
 def free_port() -> int:
@@ -22,15 +22,6 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-async def send_on_next(broker: ScriptedBroker, client: qmq.Client) -> None:
-    """Send over the next connection to that broker, once it is there."""
-    peer = await broker.peer()
-    sending = asyncio.ensure_future(client.send("a", b"x"))
-    frame, _ = await peer.batch()
-    peer.stored(frame)
-    await sending
 
 
 async def test_it_says_hello_and_closes() -> None:
@@ -133,46 +124,6 @@ async def test_it_waits_for_a_broker_that_is_down_and_sends_then() -> None:
         frame, _ = await peer.batch()
         peer.stored(frame)
         await sending
-
-
-async def test_it_goes_to_the_next_address_when_nothing_is_unknown() -> None:
-    async with scripted_broker() as first, scripted_broker(store_id=b"store2") as second:
-        async with qmq.connect(f"{first.url},{second.url}") as client:
-            await first.peer()
-            await first.close()
-            await send_on_next(second, client)
-        await first.listen()
-
-
-async def test_what_is_unknown_waits_for_its_own_broker() -> None:
-    async with (
-        scripted_broker() as first,
-        scripted_broker(store_id=b"store2") as second,
-        qmq.connect(f"{first.url},{second.url}") as client,
-    ):
-        peer = await first.peer()
-        sending = asyncio.ensure_future(client.send("a", b"x"))
-        await peer.batch()
-        await first.close()
-        await first.listen()
-        peer = await first.peer()
-        frame, _ = await peer.batch()
-        peer.stored(frame)
-        await sending
-
-
-async def test_what_is_unknown_is_given_up_where_its_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "FAILOVER_AFTER", 0.1)
-    async with scripted_broker() as first, scripted_broker(store_id=b"store2") as second:
-        async with qmq.connect(f"{first.url},{second.url}") as client:
-            peer = await first.peer()
-            sending = asyncio.ensure_future(client.send("a", b"x"))
-            await peer.batch()
-            await first.close()
-            with pytest.raises(qmq.SendUnknown):
-                await sending
-            await send_on_next(second, client)
-        await first.listen()
 
 
 async def test_a_welcome_that_is_none_is_waited_out_on_the_way_back() -> None:
@@ -279,7 +230,7 @@ async def test_a_broker_that_reads_slowly_is_written_to_slowly(monkeypatch: pyte
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         peer.transport.pause_reading()
-        connection = client._link.connection
+        connection = client._brokers.connection
         assert connection is not None
         paused = asyncio.Event()
         pause = connection.pause_writing

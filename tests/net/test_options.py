@@ -16,6 +16,7 @@ GOOD: dict[str, Any] = {
     "producer": None,
     "send_timeout": 30,
     "max_queued_bytes": 1 << 20,
+    "failover_after": 5,
 }
 
 
@@ -23,6 +24,12 @@ def test_good_options_are_taken() -> None:
     options = check_options(**GOOD)
     assert [str(address) for address in options.addresses] == ["a:1", "b:2"]
     assert options.flush
+    assert check_options(**{**GOOD, "failover_after": None}).failover_after is None
+
+
+def test_an_address_given_twice_is_one_broker() -> None:
+    options = check_options(**{**GOOD, "url": "qmq://a:1,b:2,a:1"})
+    assert [str(address) for address in options.addresses] == ["a:1", "b:2"]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,7 @@ def test_good_options_are_taken() -> None:
         {"url": "http://a"}, {"durability": "maybe"}, {"durability": None}, {"linger": -1}, {"linger": "1"},
         {"linger": 30}, {"linger": float("nan")}, {"send_timeout": 0}, {"send_timeout": float("inf")},
         {"send_timeout": True}, {"max_queued_bytes": 0}, {"max_queued_bytes": 1.5},
+        {"failover_after": -1}, {"failover_after": "5"},
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_by_name(bad: dict[str, Any]) -> None:

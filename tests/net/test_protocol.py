@@ -53,7 +53,7 @@ def codes() -> dict[str, type[QmqError]]:
 #: Codes that a broker of this version answers nobody with.
 ELSEWHERE = {
     "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
-    "group_mismatch", "remote_error", "retry",
+    "group_mismatch", "remote_error", "retry", "brokers_missed",
 }  # fmt: skip
 
 

@@ -465,8 +465,8 @@ async def test_a_pull_returns_at_its_time_while_no_broker_can_be_reached(
 ) -> None:
     async with subscribed() as s:
         noticed = asyncio.Event()
-        lost = s.client._link.lost
-        monkeypatch.setattr(s.client._link, "lost", lambda *what: (lost(*what), noticed.set()))
+        lost = s.client._brokers.links[0].lost
+        monkeypatch.setattr(s.client._brokers.links[0], "lost", lambda *what: (lost(*what), noticed.set()))
         await s.broker.close()
         await noticed.wait()
         assert await s.consumer.pull(timeout=timeout) == []

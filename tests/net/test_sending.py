@@ -32,6 +32,7 @@ from qmq.errors import (
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
 from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.outcomes import Outcomes
 from qmq.net.outgoing import Outgoing
 from qmq.net.sending import Sending
 from tests.net.test_outgoing import Waiting
@@ -47,7 +48,8 @@ class Driven:
 
     def __init__(self, linger: float = 0.0, connected: bool = True, window: int = 64) -> None:
         self.gathering = Gathering(True, linger, 64 << 20)
-        self.sending = Sending(b"p" * 16, self.gathering, TIMEOUT)
+        self.outcomes = Outcomes(b"p" * 16, self.gathering)
+        self.sending = Sending(self.outcomes, self.gathering, TIMEOUT)
         self.limits = SendLimits(producer_window=window)
         self.requests = 0
         if connected:
@@ -121,8 +123,7 @@ def test_what_is_in_flight_goes_out_again_with_the_same_bytes_in_order() -> None
     waiting = [driven.send(b"%d" % number) for number in range(4)]
     before = [driven.written()[1] for _ in range(3)]
     bytes_before = [bytes_of(batch) for batch in before]
-    driven.sending.disconnected(LOST)
-    assert driven.sending.has_unknown()
+    driven.sending.disconnected(LOST, 0.0)
     driven.sending.connected(STORE, driven.limits)
     again = [driven.written() for _ in range(4)]
     assert [batch for _, batch in again[:3]] == before
@@ -130,14 +131,13 @@ def test_what_is_in_flight_goes_out_again_with_the_same_bytes_in_order() -> None
     for request, _ in again:
         driven.store(request)
     assert all(len(each.result) == 1 for each in waiting)
-    assert not driven.sending.has_unknown()
 
 
 def test_answers_of_an_earlier_connection_mean_nothing() -> None:
     driven = Driven()
     waiting = driven.send(b"1")
     old, _ = driven.written()
-    driven.sending.disconnected(LOST)
+    driven.sending.disconnected(LOST, 0.0)
     driven.sending.connected(STORE, driven.limits)
     driven.store(old)
     assert not waiting.done()
@@ -160,7 +160,7 @@ def test_another_store_is_not_sent_what_the_first_may_have() -> None:
     driven = Driven()
     lost, fresh = driven.send(b"1"), driven.send(b"2")
     driven.written()
-    driven.sending.disconnected(LOST)
+    driven.sending.disconnected(LOST, 0.0)
     driven.sending.connected(OTHER, driven.limits)
     assert type(lost.error) is SendUnknown
     _, batch = driven.written()
@@ -173,7 +173,7 @@ def test_a_refused_batch_may_go_to_another_store_behind_what_that_knows() -> Non
     driven = Driven()
     waiting = [driven.send(b"1", b"2"), driven.send(b"3")]
     driven.sending.refused(driven.written()[0], FULL, 0.0)
-    driven.sending.disconnected(LOST)
+    driven.sending.disconnected(LOST, 0.0)
     driven.sending.connected(OTHER, driven.limits)
     driven.sending.continue_after(99)
     for sequence in (100, 102):
@@ -292,7 +292,7 @@ def test_once_an_answer_was_lost_a_failure_is_unknown() -> None:
     driven = Driven()
     waiting = driven.send(b"1")
     driven.written()
-    driven.sending.disconnected(LOST)
+    driven.sending.disconnected(LOST, 0.0)
     driven.sending.connected(STORE, driven.limits)
     driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     assert type(waiting.error) is SendUnknown
@@ -352,12 +352,12 @@ def test_a_long_queue_does_not_time_out_while_it_moves() -> None:
 def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
     driven = Driven(linger=5.0)
     flushed, later = Waiting(), Waiting()
-    driven.sending.flush(flushed)
+    driven.outcomes.flush(flushed)
     assert flushed.told
     driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
     assert driven.write(0.0) is None
     assert driven.sending.wake_at() == 5.0
-    driven.sending.flush(later)
+    driven.outcomes.flush(later)
     request, _ = driven.written(0.0)
     driven.gathering.add_nowait("a", b"2", NO_HEADER, True, 0.0)
     driven.store(request)
@@ -366,29 +366,29 @@ def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
 
 def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     driven = Driven()
-    assert driven.sending.take_failure() is None
+    assert driven.outcomes.take_failure() is None
     tickets = [driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
     with caplog.at_level(logging.ERROR, "qmq.client"):
         driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     assert "3 messages sent without waiting were not stored: no" in caplog.text
-    error = driven.sending.take_failure()
+    error = driven.outcomes.take_failure()
     assert error is not None
     assert [failure.ticket for failure in error.failures] == tickets
-    assert driven.sending.take_failure() is None
+    assert driven.outcomes.take_failure() is None
 
 
 def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.sending.MAX_FAILURES", 4)
+    monkeypatch.setattr("qmq.net.outcomes.MAX_FAILURES", 4)
     driven = Driven()
     for _ in range(3):
         for _ in range(3):
             driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
         driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
-    error = driven.sending.take_failure()
+    error = driven.outcomes.take_failure()
     assert error is not None
     assert len(error.failures) == 4
     assert "9 messages" in str(error)
-    assert driven.sending.take_failure() is None
+    assert driven.outcomes.take_failure() is None
 
 
 def test_abandon_fails_everything_with_what_is_known_of_it() -> None:
@@ -413,7 +413,7 @@ def test_silence_is_counted_from_the_last_answer() -> None:
     assert driven.sending.silent_since() == 1.0
     driven.store(first, 8.0)
     assert driven.sending.silent_since() == 8.0
-    driven.sending.disconnected(LOST)
+    driven.sending.disconnected(LOST, 0.0)
     assert driven.sending.silent_since() is None
     driven.sending.connected(STORE, driven.limits)
     driven.written(50.0)
@@ -441,7 +441,7 @@ class World:
         if kind < 0.02:
             self.towards.clear()
             self.answers.clear()
-            self.driven.sending.disconnected(LOST)
+            self.driven.sending.disconnected(LOST, 0.0)
             self.driven.sending.connected(STORE, self.driven.limits)
         elif kind < 0.06:
             self.full = self.refuses and not self.full

@@ -1,0 +1,152 @@
+"""``client.admin`` of one broker or several: every change goes to all of them, every list is of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
+from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo
+from qmq.net.brokers import Brokers
+
+log = logging.getLogger("qmq.client")
+
+#: Of several brokers each has so long (seconds) to answer, before the call goes on without it.
+REACH_TIMEOUT: Final = 5.0
+
+_Action = Literal["retry_dead", "delete_dead"]
+T = TypeVar("T")
+
+
+class _Told(NamedTuple):
+    """What came of asking every broker: answers by address, who does not know the group, who was not reached."""
+
+    answers: dict[str, Any]
+    unknown: list[UnknownGroup]
+    missed: list[str]
+
+
+class AdminOfAll:
+    """Groups, their consumers and dead letters, at every broker of a client. Made by it.
+
+    A row says which broker it is of. A change that could not be made everywhere raises BrokersMissed with the names of
+    those that were not reached; the same call again completes it.
+    """
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """All groups by name, or that one; a row a broker. Raises UnknownGroup."""
+        found = await self._listed(lambda admin: admin.groups(name))
+        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
+
+    async def consumers(self, group: str) -> list[ConsumerInfo]:
+        """The consumers of a group; a row a broker. Raises UnknownGroup."""
+        found = await self._listed(lambda admin: admin.consumers(group))
+        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
+
+    async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
+        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption, BrokersMissed."""
+        found = await self._changed(lambda admin: admin.set_group(group, **settings))
+        return dict(next(iter(found.values())))
+
+    async def seek(
+        self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
+    ) -> None:
+        """Have a group go on at the first message kept, behind the last, at a time or at a sequence.
+
+        What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
+        again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption, BrokersMissed.
+        """
+        await self._changed(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup, BrokersMissed."""
+        await self._changed(lambda admin: admin.delete_group(group))
+
+    async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
+        """The dead letters of a group, of one broker after another, the oldest first. Raises UnknownGroup."""
+        unknown, known = list[UnknownGroup](), 0
+        for link in await self._brokers.reached():
+            try:
+                async for letter in Admin(link).dead_letters(group):
+                    yield letter._replace(broker=str(link.address))
+                known += 1
+            except UnknownGroup as error:
+                unknown.append(error)
+        if unknown and not known:
+            raise unknown[0]
+
+    async def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """Hand out dead letters again (all, or those with these message ids), as if for the first time; how many."""
+        return await self._change_dead("retry_dead", group, ids)
+
+    async def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """Delete dead letters (all, or those with these message ids) for good; how many."""
+        return await self._change_dead("delete_dead", group, ids)
+
+    async def _change_dead(self, action: _Action, group: str, ids: Sequence[str] | None) -> int:
+        if ids is None:
+            return sum((await self._changed(lambda admin: admin.change_dead(action, group, None))).values())
+        wanted = {one.lower() for one in ids}
+        letters = [letter async for letter in self.dead_letters(group) if letter.id in wanted]
+        absent = wanted - {letter.id for letter in letters}
+        if absent:
+            raise InvalidOption(f"{len(absent)} of these ids are no dead letters of group {group!r}")
+        changed = 0
+        for link in self._brokers.links:
+            numbers = [letter.number for letter in letters if letter.broker == str(link.address)]
+            if numbers:
+                changed += await Admin(link).change_dead(action, group, numbers)
+        return changed
+
+    # --- all of them -------------------------------------------------------------------------------------------------
+
+    async def _listed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:
+        told = await self._each(call)
+        if told.missed and not told.answers and not told.unknown:
+            raise BrokersMissed(f"no broker was reached within {REACH_TIMEOUT:g} s: {', '.join(told.missed)}")
+        if told.missed:
+            log.warning("what is listed lacks %s: not reached within %g s", ", ".join(told.missed), REACH_TIMEOUT)
+        if not told.answers:
+            raise told.unknown[0]
+        return told.answers
+
+    async def _changed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:
+        told = await self._each(call)
+        if told.missed:
+            done = f"done at {', '.join(told.answers)}" if told.answers else "done nowhere"
+            raise BrokersMissed(
+                f"{done}; not reached within {REACH_TIMEOUT:g} s: {', '.join(told.missed)}; "
+                "the same call again completes it"
+            )
+        if not told.answers:
+            raise told.unknown[0]
+        return told.answers
+
+    async def _each(self, call: Callable[[Admin], Awaitable[T]]) -> _Told:
+        """Ask all at once. Raises what any of them refuses it with, but that it does not know the group."""
+        self._brokers.ready()
+        links = self._brokers.links
+        timeout = REACH_TIMEOUT if len(links) > 1 else None
+        asked = [asyncio.wait_for(call(Admin(link)), timeout) for link in links]
+        told = _Told({}, [], [])
+        refusals: list[BaseException] = []
+        for link, result in zip(links, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(result, TimeoutError):
+                told.missed.append(str(link.address))
+            elif isinstance(result, UnknownGroup):
+                told.unknown.append(result)
+            elif isinstance(result, BaseException):
+                refusals.append(result)
+            else:
+                told.answers[str(link.address)] = result
+        for refusal in refusals:
+            if isinstance(refusal, QmqError) and told.answers:
+                refusal.add_note(f"done at {', '.join(told.answers)}")
+            raise refusal
+        return told

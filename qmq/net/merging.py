@@ -1,0 +1,262 @@
+"""One consumer at several brokers: pulls from all of them, as if they were one.
+
+A pull first asks one broker after another for what is missing, beginning behind the one that gave something last, so
+that no more is taken than is wanted. When all have given what they had, it is kept parked at each of them. What comes
+beyond what was wanted stays with the puller of its broker, and is first in the next pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq.errors import QmqError
+from qmq.format.run import Run
+from qmq.net.brokers import Brokers
+from qmq.net.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.pulling import PULL_BYTES, Puller, Start, check_pull, make_consumer_id
+
+#: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
+PATIENCE: Final = 0.05
+
+
+def make_puller(
+    brokers: Brokers,
+    prefixes: Sequence[str],
+    group: str | None,
+    consumer: str | None,
+    start: Start,
+    terms: Terms = DEFAULT_TERMS,
+) -> Puller | MergedPuller:
+    """What pulls for a consumer of that client. Raises InvalidName, InvalidOption."""
+    if len(brokers.links) == 1:
+        return Puller(brokers.links[0], prefixes, group, consumer, start, terms)
+    is_transient = consumer is None
+    consumer = make_consumer_id() if consumer is None else consumer
+    pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
+    return MergedPuller(pullers)
+
+
+class MergedPuller:
+    """A consumer's places at several brokers. Pulls of several tasks go one after another."""
+
+    def __init__(self, pullers: Sequence[Puller]) -> None:
+        self._pullers = list(pullers)
+        self._entering: set[asyncio.Task[None]] = set()
+        self._entered: set[Puller] = set()
+        self._kept: deque[Run] = deque()  # put back by who follows alone
+        self._next = 0  # whom to ask first
+        self._slow: set[Puller] = set()  # who was asked and has not answered in time
+        self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._pullers[0].id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because nobody can read them."""
+        return sum(puller.damaged for puller in self._pullers)
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Who is told of each, and of what handlers raise."""
+        return self._pullers[0].on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        for puller in self._pullers:
+            puller.on_error = call
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing is held of what it is given."""
+        return self._pullers[0].is_alone
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Subscribe at all brokers; returns once one has answered. Raises what a broker refuses it with."""
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(self._enter_one(puller), name="qmq-subscribe") for puller in self._pullers}
+        try:
+            done, self._entering = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._entering:  # those that are there shall be asked from the first pull on
+                more, self._entering = await asyncio.wait(self._entering, timeout=PATIENCE)
+                done |= more
+            for task in done:
+                task.result()
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.leave()
+            raise
+
+    async def _enter_one(self, puller: Puller) -> None:
+        await puller.enter()
+        self._entered.add(puller)
+
+    async def leave(self) -> None:
+        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription."""
+        for task in self._entering:
+            task.cancel()
+        await asyncio.gather(*self._entering, return_exceptions=True)
+        await asyncio.gather(*(puller.leave() for puller in self._pullers))
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        results = await asyncio.gather(*(puller.flush() for puller in self._pullers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+        """As ``Puller.pull``, from all brokers."""
+        check_pull(max_count, min_count, timeout)
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._lock.acquire()
+        except TimeoutError:
+            return []
+        taken = self._take_kept(max_count)
+        try:
+            await self._pull_alone(taken, max_count, min_count, deadline)
+        except BaseException:
+            await self._withdraw()
+            self.put_back(taken)
+            raise
+        finally:
+            self._lock.release()
+        return taken
+
+    async def _pull_alone(self, taken: list[Run], max_count: int, min_count: int, deadline: float | None) -> None:
+        for puller in self._in_order():
+            if _is_enough(taken, min_count):
+                break
+            if puller not in self._tasks:
+                self._ask(puller, max_count - _count(taken), 0.0)
+            await self._wait({puller}, 0.0 if puller in self._slow else PATIENCE, taken)
+            if puller in self._tasks:
+                self._slow.add(puller)
+        while not _is_enough(taken, min_count):
+            left = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            if left is not None and left <= 0:
+                break
+            for puller in self._pullers:
+                if puller not in self._tasks and self._is_in(puller):
+                    self._ask(puller, max_count - _count(taken), left)
+            await self._wait(set(self._tasks), left, taken)
+        await self._withdraw()
+        self._cut(taken, max_count)
+
+    def _in_order(self) -> list[Puller]:
+        """Whom to ask: those first that have something left over, then beginning behind the one that gave last."""
+        order = [puller for puller in self._pullers[self._next :] + self._pullers[: self._next] if self._is_in(puller)]
+        return sorted(order, key=lambda puller: not puller.has_kept)
+
+    def _is_in(self, puller: Puller) -> bool:
+        return puller in self._entered or self._has_entered_late(puller)
+
+    def _has_entered_late(self, puller: Puller) -> bool:
+        """One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
+        for task in [task for task in self._entering if task.done()]:
+            self._entering.discard(task)
+            task.result()
+        return puller in self._entered
+
+    def _ask(self, puller: Puller, most: int, timeout: float | None) -> None:
+        task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout), name="qmq-pull")
+        self._tasks[puller] = task
+
+    async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:
+        """Wait until one of these has answered; take what has come from it."""
+        waiting: set[asyncio.Task[list[Run]] | asyncio.Task[None]] = {self._tasks[puller] for puller in pullers}
+        waiting |= self._entering
+        if not waiting:
+            await asyncio.sleep(PATIENCE if timeout is None else min(PATIENCE, timeout))
+            return
+        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._collect(taken)
+
+    def _collect(self, taken: list[Run]) -> None:
+        """Take what is there. Raises what a pull has raised."""
+        failure: QmqError | None = None
+        for puller, task in [(puller, task) for puller, task in self._tasks.items() if task.done()]:
+            del self._tasks[puller]
+            self._slow.discard(puller)
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if isinstance(error, QmqError):
+                failure = error
+            elif error is not None:
+                raise error
+            elif runs := task.result():
+                taken += runs
+                self._next = (self._pullers.index(puller) + 1) % len(self._pullers)
+        if failure is not None:
+            raise failure
+
+    async def _withdraw(self) -> None:
+        """End the pulls that are under way; what they bring all the same is first in the next pull."""
+        if not self._tasks:
+            return
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for puller, task in tasks.items():
+            if not task.cancelled() and task.exception() is None:
+                puller.put_back(task.result())
+
+    # --- what is left over -------------------------------------------------------------------------------------------
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        """These were not handed out after all: they come first in the next pull."""
+        for run in reversed(runs):
+            for puller in self._pullers:
+                if puller.holder is not None and puller.holder is run.holder:
+                    puller.put_back([run])
+                    break
+            else:
+                self._kept.appendleft(run)
+
+    def _take_kept(self, max_count: int) -> list[Run]:
+        taken, left = list[Run](), max_count
+        while self._kept and left:
+            run = self._kept.popleft()
+            if run.count > left:
+                self._kept.appendleft(run.slice(left, run.count))
+                run = run.slice(0, left)
+            taken.append(run)
+            left -= run.count
+        return taken
+
+    def _cut(self, taken: list[Run], max_count: int) -> None:
+        """Keep what came beyond *max_count* for the next pull: several brokers had something at once."""
+        count, at = 0, 0
+        while at < len(taken) and count + taken[at].count <= max_count:
+            count += taken[at].count
+            at += 1
+        if at == len(taken):
+            return
+        run, rest = taken[at], max_count - count
+        beyond = [run.slice(rest, run.count), *taken[at + 1 :]] if rest else taken[at:]
+        taken[at:] = [run.slice(0, rest)] if rest else []
+        self.put_back(beyond)
+
+
+def _is_enough(runs: Sequence[Run], min_count: int) -> bool:
+    return _count(runs) >= min_count or sum(len(run.data) for run in runs) >= PULL_BYTES
+
+
+def _count(runs: Sequence[Run]) -> int:
+    return sum(run.count for run in runs)

@@ -1,0 +1,113 @@
+"""Groups seen and changed at several brokers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import qmq
+from qmq.errors import UnknownGroup
+from qmq.net import everywhere
+from tests.net.several import connections, put, several, until
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everywhere, "REACH_TIMEOUT", 2.0)
+
+
+async def test_lists_are_of_all_brokers(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g", consumer="c"),
+    ):
+        await put(brokers.one(1), "a", [b"x"])
+        both = [brokers.address(0), brokers.address(1)]
+        assert [(row.name, row.ready, row.broker) for row in await client.admin.groups()] == [
+            ("g", 0, both[0]),
+            ("g", 1, both[1]),
+        ]
+        assert [(row.name, row.broker) for row in await client.admin.consumers("g")] == [("c", at) for at in both]
+        await brokers.stop(0)
+        assert [row.broker for row in await client.admin.groups()] == both[1:]
+
+
+async def test_settings_go_to_every_broker_and_the_same_call_completes_them(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g", consumer="c"),
+    ):
+        await client.admin.set_group("g", max_attempts=3)
+        assert [row.settings["max_attempts"] for row in await client.admin.groups()] == [3, 3]
+        await brokers.stop(1)
+        with pytest.raises(qmq.BrokersMissed, match=rf"done at {brokers.address(0)}.*{brokers.address(1)}"):
+            await client.admin.set_group("g", max_attempts=4)
+        await brokers.start(1)
+        await until(lambda: connections(client) == [True, True], "it is connected to both again")
+        assert [row.settings["max_attempts"] for row in await client.admin.groups()] == [4, 3]
+        await client.admin.set_group("g", max_attempts=4)
+        assert [row.settings["max_attempts"] for row in await client.admin.groups()] == [4, 4]
+
+
+async def test_a_seek_is_made_at_every_broker(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"x"] * 3)
+        async with client.subscribe("a", group="g") as consumer:
+            for message in await consumer.pull(min_count=6, timeout=30):
+                message.ack()
+            await consumer.flush()
+        assert [row.ready for row in await client.admin.groups()] == [0, 0]
+        await client.admin.seek("g", "first")
+        assert [row.ready for row in await client.admin.groups()] == [3, 3]
+
+
+async def test_a_deletion_that_missed_a_broker_is_completed_by_the_same_call(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        async with client.subscribe("a", group="g"):
+            pass
+        await brokers.stop(0)
+        with pytest.raises(qmq.BrokersMissed, match=brokers.address(0)):
+            await client.admin.delete_group("g")
+        await brokers.start(0)
+        await until(lambda: connections(client) == [True, True], "it is connected to both again")
+        assert [row.broker for row in await client.admin.groups()] == [brokers.address(0)]
+        await client.admin.delete_group("g")
+        assert await client.admin.groups() == []
+        with pytest.raises(UnknownGroup):
+            await client.admin.delete_group("g")
+
+
+async def test_what_is_wrong_is_refused_whichever_broker_says_so(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for call in (client.admin.groups("none"), client.admin.consumers("none"), client.admin.seek("none", "first")):
+            with pytest.raises(UnknownGroup):
+                await call
+        with pytest.raises(UnknownGroup):
+            await anext(client.admin.dead_letters("none"))
+        async with client.subscribe("a", group="g"):
+            with pytest.raises(qmq.InvalidOption):
+                await client.admin.set_group("g", max_attempts=0)
+
+
+async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"%d-%d" % (number, i) for i in range(3)])
+        async with client.subscribe("a", group="g") as consumer:
+            for message in await consumer.pull(min_count=6, timeout=30):
+                await message.reject("bad")
+            letters = [letter async for letter in client.admin.dead_letters("g")]
+            assert [letter.broker for letter in letters] == [brokers.address(0)] * 3 + [brokers.address(1)] * 3
+            ids = [letter.id for letter in letters if letter.id is not None]
+            with pytest.raises(qmq.InvalidOption, match="1 of these"):
+                await client.admin.delete_dead("g", [ids[0], "00" * 16])
+            assert await client.admin.delete_dead("g", [ids[0], ids[3]]) == 2
+            assert await client.admin.retry_dead("g") == 4
+            messages = await consumer.pull(min_count=4, timeout=30)
+            assert sorted(message.id for message in messages) == sorted({*ids} - {ids[0], ids[3]})
+            for message in messages:
+                message.ack()

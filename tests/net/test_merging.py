@@ -1,0 +1,235 @@
+"""One consumer at several brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import qmq
+from tests.broker_process import BrokerProcess
+from tests.net.several import Several, connections, put, several, until
+
+
+def bodies(messages: list[qmq.Message]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+async def test_messages_of_all_brokers_come(tmp_path: Path) -> None:
+    async with several(tmp_path, 3) as brokers:
+        for number in range(3):
+            await put(brokers.one(number), "a", [b"%d-%d" % (number, i) for i in range(10)])
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            messages = await consumer.pull(max_count=100, min_count=30, timeout=30)
+            assert bodies(messages) == sorted(b"%d-%d" % (number, i) for number in range(3) for i in range(10))
+            for message in messages:
+                message.ack()
+            await consumer.flush()
+            assert await consumer.pull(timeout=0) == []
+
+
+async def test_an_arrival_at_any_broker_ends_a_parked_pull(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path, 3) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        for number in (2, 0, 1, 1):
+            pulling = asyncio.ensure_future(consumer.pull())
+            await until(lambda: len(consumer._puller._tasks) == 3, "it is parked everywhere")  # type: ignore[union-attr]
+            await put(brokers.one(number), "a", [b"%d" % number])
+            (message,) = await pulling
+            assert message.body == b"%d" % number
+            message.ack()
+
+
+async def test_no_more_is_taken_than_is_asked_for(tmp_path: Path) -> None:
+    async with several(tmp_path, 3) as brokers:
+        for number in range(3):
+            await put(brokers.one(number), "a", [b"x"] * 10)
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            for _ in range(3):
+                assert len(await consumer.pull(max_count=2, timeout=30)) == 2
+            held = [row.held for row in await client.admin.consumers("g")]
+            assert held == [2, 2, 2], "each broker is asked in its turn, and for no more"
+
+
+async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        pulling = asyncio.ensure_future(consumer.pull(max_count=5, min_count=5))
+        await until(lambda: len(consumer._puller._tasks) == 2, "it is parked everywhere")  # type: ignore[union-attr]
+        await asyncio.gather(*(put(brokers.one(number), "a", [b"%d" % number] * 4) for number in range(2)))
+        first = await pulling
+        assert len(first) == 5
+        rest = await consumer.pull(max_count=5, min_count=3, timeout=30)
+        assert bodies(first + rest) == [b"0"] * 4 + [b"1"] * 4
+        assert len({message.id for message in first + rest}) == 8
+
+
+async def test_none_starves_beside_a_broker_with_a_backlog(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers:
+        await put(brokers.one(0), "a", [b"backlog"] * 1_000)
+        await put(brokers.one(1), "a", [b"few"] * 5)
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            came = [message for _ in range(10) for message in await consumer.pull(max_count=1, timeout=30)]
+            assert bodies(came) == [b"backlog"] * 5 + [b"few"] * 5
+
+
+async def test_a_broker_that_goes_and_comes_back_disturbs_nobody(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g", consumer="c") as consumer,
+    ):
+        await put(brokers.one(0), "a", [b"old"] * 3)
+        held = await consumer.pull(max_count=3, min_count=3, timeout=30)
+        await brokers.stop(0)
+        await put(brokers.one(1), "a", [b"new"])
+        (message,) = await consumer.pull(timeout=30)
+        assert message.body == b"new"
+        message.ack()
+        await brokers.start(0)
+        await until(lambda: connections(client) == [True, True], "it is connected to both again")
+        await put(brokers.one(0), "a", [b"later"])
+        (message,) = await consumer.pull(timeout=30)
+        assert message.body == b"later", "what is held is not handed out again"
+        for one in (message, *held):
+            one.ack()
+        await consumer.flush()
+
+
+async def test_pull_gives_nothing_while_no_broker_is_there_and_goes_on_later(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        for number in range(2):
+            await brokers.stop(number)
+        assert await consumer.pull(timeout=0.1) == []
+        pulling = asyncio.ensure_future(consumer.pull())
+        await brokers.start(1)
+        await put(brokers.one(1), "a", [b"x"])
+        assert bodies(await pulling) == [b"x"]
+
+
+async def test_a_broker_that_is_away_at_first_is_followed_once_it_is_there(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers:
+        await brokers.stop(1)
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            pulling = asyncio.ensure_future(consumer.pull())
+            await brokers.start(1)
+            await put(brokers.one(1), "a", [b"x"])
+            assert bodies(await pulling) == [b"x"]
+
+
+async def test_a_cancelled_pull_loses_nothing(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        came: list[qmq.Message] = []
+        for number in range(30):
+            pulling = asyncio.ensure_future(consumer.pull(max_count=1))
+            await put(brokers.one(number % 2), "a", [b"%02d" % number])
+            pulling.cancel()
+            try:
+                came += await pulling
+            except asyncio.CancelledError:
+                came += await consumer.pull(max_count=1, timeout=30)
+        assert bodies(came) == [b"%02d" % number for number in range(30)]
+
+
+async def test_async_for_takes_from_all_and_what_it_left_comes_next(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"%d-%02d" % (number, i) for i in range(20)])
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            came = []
+            async for message in consumer:
+                message.ack()
+                came.append(message)
+                if len(came) == 25:
+                    break
+            while len(came) < 40:
+                more = await consumer.pull(timeout=30)
+                assert more, f"only {len(came)} came"
+                came += more
+            assert len({message.body for message in came}) == 40
+
+
+@pytest.mark.parametrize("group", ["g", None])
+async def test_the_sync_client_pulls_from_all_too(tmp_path: Path, group: str | None) -> None:
+    async with several(tmp_path) as brokers:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"%d" % number] * 5)
+
+        def consume() -> list[bytes]:
+            with (
+                qmq.connect_sync(brokers.url) as client,
+                client.subscribe("a", group=group, start="first") as consumer,
+            ):
+                messages = consumer.pull(max_count=10, min_count=10, timeout=30)
+                for message in messages:
+                    message.ack()
+                consumer.flush()
+                return sorted(message.body for message in messages)
+
+        assert await asyncio.to_thread(consume) == [b"0"] * 5 + [b"1"] * 5
+
+
+async def test_one_who_follows_alone_gets_each_once_over_an_end_of_one_broker(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", start="first") as consumer,
+    ):
+        await put(brokers.one(0), "a", [b"0"])
+        await put(brokers.one(1), "a", [b"1"])
+        came = await consumer.pull(min_count=2, timeout=30)
+        await brokers.stop(0)
+        await brokers.start(0)
+        await put(brokers.one(0), "a", [b"2"])
+        came += await consumer.pull(timeout=30)
+        assert bodies(came) == [b"0", b"1", b"2"]
+
+
+async def test_a_broker_that_is_killed_gives_its_messages_later(tmp_path: Path) -> None:
+    """kill -9 of one of two brokers under a consumer: what it had comes once it is back, and each is acknowledged."""
+    dying = BrokerProcess(tmp_path / "dying")
+    brokers = Several(tmp_path, 1)
+    try:
+        dying.start()
+        await brokers.start(0)
+        await put(dying.url, "a", [b"d%02d" % number for number in range(50)])
+        await put(brokers.one(0), "a", [b"w%02d" % number for number in range(50)])
+        async with (
+            qmq.connect(f"{dying.url},{brokers.one(0)}") as client,
+            client.subscribe("a", group="g", consumer="c") as consumer,
+        ):
+            seen: list[bytes] = []
+            while len(seen) < 20:
+                for message in await consumer.pull(max_count=5, timeout=30):
+                    seen.append(message.body)
+                    message.ack()
+            dying.kill()
+            while len([body for body in seen if body.startswith(b"w")]) < 50:
+                for message in await consumer.pull(max_count=5, timeout=30):
+                    seen.append(message.body)
+                    message.ack()
+            await asyncio.to_thread(dying.start)
+            while len(set(seen)) < 100:
+                for message in await consumer.pull(max_count=5, timeout=30):
+                    seen.append(message.body)
+                    message.ack()
+            await consumer.flush()
+            assert len(seen) == 100, "none came twice: the acknowledgements were sent again"
+    finally:
+        await brokers.stop(0)
+        dying.close()
