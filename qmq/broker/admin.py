@@ -159,7 +159,7 @@ class Admin:
     # --- dead letters ------------------------------------------------------------------------------------------------
 
     def _dead_letters(self, fields: Fields, now: Now) -> Fields:
-        _, ledger = self._group(fields)
+        group, ledger = self._group(fields)
         after, limit = int(fields.get("after", 0)), min(int(fields.get("limit", MOST_ROWS)), MOST_ROWS)
         rows, last = list[Fields](), None
         for items in ledger.dead.after(after):
@@ -174,17 +174,17 @@ class Admin:
                         "lapses": letter.lapses,
                         "reason": letter.reason,
                         "died_at_us": letter.due_us,
-                        **self._named(letter.messages),
+                        **self._named(group, letter.messages),
                     }
                 )
         return {"rows": rows, "after": None, "messages": len(ledger.dead)}
 
-    def _named(self, messages: Any) -> Fields:
+    def _named(self, group: Group, messages: Any) -> Fields:
         """Id, subject and sequence of a message; without, where its row cannot be read now."""
         store = self._store
         store.may_wait(True)
         try:
-            for part in parts_of(store, messages):
+            for part in parts_of(store, group, messages):
                 entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
                 row = store.row_at_position(part.partition, entry[1])
                 before = store.rows(part.partition, row, entry[5]) if entry[5] else ()

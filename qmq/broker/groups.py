@@ -86,6 +86,8 @@ class Following:
         #: By partition: a position at or before that of the row, for the checkpoint.
         self.places = places
         self.exact = prefix != "" and not prefix.endswith(".")
+        #: Its number among those of its group, from 1 on, for good.
+        self.ordinal = len(group.followings) + 1
         self.number: int | None = None  # of an exact subject, once it exists
         #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
@@ -140,6 +142,10 @@ class Group:
         following = self.followings[prefix] = Following(self, prefix, begin.start, list(begin.scan), list(begin.places))
         self.dirty = True
         return following
+
+    def following(self, ordinal: int) -> Following:
+        """The one of that number, from 1 on: none is ever taken away."""
+        return next(itertools.islice(self.followings.values(), ordinal - 1, None))
 
     def seek(self, begin: Begin) -> None:
         """Go on elsewhere, in all that it follows."""

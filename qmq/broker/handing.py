@@ -149,9 +149,7 @@ class Handing:
     def gave(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
         """A pull is answered with messages that are handed out for the first time: their pull sequences."""
         ledger, member = ledger_and_member(subscription)
-        followings = subscription.followings
-        exact = followings[0] if len(followings) == 1 and followings[0].exact else None
-        ranges = ranges_of(parts, exact.subject(self._store) if exact is not None else None)
+        ranges = ranges_of(self._store, parts, subscription.followings)
         ledger.was_again = False
         pull = ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
         return pull.first, pull.first + pull.total
@@ -204,7 +202,7 @@ class Handing:
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
         """Move the group behind what it was given."""
         for messages in ranges:
-            for part in parts_of(self._store, messages):
+            for part in parts_of(self._store, group, messages):
                 rows = part.rows if isinstance(part, Many) else np.array([part.entry], ENTRY_DTYPE)
                 ends = rows["first_sequence"] + (rows["count"] if isinstance(part, Many) else part.stop)
                 cursors = group.cursors.upto(int(rows["subject"].max()) + 1)

@@ -188,8 +188,8 @@ class Ledger:
 
     def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
         failure = Failure("released", member.number, start, now_us, now_us + delay_us)
-        for held in ranges:
-            self.retries.add(held.messages, held.attempt, held.lapses, member.alone, failure)
+        several = [(held.messages, held.attempt, held.lapses) for held in ranges]
+        self.retries.add_all(several, member.alone, failure)
 
     def _lapse(self, member: Member, now_us: int) -> None:
         """Nobody knows which of the messages it held has stopped it."""
@@ -197,13 +197,15 @@ class Ledger:
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
             ranges = list(member.held.between(start, end))
             single = member.alone and len(ranges) == 1 and ranges[0].messages.total == 1
+            pieces = list[tuple[MessageRange, int, int]]()
             for held in ranges:
                 lapses = held.lapses + single
                 if lapses >= self.settings.max_lapses:
                     self._bury(member, start, held, f"its consumer fell silent {lapses} times", now_us)
                     continue
-                for piece in split(held.messages, PIECES, held.messages.total):
-                    self.retries.add(piece, held.attempt, lapses, True, failure)
+                parts = split(held.messages, PIECES, held.messages.total)
+                pieces += [(piece, held.attempt, lapses) for piece in parts]
+            self.retries.add_all(pieces, True, failure)
         member.held = Held(member.held.next_sequence)
         member.alone = False
 

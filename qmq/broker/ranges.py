@@ -2,47 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Many, Rows, Some
+from qmq.broker.carrying import Many, Rows, Some, chosen_of
+from qmq.broker.groups import Following, Group
 from qmq.broker.held import MessageRange
+from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
-from qmq.storage.store import Store
+from qmq.storage.store import NotAtHand, Store
 
 #: ``MessageRange.log`` from here on: a partition, and below a subject's number.
 PARTITIONS: Final = 1 << 31
+#: Of the first so many messages in a row in a partition are meant: those that the group's prefix of that number takes
+#: (from 1 on, in ``log`` above the partition), or with 0 all.
+_PREFIX_SHIFT: Final = 16
+_PARTITION_BITS: Final = (1 << _PREFIX_SHIFT) - 1
 _FIRST_ROWS: Final = 8
 _CHUNK_ROWS: Final = 8_192
+#: Of a consumer of more prefixes those behind are not looked for in what was chosen.
+_MOST_PREFIXES: Final = 8
+#: So many stretches are kept as they are, rather than looked for as what a prefix takes.
+_FEW_STRETCHES: Final = 4
 
 Parts = list[Some | Many]
 
 
-def ranges_of(parts: Parts, subject: int | None) -> list[MessageRange]:
-    """Ranges of what was chosen, in its order; *subject* when all of it is of that one, going by its sequences."""
-    if subject is not None:
-        return _by_sequences(parts, subject)
+def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> list[MessageRange]:
+    """Ranges of what was chosen from *followings*, in its order: by sequences where all are subjects; by places
+    otherwise, and one range for what a prefix takes of what lies in a row.
+    """
+    if all(following.exact for following in followings):
+        return _by_sequences(parts)
     found = list[MessageRange]()
     expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
-    for part in parts:
+    for prefix, part in _joined(parts, store, followings[:_MOST_PREFIXES]):
         if isinstance(part, Some):
             entry, total = part.entry, part.stop - part.start
             more = [MessageRange(PARTITIONS + part.partition, entry[1], entry[5], part.start, total, entry[1])]
             behind = _behind(part.partition, entry) if part.stop == entry[4] else (-1, -1, -1)
         else:
-            more = list(_in_log(part.partition, part.rows))
+            more = _in_log(store, part.partition, part.rows, prefix)
             behind = _behind(part.partition, part.rows[-1].item())
         head = more[0]
-        if expected == (head.log - PARTITIONS, head.first, head.run) and not head.skip:
+        if expected == (head.log - PARTITIONS, head.first, head.run) and not head.skip and found[-1].log == head.log:
             found[-1] = found[-1]._replace(total=found[-1].total + head.total, end=head.end)
             del more[0]
         found += more
         expected = behind
     return found
+
+
+def _joined(
+    parts: Parts, store: Store, followings: Sequence[Following]
+) -> Iterator[tuple[Following | None, Some | Many]]:
+    """The same, with rows of one partition that were chosen for one prefix as one part; and that prefix."""
+    prefixes = [following for following in followings if following.prefix and not following.exact]
+
+    def kind(part: Some | Many) -> tuple[int, Following | None]:
+        if isinstance(part, Some):
+            return -1, None
+        subject = part.rows["subject"][0]
+        return part.partition, next((one for one in prefixes if _takes(store, one, subject)), None)
+
+    for (partition, prefix), group in groupby(parts, kind):
+        together = list(group)
+        if partition < 0 or len(together) == 1:
+            yield from ((prefix, part) for part in together)
+        else:
+            rows = np.concatenate([part.rows for part in together if isinstance(part, Many)])
+            yield prefix, Many(partition, rows)
+
+
+def _takes(store: Store, prefix: Following, subject: int) -> bool:
+    matches = prefix.matches(store)
+    return matches is None or bool(matches[subject])
 
 
 def _behind(partition: int, entry: EntryRow) -> tuple[int, int, int]:
@@ -51,32 +89,69 @@ def _behind(partition: int, entry: EntryRow) -> tuple[int, int, int]:
     return (partition, position, run + 1) if run + 1 < runs else (partition, position + size, 0)
 
 
-def _by_sequences(parts: Parts, subject: int) -> list[MessageRange]:
+def _by_sequences(parts: Parts) -> list[MessageRange]:
     found = list[MessageRange]()
     for part in parts:
         if isinstance(part, Some):
-            _append(found, MessageRange(subject, part.entry[0] + part.start, 0, 0, part.stop - part.start))
+            entry = part.entry
+            _append(found, MessageRange(entry[3], entry[0] + part.start, 0, 0, part.stop - part.start))
             continue
-        for messages in _in_subject(subject, part.rows):
+        for messages in _in_subjects(part.rows):
             _append(found, messages)
     return found
 
 
 def _append(found: list[MessageRange], messages: MessageRange) -> None:
     """Put it behind the others: in one with the last where its sequences go on from that."""
-    if found and found[-1].first + found[-1].total == messages.first:
+    if found and found[-1].log == messages.log and found[-1].first + found[-1].total == messages.first:
         found[-1] = found[-1]._replace(total=found[-1].total + messages.total)
     else:
         found.append(messages)
 
 
-def _in_log(partition: int, rows: Rows) -> Iterator[MessageRange]:
-    """Rows that follow each other in the log are one range."""
-    heads = [0, *(np.flatnonzero(~_following(rows)) + 1).tolist(), len(rows)]
-    counts = rows["count"].astype(np.int64)
-    for head, tail in pairwise(heads):
-        first, run, end = int(rows["position"][head]), int(rows["run"][head]), int(rows["position"][tail - 1])
-        yield MessageRange(PARTITIONS + partition, first, run, 0, int(counts[head:tail].sum()), end)
+def _in_log(store: Store, partition: int, rows: Rows, prefix: Following | None) -> list[MessageRange]:
+    """Rows that follow each other in the log are one range; so are those between which nothing is that *prefix* takes,
+    as far as they lie within _CHUNK_ROWS.
+    """
+    following = _following(rows)
+    if prefix is None or np.count_nonzero(~following) < _FEW_STRETCHES:
+        return list(_stretches(partition, rows, following))
+    found, done = list[MessageRange](), 0
+    log = PARTITIONS + (prefix.ordinal << _PREFIX_SHIFT) + partition
+    try:
+        row = store.row_at_position(partition, int(rows["position"][0])) + int(rows["run"][0])
+        while done < len(rows) and len(around := store.rows(partition, row, _CHUNK_ROWS)):
+            row += len(around)
+            taken = _taken(store, prefix, around)[: len(rows) - done]
+            mine = rows[done : done + len(taken)]
+            if (taken["position"] != mine["position"]).any() or (taken["run"] != mine["run"]).any():
+                break  # of what the prefix takes something was handed out before
+            if len(mine):
+                total = int(mine["count"].sum(dtype=np.int64))
+                first, run, end = int(mine["position"][0]), int(mine["run"][0]), int(mine["position"][-1])
+                found.append(MessageRange(log, first, run, 0, total, end))
+            done += len(mine)
+    except (NotAtHand, StorageError):
+        pass  # they can be named one by one
+    if done < len(rows):
+        found += _stretches(partition, rows[done:], following[done:])
+    return found
+
+
+def _taken(store: Store, prefix: Following, rows: Rows) -> Rows:
+    """Those of subjects that the prefix takes."""
+    matches = prefix.matches(store)
+    return rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
+
+
+def _stretches(partition: int, rows: Rows, following: npt.NDArray[np.bool_]) -> Iterator[MessageRange]:
+    heads = [0, *(np.flatnonzero(~following) + 1).tolist(), len(rows)]
+    totals = np.concatenate(([0], np.cumsum(rows["count"], dtype=np.int64)))[heads].tolist()
+    places, runs = rows["position"], rows["run"]
+    firsts, first_runs = places[heads[:-1]].tolist(), runs[heads[:-1]].tolist()
+    ends = places[[tail - 1 for tail in heads[1:]]].tolist()
+    for first, run, (before, behind), end in zip(firsts, first_runs, pairwise(totals), ends, strict=True):
+        yield MessageRange(PARTITIONS + partition, first, run, 0, behind - before, end)
 
 
 def _following(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -89,24 +164,27 @@ def _following(rows: Rows) -> npt.NDArray[np.bool_]:
     return same | adjacent
 
 
-def _in_subject(subject: int, rows: Rows) -> Iterator[MessageRange]:
-    firsts, counts = rows["first_sequence"], rows["count"].astype(np.int64)
-    heads = [0, *(np.flatnonzero(firsts[1:] != firsts[:-1] + rows["count"][:-1]) + 1).tolist(), len(rows)]
-    for head, tail in pairwise(heads):
-        yield MessageRange(subject, int(firsts[head]), 0, 0, int(counts[head:tail].sum()))
+def _in_subjects(rows: Rows) -> Iterator[MessageRange]:
+    firsts, numbers = rows["first_sequence"], rows["subject"]
+    goes_on = (firsts[1:] == firsts[:-1] + rows["count"][:-1]) & (numbers[1:] == numbers[:-1])
+    heads = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), len(rows)]
+    totals = np.concatenate(([0], np.cumsum(rows["count"], dtype=np.int64)))[heads].tolist()
+    starts = zip(numbers[heads[:-1]].tolist(), firsts[heads[:-1]].tolist(), pairwise(totals), strict=True)
+    for number, first, (before, behind) in starts:
+        yield MessageRange(number, first, 0, 0, behind - before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Back
 
 
-def parts_of(store: Store, messages: MessageRange) -> Parts:
-    """What the range names, as far as it is still there. Raises NotAtHand when rows have to be read first, and
-    StorageError.
+def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
+    """What the range of that group names, as far as it is still there. Raises NotAtHand when rows have to be read
+    first, and StorageError.
     """
     if messages.log < PARTITIONS:
         return list(_by_sequence(store, messages))
-    return list(_by_place(store, messages))
+    return list(_by_place(store, group, messages))
 
 
 def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
@@ -123,11 +201,13 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
         chunk = min(chunk * 16, _CHUNK_ROWS)
 
 
-def _by_place(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
+def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
     """Counted from the range's beginning; where rows are missing, what is there up to its end."""
-    partition = messages.log - PARTITIONS
+    partition = messages.log & _PARTITION_BITS
+    number = (messages.log - PARTITIONS) >> _PREFIX_SHIFT
+    prefix = group.following(number) if number else None
     row = store.row_at_position(partition, messages.first)
-    skip, left, chunk = messages.skip, messages.total, _FIRST_ROWS
+    skip, left, chunk = messages.skip, messages.total, messages.run + _FIRST_ROWS
     begun = False
     while left and len(rows := store.rows(partition, row, chunk)):
         row += len(rows)
@@ -139,6 +219,8 @@ def _by_place(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
                 rows = rows[messages.run :]
         if not len(rows):
             return
+        if prefix is not None and not len(rows := _taken(store, prefix, rows)):
+            continue
         ends = np.cumsum(rows["count"].astype(np.int64))
         first = int(np.searchsorted(ends, skip, "right"))
         if first == len(rows):

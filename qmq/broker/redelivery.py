@@ -8,7 +8,7 @@ import numpy as np
 
 from qmq.broker.carrying import Carrier, Many, Some
 from qmq.broker.commands import Buffer, Pull
-from qmq.broker.groups import Subscription
+from qmq.broker.groups import Group, Subscription
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
@@ -43,7 +43,7 @@ class Redelivery:
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
         taken = self._take(ledger, offer.what, max_count)
         try:
-            fits = self._fitting(taken, max_bytes)
+            fits = self._fitting(subscription.group, taken, max_bytes)
         except NotAtHand:
             ledger.retries.put_back(taken)
             raise
@@ -61,11 +61,11 @@ class Redelivery:
             return [ledger.retries.take_alone(max_count)]
         return ledger.retries.take(min(max_count, MOST_AGAIN))
 
-    def _fitting(self, taken: list[Taken], max_bytes: int) -> int:
+    def _fitting(self, group: Group, taken: list[Taken], max_bytes: int) -> int:
         """How many messages of these an answer has room for, one at least. Raises NotAtHand."""
         count = size = 0
         for one in taken:
-            for part in self._at_hand(one.held.messages):
+            for part in self._at_hand(group, one.held.messages):
                 messages, more = _extent(part)
                 if size + more > max_bytes:
                     return max(count + int(messages * (max_bytes - size) / more), 1)
@@ -88,11 +88,16 @@ class Redelivery:
                 if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
                     return answer
                 messages = held.messages.part(0, min(held.messages.total, max_count))
-                parts = self._at_hand(messages)
+                parts = self._at_hand(subscription.group, messages)
                 size = sum(_extent(part)[1] for part in parts)
-                if answer.size + size > max_bytes and answer.ranges:
-                    return answer
+                if answer.size + size > max_bytes:
+                    if answer.ranges:
+                        return answer
+                    messages = messages.part(0, max(messages.total * max_bytes // size, 1))
+                    parts = parts_of(self._store, subscription.group, messages)
                 self._carry_range(subscription, answer, sequence, held._replace(messages=messages), parts, now_us)
+                if messages.total < held.messages.total:
+                    return answer
                 max_count -= messages.total
                 sequence += held.messages.total
         return answer
@@ -114,7 +119,7 @@ class Redelivery:
         middle = messages.total // 2
         for start, end in ((0, middle), (middle, messages.total)):
             part = messages.part(start, end)
-            at_hand = parts_of(self._store, part)
+            at_hand = parts_of(self._store, subscription.group, part)
             self._carry_range(subscription, answer, sequence + start, held._replace(messages=part), at_hand, now_us)
 
     def _pass_over(self, subscription: Subscription, sequence: int, carrier: Carrier | None, now_us: int) -> None:
@@ -128,9 +133,9 @@ class Redelivery:
         verdict = Verdict.RELEASE if carrier.failed is not None else Verdict.REJECT
         ledger.hand_back(member, sequence, sequence + 1, verdict, reason, _READ_AGAIN_US, now_us)
 
-    def _at_hand(self, messages: MessageRange) -> Parts:
+    def _at_hand(self, group: Group, messages: MessageRange) -> Parts:
         """The parts of a range, all of them in memory. Raises NotAtHand."""
-        store, parts = self._store, parts_of(self._store, messages)
+        store, parts = self._store, parts_of(self._store, group, messages)
         for part in parts:
             if isinstance(part, Some):
                 positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])

@@ -77,18 +77,27 @@ class Retries:
         """Have them handed out again when they are due; returns the number of the retry. Raises StorageFull or
         StorageFailed when memory is full and the disk takes no more; it is taken all the same.
         """
-        number = self._next_number
-        self._next_number += 1
-        self.count += messages.total
-        retry = Retry(
-            number, failure.due_us, messages, attempt, lapses, isolated, failure.consumer, failure.pull_sequence,
-            failure.now_us, failure.reason,
-        )  # fmt: skip
-        if failure.due_us <= failure.now_us and len(self._due) + len(self._alone) < LOADED_ITEMS:
+        return self.add_all([(messages, attempt, lapses)], isolated, failure)
+
+    def add_all(self, several: list[tuple[MessageRange, int, int]], isolated: bool, failure: Failure) -> int:
+        """As ``add``, for (messages, attempt, lapses) each, in that order; returns the number of the last."""
+        retries = [
+            Retry(
+                number, failure.due_us, messages, attempt, lapses, isolated, failure.consumer, failure.pull_sequence,
+                failure.now_us, failure.reason,
+            )
+            for number, (messages, attempt, lapses) in enumerate(several, self._next_number)
+        ]  # fmt: skip
+        self._next_number += len(retries)
+        self.count += sum(retry.messages.total for retry in retries)
+        room = 0
+        if failure.due_us <= failure.now_us:
+            room = max(LOADED_ITEMS - len(self._due) - len(self._alone), 0)
+        for retry in retries[:room]:
             self._enqueue(retry)
-        else:
-            self._schedule.push(packed([retry]))
-        return number
+        if room < len(retries):
+            self._schedule.push(packed(retries[room:]))
+        return self._next_number - 1
 
     def _enqueue(self, retry: Retry) -> None:
         taken = self._taken.pop(retry.number, 0)

@@ -60,15 +60,19 @@ def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitio
     while parts := chosen(store, following, chance.randrange(1, 40)):
         pulls += 1
         wanted = places_of(parts)
-        ranges = ranges_of(parts, following.subject(store) if following.exact else None)
+        ranges = ranges_of(store, parts, [following])
         assert sum(messages.total for messages in ranges) == len(wanted)
-        assert [place for messages in ranges for place in places_of(parts_of(store, messages))] == wanted
+        assert [
+            place for messages in ranges for place in places_of(parts_of(store, following.group, messages))
+        ] == wanted
         whole += any(isinstance(part, Many) for part in parts)
         at = 0
         for messages in ranges:
             start = chance.randrange(messages.total)
             end = chance.randrange(start, messages.total) + 1
-            assert places_of(parts_of(store, messages.part(start, end))) == wanted[at + start : at + end]
+            assert (
+                places_of(parts_of(store, following.group, messages.part(start, end))) == wanted[at + start : at + end]
+            )
             at += messages.total
     assert pulls > 2
     driven.close()
@@ -80,10 +84,98 @@ def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
         driven.do(driven.send_command({f"a.{number}": [b"m"] * 5 for number in range(20)}))
     store = driven.store
     following = followed(store, "")
-    (messages,) = ranges_of(chosen(store, following, 10_000), None)
+    (messages,) = ranges_of(store, chosen(store, following, 10_000), [following])
     assert (messages.log, messages.run, messages.skip, messages.total) == (PARTITIONS, 0, 0, 1_000)
     following = followed(store, "a.7")
     number = following.subject(store)
     assert number is not None
-    assert ranges_of(chosen(store, following, 10_000), number) == [MessageRange(number, 0, 0, 0, 50)]
+    assert ranges_of(store, chosen(store, following, 10_000), [following]) == [MessageRange(number, 0, 0, 0, 50)]
+    driven.close()
+
+
+def spread(driven: Driven, batches: int, per_batch: int) -> None:
+    """Batches to subjects of two prefixes in turn, one message each."""
+    for number in range(batches):
+        contents = {f"{'ab'[(number + at) % 2]}.{at}": [b"m"] for at in range(per_batch)}
+        driven.do(driven.send_command(contents))
+
+
+def test_what_a_prefix_takes_among_others_is_one_range(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    spread(driven, 40, 50)
+    store = driven.store
+    following = followed(store, "b.")
+    parts = chosen(store, following, 10_000)
+    wanted = places_of(parts)
+    assert len(wanted) == 1_000
+    (messages,) = ranges_of(store, parts, [following])
+    assert messages.total == 1_000
+    assert places_of(parts_of(store, following.group, messages)) == wanted
+    for start in range(0, 1_000, 37):
+        part = messages.part(start, start + 29 if start < 970 else 1_000)
+        assert places_of(parts_of(store, following.group, part)) == wanted[start : start + part.total]
+    # What comes later to its subjects is not in it, nor what comes to others between.
+    spread(driven, 3, 50)
+    assert places_of(parts_of(store, following.group, messages)) == wanted
+    driven.close()
+
+
+def test_what_was_handed_out_before_is_not_in_the_range_around_it(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    spread(driven, 40, 50)
+    store = driven.store
+    following = followed(store, "b.")
+    number = store.subject_number("b.7")
+    assert number is not None
+    following.group.cursors.upto(number + 1)[number] = 12
+    parts = chosen(store, following, 10_000)
+    wanted = places_of(parts)
+    assert len(wanted) == 1_000 - 12
+    ranges = ranges_of(store, parts, [following])
+    assert len(ranges) > 12
+    assert [place for one in ranges for place in places_of(parts_of(store, following.group, one))] == wanted
+    driven.close()
+
+
+def test_of_many_subjects_each_is_a_range(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    spread(driven, 40, 10)
+    store, group = driven.store, Group("g")
+    rows = [store.first_row(partition) for partition in range(store.partitions)]
+    begin = Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions)
+    followings = [group.follow(f"a.{number}", begin) for number in range(10)]
+    selection = Selection(store, 10_000, 1 << 20, 1, undo=False)
+    for following in followings:
+        selection.take(following)
+    wanted = places_of(selection.parts)
+    assert len(wanted) == 200
+    ranges = ranges_of(store, selection.parts, followings)
+    assert [messages.total for messages in ranges] == [20] * 10
+    assert [place for one in ranges for place in places_of(parts_of(store, group, one))] == wanted
+    driven.close()
+
+
+def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    spread(driven, 40, 50)
+    store, group = driven.store, Group("g")
+    begin = Begin(Start("first", 0, store.subject_count), [store.first_row(0)], [0])
+    followings = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
+    selection = Selection(store, 10_000, 1 << 20, 1, undo=False)
+    for following in followings:
+        selection.take(following)
+    wanted = places_of(selection.parts)
+    ranges = ranges_of(store, selection.parts, followings)
+    assert [messages.total for messages in ranges] == [1_000, 1_000]
+    assert [place for one in ranges for place in places_of(parts_of(store, group, one))] == wanted
+    driven.close()
+
+
+def test_a_run_far_back_in_its_batch_is_found(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    spread(driven, 3, 100)
+    store = driven.store
+    position = int(store.rows(0, store.first_row(0), 1)["position"][0])
+    far = MessageRange(PARTITIONS, position, 99, 0, 1, position)
+    assert places_of(parts_of(store, Group("g"), far)) == [(0, position, 99, 0)]
     driven.close()
