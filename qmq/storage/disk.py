@@ -365,6 +365,23 @@ def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes]) -> N
         raise failure(error, "write", path) from error
 
 
+def write_in_place(disk: Disk, path: Path, content: list[bytes]) -> None:
+    """Write *content* over the file at *path*, on disk when this returns; the file is torn if it fails.
+
+    Raises StorageFull or StorageFailed.
+    """
+    try:
+        fd = disk.open(path, os.O_WRONLY)
+        try:
+            write_fully(disk, fd, content, 0)
+            disk.ftruncate(fd, sum(map(len, content)))
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        raise failure(error, "write", path) from error
+
+
 def make_directory(disk: Disk, path: Path) -> None:
     """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, StorageFull
 from qmq.format.layout import IDENTITY_MAGIC, IDENTITY_VERSION, MAX_POSITION_BASE, SECRET_SIZE, STORE_ID_SIZE
-from qmq.storage.disk import Disk, write_atomically
+from qmq.storage.disk import Disk, write_atomically, write_in_place
 from qmq.storage.envelope import FileState, pack_envelope, read_envelope
 
 COPY_NAMES: Final = ("store-a", "store-b")
@@ -161,9 +161,18 @@ class IdentityFile:
             made = replace(made, generation=self.current.generation + 1)
             content = pack_identity(made)
             for name in COPY_NAMES:
-                write_atomically(self._disk, self._directory / name, content)
+                self._write(self._directory / name, content)
             self.current = made
             return made
+
+    def _write(self, path: Path, content: list[bytes]) -> None:
+        """A full disk has room for it where it stands: were it torn there, the other copy would count."""
+        try:
+            write_atomically(self._disk, path, content)
+        except StorageFull:
+            if not self._disk.exists(path):
+                raise
+            write_in_place(self._disk, path, content)
 
     def mark_clean(self) -> None:
         """[thread] Say that everything is on disk and nobody writes any more. Raises StorageFull or StorageFailed."""

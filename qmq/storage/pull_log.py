@@ -42,7 +42,7 @@ PULL_LOG_NAME: Final = "pulls"
 SUFFIX: Final = ".pulls"
 #: No record is longer: what would be is written as several.
 MAX_RECORD_BYTES: Final = 1 << 20
-FILE_BYTES: Final = 16 << 20
+FILE_BYTES: Final = 4 << 20
 
 _SEED: Final = struct.Struct("<16sQ")
 _CHECKED: Final = PULL_FILE_HEADER_SIZE - 4
@@ -260,8 +260,8 @@ class PullLog:
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int
     ) -> None:
-        """Go on at position *base*, in a new file: where the disk has no room for it now, with the first write that
-        finds some. Raises StorageFailed.
+        """Go on at position *base*, in a new file; where the disk has no room for it now, in the rest of the last one,
+        or else with the first write that finds some. Raises StorageFailed.
         """
         self._disk = disk
         self._directory = directory
@@ -277,8 +277,26 @@ class PullLog:
         self._fd, self._path, self._base, self._limit = -1, pull_file_path(directory, base), base, base
         #: Behind the last record that is written.
         self.end = base
-        with suppress(StorageFull):
+        try:
             self._begin_file(base, 0)
+        except StorageFull:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Write on in the last file, which was made with room for more: nothing behind its end passes for a record."""
+        base = max((base for base in list_pull_files(self._disk, self._directory) if base < self.end), default=None)
+        if base is None:
+            return
+        path = pull_file_path(self._directory, base)
+        try:
+            fd = self._disk.open(path, os.O_RDWR)
+            limit = base + self._disk.size(fd)
+        except OSError as error:
+            raise failure(error, "open", path) from error
+        if limit <= self.end:
+            self._disk.close(fd)
+            return
+        self._fd, self._path, self._base, self._limit = fd, path, base, limit
 
     def _begin_file(self, base: int, needed: int) -> None:
         """Make a file with room for *needed* bytes of records at least."""

@@ -40,8 +40,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "sync a file before it replaces another",
         "qmq/storage/disk.py",
-        "            disk.fsync(fd)\n        finally:",
-        "        finally:",
+        "            disk.fsync(fd)\n        finally:\n            disk.close(fd)\n        disk.rename(",
+        "        finally:\n            disk.close(fd)\n        disk.rename(",
         ("tests/storage/test_disk.py",),
     ),
     Mutant(

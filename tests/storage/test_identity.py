@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import BadBytes, StorageFailed
+from qmq.errors import BadBytes, StorageFailed, StorageFull
 from qmq.format.layout import MAX_POSITION_BASE
 from qmq.storage.disk import Disk
 from qmq.storage.envelope import FileState
@@ -103,6 +103,34 @@ def test_a_change_that_fails_is_not_current_and_a_copy_stays_good(tmp_path: Path
     assert {identity.generation for identity in found} <= {1, 2}
     assert file.change(lambda identity: replace(identity, sequence_base=9)).sequence_base == 9
     assert len(set(map(repr, copies(tmp_path)))) == 1
+
+
+def test_a_full_disk_has_room_where_the_copies_stand(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    file = IdentityFile(disk, tmp_path, make())
+    disk.fail_always("pwritev", path_part=".tmp")
+    with pytest.raises(StorageFull):
+        file.change(lambda identity: identity)  # there are no copies yet
+    disk.heal()
+    file.change(lambda identity: replace(identity, boot_id="a long one" * 20))
+    disk.fail_always("pwritev", path_part=".tmp")
+    file.mark_clean()
+    file.forget_boot()
+    a, b = read_copies(disk, tmp_path)
+    assert a.identity == b.identity == file.current
+    assert (file.current.boot_id, file.current.clean) == ("", True)
+    for nth in (1, 2):  # torn where it stands: the other copy is enough
+        disk.heal()
+        disk.fail_always("open", path_part=".tmp")
+        disk.fail("ftruncate", nth)
+        before = file.current
+        with pytest.raises(StorageFailed):
+            file.change(lambda identity: replace(identity, boot_id="another"))
+        assert file.current == before
+        found = latest(*read_copies(disk, tmp_path))
+        assert found.store_id == before.store_id
+    disk.heal()
+    assert disk.still_open() == []
 
 
 def test_a_copy_that_lacks_a_field_is_rotten(tmp_path: Path) -> None:

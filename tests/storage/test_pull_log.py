@@ -179,6 +179,26 @@ def test_a_full_disk_keeps_what_is_staged_for_the_next_write(tmp_path: Path) -> 
     assert disk.still_open() == []
 
 
+def test_a_start_on_a_full_disk_writes_on_in_the_last_file(tmp_path: Path) -> None:
+    records = some_records(20)
+    written(tmp_path, records).close()
+    disk = FaultyDisk()
+    for number in range(3):
+        end = found(tmp_path).end
+        disk.fail_always("open", path_part=pull_file_path(tmp_path, end).name)
+        log = made(tmp_path, end, disk)
+        more = some_records(10, number, most=50)
+        for record in more:
+            log.stage(*record)
+        log.write()
+        records += more
+        assert len(list_pull_files(disk, tmp_path / "pulls")) == 1
+        assert said(found(tmp_path)) == records
+        log.close()
+    disk.heal()
+    assert disk.still_open() == []
+
+
 def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
     disk = FaultyDisk()
     log = made(tmp_path, disk=disk)
