@@ -17,13 +17,16 @@ from qmq.broker.ledger import Ledger
 from qmq.broker.modes import check_group_name, members_of
 from qmq.broker.ranges import parts_of
 from qmq.broker.retries import unpacked
+from qmq.broker.standing import oldest_us, ready
 from qmq.errors import InvalidOption, StorageError, UnknownGroup
 from qmq.format.ids import MessageId
 from qmq.format.layout import RETRY_DTYPE
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import Store
 
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
+#: Subjects that are looked at for the groups of one answer (one group in any case).
+MOST_SUBJECTS: Final = 1_000_000
 
 Fields = dict[str, Any]
 
@@ -69,12 +72,13 @@ class Admin:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def _groups(self, fields: Fields, now: Now) -> Fields:
-        only, after = fields.get("group"), fields.get("after", "")
+        only, after = fields.get("group"), _text(fields, "after")
         names = (
             [only] if only is not None else sorted(name for name in self._delivery.subscriptions.groups if name > after)
         )
-        rows = [self._group_row(*self._group({"group": name}), now) for name in names[:MOST_ROWS]]
-        return {"rows": rows, "after": names[MOST_ROWS - 1] if len(names) > MOST_ROWS else None}
+        most = min(max(MOST_SUBJECTS // max(self._store.subject_count, 1), 1), MOST_ROWS)
+        rows = [self._group_row(*self._group({"group": name}), now) for name in names[:most]]
+        return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
 
     def _group_row(self, group: Group, ledger: Ledger, now: Now) -> Fields:
         members = ledger.members.values()
@@ -83,42 +87,18 @@ class Admin:
             "mode": group.mode,
             "prefixes": list(group.followings),
             "consumers": sum(not member.closed for member in members),
-            "ready": self._ready(group),
+            "ready": ready(self._store, group),
+            "oldest_us": oldest_us(self._store, group),
             "in_flight": sum(member.held.count for member in members),
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
             "settings": ledger.settings._asdict(),
         }
 
-    def _ready(self, group: Group) -> int:
-        """Messages that nobody was given yet."""
-        store = self._store
-        count = store.subject_count
-        wanted = np.zeros(count, np.bool_)
-        cursors = group.cursors.upto(count)[:count].copy()
-        for following in group.followings.values():
-            matches = following.matches(store) if not following.exact else None
-            if following.exact:
-                number = following.subject(store)
-                mine = np.zeros(count, np.bool_)
-                if number is not None:
-                    mine[number] = True
-            else:
-                mine = np.ones(count, np.bool_) if matches is None else matches[:count]
-            for number in np.flatnonzero(mine & (cursors == 0) & ~wanted).tolist()[:MOST_ROWS]:
-                try:
-                    cursors[number] = group.cursor(store, following, number) or 0
-                except (NotAtHand, StorageError):
-                    continue
-            wanted |= mine
-        numbers = np.flatnonzero(wanted & (store.ends[:count] > cursors))
-        firsts = np.maximum(cursors, store.firsts[:count])
-        return sum(
-            store.message_count(number, int(firsts[number]), int(store.ends[number])) for number in numbers.tolist()
-        )
-
     def _consumers(self, fields: Fields, now: Now) -> Fields:
-        _, ledger = self._group(fields)
+        after = _text(fields, "after")
+        members = [member for _, ledger in self._all(fields) for member in ledger.members.values()]
+        left = sorted((member for member in members if member.name > after), key=lambda member: member.name)
         rows = [
             {
                 "consumer": member.name,
@@ -126,13 +106,14 @@ class Admin:
                 "online": not member.closed,
                 "held": member.held.count,
                 "oldest_held_us": member.held.pulls[0].taken_us if member.held.pulls else None,
+                "pulled_us": member.pulled_us or None,
                 "silent_us": now.monotonic_us - member.seen_us,
                 "stalled_us": member.stalled_us,
                 "alone": member.alone,
             }
-            for member in list(ledger.members.values())[:MOST_ROWS]
+            for member in left[:MOST_ROWS]
         ]
-        return {"rows": rows}
+        return {"rows": rows, "after": left[MOST_ROWS - 1].name if len(left) > MOST_ROWS else None}
 
     # --- changing ----------------------------------------------------------------------------------------------------
 
@@ -145,8 +126,8 @@ class Admin:
         return {"settings": found[0][1].settings._asdict()}
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
-        found, to = self._all(fields), fields.get("to")
-        begin = resolve_start(self._store, tuple(to) if isinstance(to, list) else to, "first")
+        found = self._all(fields)
+        begin = resolve_start(self._store, _place(fields.get("to")), "first")
         for group, _ in found:
             self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
         return {}
@@ -160,7 +141,7 @@ class Admin:
 
     def _dead_letters(self, fields: Fields, now: Now) -> Fields:
         group, ledger = self._group(fields)
-        after, limit = int(fields.get("after", 0)), min(int(fields.get("limit", MOST_ROWS)), MOST_ROWS)
+        after, limit = _whole(fields, "after", 0), min(_whole(fields, "limit", MOST_ROWS), MOST_ROWS)
         rows, last = list[Fields](), None
         for items in ledger.dead.after(after):
             for letter in unpacked(np.asarray(items, RETRY_DTYPE)):
@@ -214,3 +195,27 @@ class Admin:
     def _delete_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)
         return {"messages": ledger.forget_dead(self._numbers(fields))}
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = fields.get(name, "")
+    if type(value) is not str:
+        raise InvalidOption(f"{name} must be a text, not {value!r:.40}")
+    return value
+
+
+def _whole(fields: Fields, name: str, default: int) -> int:
+    value = fields.get(name, default)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise InvalidOption(f"{name} must be a whole number from 0, not {value!r:.40}")
+    return value
+
+
+def _place(to: object) -> str | tuple[str, int]:
+    """Where to go on. Raises InvalidOption."""
+    match to:
+        case "first" | "last":
+            return str(to)
+        case ["time" | "sequence" as kind, int(value)] if 0 <= value < 1 << 63 and type(value) is int:
+            return str(kind), value
+    raise InvalidOption(f"a group goes on at first, last, a time or a sequence, not at {to!r:.40}")

@@ -108,6 +108,7 @@ class Ledger:
         """It is given messages for the first time; *where* is how far the group has come by that."""
         flat = [field for messages in ranges for field in messages]
         self._record(Kind.PULL, self._packed([member.number, member.held.next_sequence, size, now_us, where, flat]))
+        member.pulled_us = now_us
         return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], flat: list[int]) -> None:
@@ -121,6 +122,7 @@ class Ledger:
         which = [[one.retry.number, one.total, *_fields(one.held)] for one in taken]
         self._record(Kind.AGAIN, self._packed([member.number, member.held.next_sequence, size, now_us, alone, which]))
         member.alone = alone
+        member.pulled_us = now_us
         return member.held.add([one.held for one in taken], size, now_us, alone)
 
     def _pulled_again(

@@ -10,7 +10,7 @@ class Member:
 
     __slots__ = (
         "alone", "client", "closed", "held", "incarnation", "is_timed", "left_us", "name", "nonce", "number",
-        "progress", "seen_us", "stalled_us", "takeovers", "transient",
+        "progress", "pulled_us", "seen_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool) -> None:
@@ -27,5 +27,6 @@ class Member:
         self.alone = False  # it holds what was handed out alone
         self.client = b""  # whose heartbeats are its own
         self.is_timed = False  # it is among those whose silence is watched
+        self.pulled_us = 0  # wall clock, when it was given something last
         self.seen_us = 0  # monotonic
         self.stalled_us = 0  # for so long its loop had not turned when it last said so

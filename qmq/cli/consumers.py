@@ -8,6 +8,7 @@ import sys
 import click
 
 from qmq import connect
+from qmq.cli.ages import age, age_of, iso
 from qmq.cli.connecting import run, server_option
 from qmq.names import check_group
 from qmq.net.admin import ConsumerInfo
@@ -18,7 +19,12 @@ from qmq.net.admin import ConsumerInfo
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @server_option
 def consumers(group: str, as_json: bool, server: str) -> None:
-    """List the consumers of GROUP: what each holds, when it was heard of last, for how long its loop stands still."""
+    """List the consumers of GROUP: what each holds, and when it was heard of last.
+
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline, messages
+    held, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and for
+    how many seconds its event loop had not turned then.
+    """
     check_group(group)
 
     async def load() -> list[ConsumerInfo]:
@@ -30,24 +36,34 @@ def consumers(group: str, as_json: bool, server: str) -> None:
         _print_table(found)
         return
     for info in found:
-        held_since = info.held_since.isoformat() if info.held_since is not None else None
-        if as_json:
-            click.echo(json.dumps(info._asdict() | {"held_since": held_since}))
-        else:
-            state = "online" if info.online else "offline"
-            click.echo(f"{info.name}\t{state}\t{info.held}\t{info.silent:.1f}\t{info.stalled:.1f}")
+        click.echo(_json_line(info) if as_json else _tab_line(info))
+
+
+def _json_line(info: ConsumerInfo) -> str:
+    fields = info._asdict()
+    times = {"held_since": iso(info.held_since), "last_pull": iso(info.last_pull)}
+    return json.dumps({"consumer": fields.pop("name"), **fields, **times})
+
+
+def _tab_line(info: ConsumerInfo) -> str:
+    times = iso(info.held_since) or "", iso(info.last_pull) or ""
+    return "\t".join([info.name, _state(info), str(info.held), *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"])
+
+
+def _state(info: ConsumerInfo) -> str:
+    return "online" if info.online else "offline"
 
 
 def _print_table(found: list[ConsumerInfo]) -> None:
+    from rich.box import HORIZONTALS
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"{len(found):,} consumers", caption_justify="left")
+    table = Table(caption=f"{len(found):,} consumers", caption_justify="left", box=HORIZONTALS)
     table.add_column("consumer", style="bold", overflow="fold")
-    for name in ("state", "holds", "since", "heard of (s)", "loop stands (s)"):
+    for name in ("state", "holds", "since", "last pull", "heard of", "loop stood"):
         table.add_column(name, justify="right", no_wrap=True)
     for info in found:
-        since = info.held_since.strftime("%H:%M:%S") if info.held_since is not None else ""
-        state = "online" if info.online else "offline"
-        table.add_row(info.name, state, f"{info.held:,}", since, f"{info.silent:.1f}", f"{info.stalled:.1f}")
+        held = f"{info.held:,}", age_of(info.held_since), age_of(info.last_pull)
+        table.add_row(info.name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
     Console().print(table)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from qmq import connect
+from qmq.cli.ages import age_of, iso
 from qmq.cli.connecting import run, server_option
 from qmq.cli.consume import start_of
 from qmq.errors import InvalidOption
@@ -23,7 +24,12 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 @_json_option
 @server_option
 def groups(context: click.Context, as_json: bool, server: str) -> None:
-    """List the groups: what each follows, and how many of its messages are ready, in flight, in retry and dead."""
+    """List the groups: what each follows, how many of its consumers are online, and where its messages are.
+
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, what it follows, consumers
+    online, messages ready (given to nobody yet), in flight (held by consumers), in retry (to be handed out again), dead
+    and skipped, and when the oldest that is ready was stored.
+    """
     if context.invoked_subcommand is None:
         _list(as_json, server)
 
@@ -32,7 +38,12 @@ def groups(context: click.Context, as_json: bool, server: str) -> None:
 @_json_option
 @server_option
 def list_groups(as_json: bool, server: str) -> None:
-    """List the groups: what each follows, and how many of its messages are ready, in flight, in retry and dead."""
+    """List the groups: what each follows, how many of its consumers are online, and where its messages are.
+
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, what it follows, consumers
+    online, messages ready (given to nobody yet), in flight (held by consumers), in retry (to be handed out again), dead
+    and skipped, and when the oldest that is ready was stored.
+    """
     _list(as_json, server)
 
 
@@ -122,23 +133,32 @@ def _list(as_json: bool, server: str) -> None:
         _print_table(found)
         return
     for info in found:
-        counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead)
-        if as_json:
-            click.echo(json.dumps({"group": info.name, **info._asdict()} | {"name": info.name}))
-        else:
-            click.echo("\t".join([info.name, ",".join(info.prefixes), *map(str, counts)]))
+        click.echo(_json_line(info) if as_json else _tab_line(info))
+
+
+def _json_line(info: GroupInfo) -> str:
+    fields = info._asdict()
+    return json.dumps({"group": fields.pop("name"), **fields, "oldest": iso(info.oldest)})
+
+
+def _tab_line(info: GroupInfo) -> str:
+    counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead, info.skipped)
+    return "\t".join([info.name, ",".join(info.prefixes), *map(str, counts), iso(info.oldest) or ""])
 
 
 def _print_table(found: list[GroupInfo]) -> None:
+    from rich.box import HORIZONTALS
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"{len(found):,} groups", caption_justify="left")
-    table.add_column("group", style="bold", overflow="fold")
-    table.add_column("follows", overflow="fold")
-    for name in ("consumers", "ready", "in flight", "in retry", "dead"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(caption=f"{len(found):,} groups", caption_justify="left", box=HORIZONTALS)
+    table.add_column("group\n  follows", overflow="fold")
+    for name in ("online", "ready", "oldest", "in flight", "in retry", "dead", "skipped"):
+        table.add_column(name, justify="right", no_wrap=name != "skipped")
     for info in found:
-        counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead)
-        table.add_row(info.name, " ".join(prefix or "(all)" for prefix in info.prefixes), *(f"{n:,}" for n in counts))
+        mode = "" if info.mode == "reliable" else f" ({info.mode})"
+        follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
+        counts = (info.in_flight, info.in_retry, info.dead, info.skipped)
+        row = [f"{info.consumers:,}", f"{info.ready:,}", age_of(info.oldest), *(f"{count:,}" for count in counts)]
+        table.add_row(f"[bold]{info.name}[/]{mode}{follows}", *row)
     Console().print(table)

@@ -18,27 +18,39 @@ _PAGE: Final = 500
 
 
 class GroupInfo(NamedTuple):
-    """A group: what it follows, who is there, and how many messages are where."""
+    """A group: what it follows, how many consumers are online, and how many of its messages are where.
+
+    ``ready``: nobody was given them yet; ``oldest`` of these was stored then. ``in_flight``: consumers hold them.
+    ``in_retry``: they wait to be handed out again. ``skipped``: passed without being handed out.
+    """
 
     name: str
+    mode: str
     prefixes: list[str]
     consumers: int
     ready: int
+    oldest: datetime | None
     in_flight: int
     in_retry: int
     dead: int
+    skipped: int
     settings: dict[str, Any]
     broker: str = ""
 
 
 class ConsumerInfo(NamedTuple):
-    """A consumer of a group. Times are seconds; ``stalled`` is how long its loop had not turned."""
+    """A consumer of a group, and how many messages it holds, the oldest of them since ``held_since``.
+
+    ``last_pull``: when it was given something last, as far as the broker remembers. ``silent``: seconds since it was
+    heard of (its heartbeats, or its process's). ``stalled``: for so many seconds its event loop had not turned then.
+    """
 
     name: str
     incarnation: int
     online: bool
     held: int
     held_since: datetime | None
+    last_pull: datetime | None
     silent: float
     stalled: float
     broker: str = ""
@@ -81,15 +93,14 @@ class Admin:
             after = page["after"]
 
     async def consumers(self, group: str) -> list[ConsumerInfo]:
-        """The consumers of a group. Raises UnknownGroup."""
-        return [
-            ConsumerInfo(
-                row["consumer"], row["incarnation"], row["online"], row["held"],
-                None if row["oldest_held_us"] is None else utc_from_us(row["oldest_held_us"]),
-                row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
-            )
-            for row in (await self._do("consumers", group=group))["rows"]
-        ]  # fmt: skip
+        """The consumers of a group, by name. Raises UnknownGroup."""
+        found, after = list[ConsumerInfo](), ""
+        while True:
+            page = await self._do("consumers", group=group, after=after)
+            found += [_consumer_info(row) for row in page["rows"]]
+            if page["after"] is None:
+                return found
+            after = page["after"]
 
     async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
         """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption."""
@@ -132,6 +143,17 @@ class Admin:
 
 def _group_info(row: Mapping[str, Any]) -> GroupInfo:
     return GroupInfo(
-        row["group"], row["prefixes"], row["consumers"], row["ready"], row["in_flight"], row["in_retry"], row["dead"],
-        shown_settings(row["settings"]),
+        row["group"], row["mode"], row["prefixes"], row["consumers"], row["ready"], _time(row["oldest_us"]),
+        row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
     )  # fmt: skip
+
+
+def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
+    return ConsumerInfo(
+        row["consumer"], row["incarnation"], row["online"], row["held"], _time(row["oldest_held_us"]),
+        _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+    )  # fmt: skip
+
+
+def _time(time_us: int | None) -> datetime | None:
+    return None if time_us is None else utc_from_us(time_us)

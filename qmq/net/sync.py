@@ -16,6 +16,7 @@ from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
 from qmq.net.consumer import Feed
+from qmq.net.everywhere import AdminOfAll
 from qmq.net.gathering import BATCH_BYTES
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.merging import MergedPuller, make_puller
@@ -24,6 +25,7 @@ from qmq.net.options import Body, ClientOptions, Durability, body_of, is_flush
 from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
+from qmq.net.sync_admin import SyncAdmin
 
 T = TypeVar("T")
 
@@ -126,6 +128,12 @@ class SyncClient:
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._session: Session | None = None
+        #: Groups, their consumers and dead letters.
+        self.admin = SyncAdmin(self._administer)
+
+    def _administer(self, call: Callable[[AdminOfAll], Coroutine[Any, Any, Any]]) -> Any:
+        session = self._here()
+        return session.run(call(session.client.admin))
 
     def __enter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""

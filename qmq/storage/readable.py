@@ -92,6 +92,10 @@ class Readable:
         """How many messages the sequences [first, end) of a subject are, gaps left out."""
         return self._subjects.message_count(number, first, end)
 
+    def messages_between(self, firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+        """How many messages the sequences [first, end) of all subjects are, gaps left out: int64[subjects] each."""
+        return self._subjects.messages_between(firsts, ends)
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def first_row(self, partition: int) -> int:

@@ -1,0 +1,111 @@
+"""How far a group is: what is ready for it and since when. The cost goes by subjects, never by what waits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.groups import Following, Group
+from qmq.errors import StorageError
+from qmq.format.layout import ENTRY_DTYPE
+from qmq.storage.store import NotAtHand, Store
+
+#: Where a group began at a time, that is looked up in so many subjects that it has taken nothing of; in others nothing
+#: counts as ready, as if it had begun at the end.
+MOST_LOOKED_UP: Final = 1_000
+#: Rows that are looked at for the oldest message.
+_ROWS: Final = 1_024
+
+
+def ready(store: Store, group: Group) -> int:
+    """Messages that nobody in the group was given yet. Gaps in sequences are none."""
+    count = store.subject_count
+    firsts, ends = store.firsts[:count].astype(np.int64), store.ends[:count].astype(np.int64)
+    nexts = np.full(count, np.iinfo(np.int64).max)
+    for following in group.followings.values():
+        numbers = _followed(store, following)
+        if len(numbers):
+            nexts[numbers] = np.minimum(nexts[numbers], _cursors(store, group, following, numbers, ends))
+    return store.messages_between(np.maximum(nexts, firsts), ends)
+
+
+def _followed(store: Store, following: Following) -> npt.NDArray[np.int64]:
+    if following.exact:
+        number = following.subject(store)
+        return np.array([] if number is None else [number], np.int64)
+    matches = following.matches(store)
+    return np.arange(store.subject_count) if matches is None else np.flatnonzero(matches[: store.subject_count])
+
+
+def _cursors(
+    store: Store,
+    group: Group,
+    following: Following,
+    numbers: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """The next sequence of each of these subjects."""
+    cursors = group.floor(following, numbers).astype(np.int64)
+    if following.start.kind != "time":
+        return cursors
+    unset = np.flatnonzero((cursors == 0) & (numbers < following.start.subjects) & (ends[numbers] > 0))
+    cursors[unset] = ends[numbers[unset]]
+    for at in unset[:MOST_LOOKED_UP].tolist():
+        try:
+            cursor = group.cursor(store, following, int(numbers[at]))
+        except (NotAtHand, StorageError):
+            continue
+        if cursor is not None:
+            cursors[at] = cursor
+    return cursors
+
+
+def oldest_us(store: Store, group: Group) -> int | None:
+    """About when the oldest of these was stored: never later than it was. None where that would have to be read."""
+    found = [
+        stored_us
+        for following in group.followings.values()
+        for stored_us in (_oldest_of_subject if following.exact else _oldest_of_scan)(store, group, following)
+    ]
+    return min(found, default=None)
+
+
+def _oldest_of_subject(store: Store, group: Group, following: Following) -> list[int]:
+    number = following.subject(store)
+    if number is None:
+        return []
+    try:
+        cursor = group.cursor(store, following, number)
+        pieces = [] if cursor is None else store.subject_rows(number, cursor, 1)
+    except (NotAtHand, StorageError):
+        return []
+    return [int(rows["stored_at_us"][0]) for _, rows in pieces[:1]]
+
+
+def _oldest_of_scan(store: Store, group: Group, following: Following) -> list[int]:
+    found = []
+    for partition, row in enumerate(following.scan):
+        try:
+            rows = store.rows(partition, row, _ROWS)
+        except (NotAtHand, StorageError):
+            continue
+        rows = rows[: max(0, store.visible_row(partition) - row)]
+        wanted = _not_given(store, group, following, rows)
+        if len(wanted):
+            found.append(int(rows["stored_at_us"][wanted[0]]))
+        elif len(rows) == _ROWS:
+            found.append(int(rows["stored_at_us"][-1]))
+    return found
+
+
+def _not_given(
+    store: Store, group: Group, following: Following, rows: np.ndarray[Any, np.dtype[np.void]]
+) -> npt.NDArray[np.int64]:
+    """Which of the rows (ENTRY_DTYPE) are for the group and were not handed out."""
+    assert rows.dtype == ENTRY_DTYPE
+    subjects = rows["subject"].astype(np.int64)
+    wanted = rows["first_sequence"] + rows["count"] > group.floor(following, subjects)
+    matches = following.matches(store)
+    return np.flatnonzero(wanted if matches is None else wanted & matches[subjects])

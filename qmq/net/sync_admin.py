@@ -1,0 +1,67 @@
+"""``client.admin`` without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, Unpack
+
+from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo
+from qmq.net.everywhere import AdminOfAll
+from qmq.net.group_settings import GroupSettings
+
+_AT_ONCE: Final = 500
+
+
+class SyncAdmin:
+    """The same calls as ``AdminOfAll``, without await. Made by ``qmq.connect_sync``."""
+
+    def __init__(self, run: Callable[[Callable[[AdminOfAll], Coroutine[Any, Any, Any]]], Any]) -> None:
+        """*run* makes a call of the admin of this process's client, and waits for it."""
+        self._run = run
+
+    def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """As ``AdminOfAll.groups``."""
+        found: list[GroupInfo] = self._run(lambda admin: admin.groups(name))
+        return found
+
+    def consumers(self, group: str) -> list[ConsumerInfo]:
+        """As ``AdminOfAll.consumers``."""
+        found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
+        return found
+
+    def set_group(self, group: str, **settings: Unpack[GroupSettings]) -> dict[str, Any]:
+        """As ``AdminOfAll.set_group``."""
+        found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, **settings))
+        return found
+
+    def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:
+        """As ``AdminOfAll.seek``."""
+        self._run(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
+
+    def delete_group(self, group: str) -> None:
+        """As ``AdminOfAll.delete_group``."""
+        self._run(lambda admin: admin.delete_group(group))
+
+    def dead_letters(self, group: str) -> Iterator[DeadLetter]:
+        """As ``AdminOfAll.dead_letters``."""
+        letters: list[AsyncIterator[DeadLetter]] = []
+
+        async def some(admin: AdminOfAll) -> list[DeadLetter]:
+            if not letters:
+                letters.append(admin.dead_letters(group))
+            found: list[DeadLetter] = []
+            while len(found) < _AT_ONCE and (letter := await anext(letters[0], None)) is not None:
+                found.append(letter)
+            return found
+
+        while page := self._run(some):
+            yield from page
+
+    def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """As ``AdminOfAll.retry_dead``."""
+        return int(self._run(lambda admin: admin.retry_dead(group, ids)))
+
+    def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+        """As ``AdminOfAll.delete_dead``."""
+        return int(self._run(lambda admin: admin.delete_dead(group, ids)))

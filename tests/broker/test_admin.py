@@ -1,0 +1,236 @@
+"""Looking at groups, and changing them, against a driven broker: what is ready, seek, delete, dead letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, Effect, Refused
+from qmq.broker.kinds import Verdict
+from qmq.errors import Fenced, InvalidOption, UnknownGroup, UnknownSubscription
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer
+
+
+def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:
+    """What the broker answers. Raises what it refuses it with."""
+    command = Administer(99, driven.request(), action, fields)
+    answers = [effect for effect in driven.do(command) if getattr(effect, "request", None) == command.request]
+    return answered(answers)
+
+
+def answered(answers: list[Effect]) -> dict[str, Any]:
+    (answer,) = answers
+    if isinstance(answer, Refused):
+        raise answer.error
+    assert isinstance(answer, Administered)
+    return answer.fields
+
+
+def group_row(driven: Driven) -> dict[str, Any]:
+    (row,) = ask(driven, "groups", group="g")["rows"]
+    return {str(name): value for name, value in row.items()}
+
+
+def counts(driven: Driven) -> tuple[int, int, int, int]:
+    """Ready, in flight, in retry, dead."""
+    row = group_row(driven)
+    return row["ready"], row["in_flight"], row["in_retry"], row["dead"]
+
+
+def filled(tmp_path: Path, *, partitions: int = 1, messages: int = 10) -> Driven:
+    driven = Driven(tmp_path, partitions=partitions)
+    for number in range(messages):
+        driven.do(driven.send_command({f"a.{number % 3}": [b"%d" % number], "b": [b"b"]}, connection=number % 2))
+    return driven
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("prefixes", [("a.",), ("a.0", "a.1", "a.2"), ("a.0", "a."), ("a.", "a.1")])
+def test_every_message_is_in_one_place(tmp_path: Path, prefixes: tuple[str, ...], partitions: int) -> None:
+    driven = filled(tmp_path, partitions=partitions)
+    consumer = Consumer(driven, "one", *prefixes)
+    assert counts(driven) == (10, 0, 0, 0)
+    got = consumer.pull(4)
+    while len(got) < 4:
+        got += consumer.pull(4 - len(got))
+    assert counts(driven) == (6, 4, 0, 0)
+    consumer.ack(0)
+    consumer.back(1, 2, Verdict.NACK, delay_us=1_000_000)
+    consumer.back(2, 3, Verdict.REJECT)
+    assert counts(driven) == (6, 1, 1, 1)
+    driven.do(driven.send_command({"a.9": [b"new"]}))
+    assert counts(driven)[0] == 6 + ("a." in prefixes)
+
+
+def test_a_group_that_began_at_the_end_has_nothing_ready(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    assert counts(driven)[0] == 10
+    ask(driven, "seek_group", group="g", to="last")
+    assert counts(driven) == (0, 0, 0, 0)
+    driven.do(driven.send_command({"a.1": [b"new"]}))
+    assert counts(driven)[0] == 1
+    consumer.join()
+    assert consumer.pull() == [b"new"]
+    assert counts(driven) == (0, 1, 0, 0)
+
+
+def test_the_oldest_is_that_of_what_is_ready(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    times = []
+    for number in range(4):
+        driven.advance(1_000)
+        driven.do(driven.send_command({"b": [b"no"]}))
+        driven.advance(1_000)
+        driven.do(driven.send_command({f"a.{number % 2}": [b"%d" % number]}))
+        times.append(driven.store.last_stored_at_us)
+    consumer = Consumer(driven, "one", "a.")
+    for time_us in times:
+        assert group_row(driven)["oldest_us"] == time_us
+        assert len(consumer.pull(1)) == 1
+    assert group_row(driven)["oldest_us"] is None
+
+
+def test_consumers_are_listed_by_name_with_what_they_hold(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    two, one = Consumer(driven, "two", "a."), Consumer(driven, "one", "a.", connection=2)
+    two.pull(3)
+    rows = ask(driven, "consumers", group="g")["rows"]
+    assert [(row["consumer"], row["online"], row["held"]) for row in rows] == [("one", True, 0), ("two", True, 3)]
+    assert rows[0]["pulled_us"] is rows[0]["oldest_held_us"] is None
+    assert rows[1]["pulled_us"] == rows[1]["oldest_held_us"] == driven.now.wall_us
+    driven.advance(2_000)
+    assert ask(driven, "consumers", group="g")["rows"][0]["silent_us"] >= 2_000_000
+    assert [row["consumer"] for row in ask(driven, "consumers", group="g", after="one")["rows"]] == ["two"]
+    assert one.place.consumer != two.place.consumer
+
+
+@pytest.mark.parametrize(("to", "again"), [("first", 10), ("last", 0)])
+def test_a_seek_drops_what_is_held_and_refuses_late_acks(tmp_path: Path, to: str, again: int) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(4)
+    ask(driven, "seek_group", group="g", to=to)
+    assert counts(driven) == (again, 0, 0, 0)
+    with pytest.raises(Fenced):
+        consumer.ack(0)
+    with pytest.raises(Fenced):
+        consumer.back(1, 2, Verdict.NACK)
+    with pytest.raises(Fenced):
+        consumer.pull()
+    assert counts(driven) == (again, 0, 0, 0)
+    consumer.join()
+    assert len(consumer.pull()) == again
+
+
+def test_a_seek_to_a_time_begins_there(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for number in range(4):
+        driven.advance(1_000)
+        driven.do(driven.send_command({"a.x": [b"%d" % number]}))
+        if number == 1:
+            middle_us = driven.store.last_stored_at_us + 1
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull()
+    ask(driven, "seek_group", group="g", to=["time", middle_us])
+    consumer.join()
+    assert consumer.pull() == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_seek_keeps_retries_unless_told_otherwise(tmp_path: Path, clears: bool) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(4)
+    consumer.back(1, 2, Verdict.NACK, delay_us=0)
+    consumer.back(2, 3, Verdict.NACK, delay_us=60_000_000)
+    consumer.back(3, 4, Verdict.REJECT)
+    ask(driven, "seek_group", group="g", to="last", clear_retries=clears)
+    assert counts(driven) == (0, 0, 0 if clears else 2, 1)
+    consumer.join()
+    assert len(consumer.pull()) == (0 if clears else 1)
+
+
+def test_a_deleted_group_is_gone_with_all_it_had(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(4)
+    consumer.back(1, 2, Verdict.NACK)
+    consumer.back(2, 3, Verdict.REJECT)
+    ask(driven, "delete_group", group="g")
+    for action in ("groups", "consumers", "dead_letters", "delete_group"):
+        with pytest.raises(UnknownGroup, match="'g'"):
+            ask(driven, action, group="g")
+    assert ask(driven, "groups")["rows"] == []
+    with pytest.raises(UnknownSubscription):
+        consumer.ack(0)
+    consumer.join()
+    assert (len(consumer.pull()), counts(driven)) == (10, (0, 10, 0, 0))
+
+
+def test_a_pull_that_waits_for_a_deleted_group_ends_with_an_error(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    waiting = driven.pull_command(consumer.subscription, 10, connection=1, timeout_ms=60_000)
+    assert driven.do(waiting) == []
+    effects = driven.do(Administer(99, driven.request(), "delete_group", {"group": "g"}))
+    (refused,) = [effect for effect in effects if getattr(effect, "request", None) == waiting.request]
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, UnknownGroup)
+
+
+def test_dead_letters_are_listed_handed_out_again_and_deleted(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(10)
+    for number in range(5):
+        consumer.back(number, number + 1, Verdict.REJECT)
+    page = ask(driven, "dead_letters", group="g", limit=3)
+    assert [row["reason"] for row in page["rows"]] == ["broke"] * 3
+    rest = ask(driven, "dead_letters", group="g", limit=3, after=page["after"])
+    assert [row["number"] for row in [*page["rows"], *rest["rows"]]] == [1, 2, 3, 4, 5]
+    assert rest["after"] is None
+    rows = [*page["rows"], *rest["rows"]]
+    assert len({row["id"] for row in rows}) == 5
+    assert {row["subject"] for row in rows} == {"a.0", "a.1", "a.2"}
+    assert ask(driven, "retry_dead", group="g", numbers=[rows[0]["number"], rows[3]["number"]]) == {"messages": 2}
+    assert counts(driven) == (0, 5, 2, 3)
+    assert len(consumer.pull()) == 2
+    assert [consumer.got[number][1] for number in (10, 11)] == [1, 1]  # as if for the first time
+    assert ask(driven, "delete_dead", group="g", numbers=[rows[1]["number"]]) == {"messages": 1}
+    assert ask(driven, "delete_dead", group="g") == {"messages": 2}
+    assert counts(driven) == (0, 7, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("nonsense", {}),
+        ("seek_group", {"group": "g", "to": "nowhere"}),
+        ("seek_group", {"group": "g", "to": ["time"]}),
+        ("seek_group", {"group": "g", "to": ["time", "x"]}),
+        ("seek_group", {"group": "g", "to": ["sequence", -1]}),
+        ("seek_group", {"group": "g", "to": 7}),
+        ("seek_group", {"group": "g"}),
+        ("groups", {"after": 7}),
+        ("consumers", {"group": "g", "after": 7}),
+        ("dead_letters", {"group": "g", "after": "x"}),
+        ("dead_letters", {"group": "g", "limit": None}),
+        ("dead_letters", {"group": "g", "limit": -1}),
+        ("retry_dead", {"group": "g", "numbers": "all"}),
+        ("retry_dead", {"group": "g", "numbers": [True]}),
+        ("set_group", {"group": "g"}),
+        ("set_group", {"group": "g", "settings": {"colour": 1}}),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, action: str, fields: dict[str, Any]) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(4)
+    with pytest.raises(InvalidOption):
+        ask(driven, action, **fields)
+    assert counts(driven) == (6, 4, 0, 0)
+    consumer.ack(0, 1, 2, 3)
