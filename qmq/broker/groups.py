@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -135,7 +136,7 @@ class Group:
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
         self.dirty = True
-        self._packed: dict[str, Any] = {}
+        self._packed = b""
 
     def follow(self, prefix: str, begin: Begin) -> Following:
         """Begin to follow a prefix."""
@@ -193,11 +194,13 @@ class Group:
             cursors[unset] = start.value
         return cursors
 
-    def packed(self, store: Store, visible: list[int]) -> dict[str, Any]:
-        """For the checkpoint. Scans are kept as positions, which survive a consumer log that is rebuilt."""
-        ledger = {} if self.ledger is None else {"number": self.ledger.number, "ledger": self.ledger.packed()}
+    def packed(self, store: Store, visible: list[int]) -> tuple[int, bytes, bytes]:
+        """For the checkpoint: its ledger's number, how far it has come, what its ledger says. Made anew where something
+        has changed. Scans are kept as positions, which survive a consumer log that is rebuilt.
+        """
+        assert self.ledger is not None
         if self.dirty:
-            self._packed = {
+            fields = {
                 "mode": self.mode,
                 "cursors": self.cursors.packed(),
                 "followings": [
@@ -205,11 +208,12 @@ class Group:
                     for following in self.followings.values()
                 ],
             }
+            self._packed = msgpack.packb(fields)
             self.dirty = False
-        return self._packed | ledger
+        return self.ledger.number, self._packed, self.ledger.packed_bytes()
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave."""
+        """Take over how far it had come."""
         self.cursors.restore(*packed["cursors"])
         for prefix, start, positions in packed["followings"]:
             scan = [

@@ -35,8 +35,10 @@ class Ledger:
         self.dead = dead
         #: The last answer was of retries.
         self.was_again = False
-        self._record = record
+        self._write = record
         self._next_member = 1
+        self._changed = True  # since it was packed
+        self._bytes = b""
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -261,6 +263,13 @@ class Ledger:
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
+    def packed_bytes(self) -> bytes:
+        """What ``packed`` gives, packed; made anew only when something has changed: there may be many groups."""
+        if self._changed or self.retries.changed:
+            self._bytes = msgpack.packb(self.packed())
+            self._changed = self.retries.changed = False
+        return self._bytes
+
     def packed(self) -> dict[str, Any]:
         """For the checkpoint."""
         dead = self.dead.claim()
@@ -307,8 +316,13 @@ class Ledger:
         self._record(kind, self._packed(fields))
         self.replay(kind, fields)
 
+    def _record(self, kind: Kind, payload: bytes) -> None:
+        self._changed = True
+        self._write(kind, payload)
+
     def replay(self, kind: int, fields: list[Any]) -> None:
         """Do what a record says."""
+        self._changed = True
         match kind:
             case Kind.JOIN:
                 self._join(*fields)

@@ -72,6 +72,8 @@ class Retries:
         self._taken: dict[int, int] = {}
         #: Messages that wait here, due or not.
         self.count = 0
+        #: Something else is in memory than when this was last set to False.
+        self.changed = True
 
     def add(self, messages: MessageRange, attempt: int, lapses: int, isolated: bool, failure: Failure) -> int:
         """Have them handed out again when they are due; returns the number of the retry. Raises StorageFull or
@@ -88,6 +90,7 @@ class Retries:
             )
             for number, (messages, attempt, lapses) in enumerate(several, self._next_number)
         ]  # fmt: skip
+        self.changed = True
         self._next_number += len(retries)
         self.count += sum(retry.messages.total for retry in retries)
         room = 0
@@ -113,6 +116,7 @@ class Retries:
             items = self._schedule.pop(now_us, LOADED_ITEMS)
             if not len(items):
                 break
+            self.changed = True
             for retry in unpacked(items):
                 self._enqueue(retry)
         return bool(self._due or self._alone)
@@ -133,6 +137,7 @@ class Retries:
 
     def take(self, max_count: int) -> list[Taken]:
         """Up to so many messages of what waits."""
+        self.changed = True
         taken = []
         while max_count and self._due:
             retry = self._due[0]
@@ -149,6 +154,7 @@ class Retries:
 
     def take_alone(self, max_count: int) -> Taken:
         """What is to be handed out alone, up to so many messages of it; the rest stays."""
+        self.changed = True
         retry = self._alone.popleft()
         total = retry.messages.total
         count = min(total, max_count)
@@ -159,6 +165,7 @@ class Retries:
 
     def put_back(self, taken: list[Taken]) -> None:
         """The pull that was to have them was not answered: they are first again."""
+        self.changed = True
         for retry, count in reversed(taken):
             self.count += count
             queue = self._alone if retry.isolated else self._due
@@ -168,6 +175,7 @@ class Retries:
 
     def took(self, number: int, count: int) -> None:
         """A record says that a pull took so many of a retry's messages; it may not be loaded yet."""
+        self.changed = True
         self.count -= count
         for queue in (self._due, self._alone):
             for at, retry in enumerate(queue):
@@ -183,6 +191,7 @@ class Retries:
 
     def clear(self) -> None:
         """Nothing waits any more."""
+        self.changed = True
         self._schedule.clear()
         self._due.clear()
         self._alone.clear()

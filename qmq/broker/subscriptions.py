@@ -6,6 +6,8 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import msgpack
+
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Effect, Place, Subscribe, Subscribed
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
@@ -166,11 +168,12 @@ class Subscriptions:
 
     def restore(self, packed: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
-        for name, fields in packed.items():
+        for name, (number, come, ledger) in packed.items():
+            fields = msgpack.unpackb(come, strict_map_key=False)
             group = self.add(name, fields["mode"])
             group.restore(self._store, fields)
-            self.by_ledger[fields["number"]] = group
-            self._handing.restore(group, fields["number"], fields["ledger"])
+            self.by_ledger[number] = group
+            self._handing.restore(group, number, msgpack.unpackb(ledger, strict_map_key=False))
             for following in group.followings.values():
                 self._arrivals.watch(following)
 

@@ -142,11 +142,12 @@ class GroupFiles:
         """What the checkpoint's state has to say, and what it needs. All that is staged has been written."""
         self._log.settle()
         pulls = self._log.begin_sync()
-        runs = [(owner, owner.begin_sync()) for owner in self._owners.values()]
+        owners = {path: owner for path, owner in self._owners.items() if owner.has_files}
+        runs = [(owner, owner.begin_sync()) for owner in owners.values()]
         if self._told:
             known = {
                 str(path.relative_to(self._directory)): Runs(owner.item_size, owner.runs())
-                for path, owner in self._owners.items()
+                for path, owner in owners.items()
                 if owner.runs()
             }
             claim = GroupClaim(pulls.position, self.generation, known)

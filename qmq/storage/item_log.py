@@ -146,6 +146,11 @@ class ItemLog:
         """How many items its runs have, by number."""
         return {run.number: run.items for _, run in self._runs}
 
+    @property
+    def has_files(self) -> bool:
+        """Some of it is in runs, or a run of it has to be synced."""
+        return bool(self._runs or self._unsynced)
+
     def begin_sync(self) -> ScheduleSync:
         """What has to be on disk before a checkpoint may claim it."""
         unsynced, self._unsynced = self._unsynced, []

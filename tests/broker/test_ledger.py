@@ -45,7 +45,7 @@ class Driven:
         return found
 
     def checkpoint(self) -> None:
-        self.kept, self.records = self.packed(), []
+        self.kept, self.records = msgpack.unpackb(self.ledger.packed_bytes(), strict_map_key=False), []
 
     def restart(self) -> None:
         """Come back from the checkpoint and the records behind it, to the state of before."""
@@ -309,3 +309,37 @@ def test_a_piece_that_goes_out_alone_is_cut_to_what_a_pull_takes(tmp_path: Path)
     ledger.retries.put_back([second])
     ledger.retries.put_back([first])
     assert ids_of(ledger.retries.take_alone(100).held.messages) == list(range(10))
+
+
+def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    ledger = driven.ledger
+    member = ledger.join("c", b"n", False, 0)
+    packed = [ledger.packed_bytes()]
+
+    def is_new() -> None:
+        assert ledger.packed_bytes() is ledger.packed_bytes()
+        assert msgpack.unpackb(ledger.packed_bytes(), strict_map_key=False) == driven.packed()
+        assert ledger.packed_bytes() not in packed
+        packed.append(ledger.packed_bytes())
+
+    ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
+    is_new()
+    ledger.ack(member, [0, 10])
+    is_new()
+    ledger.hand_back(member, 20, 30, Verdict.NACK, "", 1_000, 0)
+    is_new()
+    assert ledger.retries.load(1_000)
+    is_new()
+    ledger.pulled_again(member, ledger.retries.take(5), 1, 1_000)
+    is_new()
+    ledger.hand_back(member, 30, 40, Verdict.REJECT, "", None, 1_000)
+    is_new()
+    ledger.set(ledger.settings._replace(max_unacked=7))
+    is_new()
+    ledger.leave(member, Leaving.LAPSED, 2_000)
+    is_new()
+    ledger.revive(None, 3_000)
+    is_new()
+    ledger.replay(Kind.JOIN, ["d", b"m", False, 4_000])
+    is_new()
