@@ -92,6 +92,7 @@ class Admin:
             "in_flight": sum(member.held.count for member in members),
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
+            "skipped": group.skipped,
             "settings": ledger.settings._asdict(),
         }
 

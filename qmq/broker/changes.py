@@ -65,8 +65,12 @@ class Changes:
                 self._seek(group, self._begin(start, places), clear_retries)
             elif record.kind == Kind.DELETE:
                 self._delete(group)
+            elif record.kind == Kind.RESERVE:
+                self._delivery.most_once.replay(group, *fields)
             else:
                 self._handing.replay(group, record.kind, fields)
+        files = self._store.groups
+        self._delivery.most_once.resume(self._subscriptions.groups.values(), lost=files.is_rotten)
         self._handing.restored()
 
     def _replay_group(

@@ -178,6 +178,7 @@ class Broker:
         """Refuse sends and pulls from now on; parked pulls are answered so."""
         self._stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
         self._delivery.refuse_parked(self._stopping)
+        self._delivery.most_once.stop(self._delivery.subscriptions.groups.values())
 
     # --- out ---------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.members import Offer, What
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.most_once import MostOnce, Reserve
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.selection import Selection
 from qmq.broker.subscriptions import Subscriptions, hidden_since
@@ -57,7 +59,9 @@ class Delivery:
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._overdue: list[Waiting] = []  # parked pulls whose time is up, and which wait for a read
         self._reads = Reads(effects)
+        self._visible = visible
         self.arrivals = Arrivals(store)
+        self.most_once = MostOnce(store)
         self.handing = Handing(store, limits.lapse_ms * 1_000, self._wake, visible)
         self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing)
 
@@ -194,6 +198,8 @@ class Delivery:
         need = 1 if final else min(self._need(pull), pull.max_count)
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
         selection = self._select(waiting, pull.max_count, need, max_bytes)
+        if self._is_ahead(waiting, selection):
+            return self._reserve(waiting, selection)
         wanted = selection.wanted
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
@@ -216,6 +222,22 @@ class Delivery:
         if selection.count:
             selection.take_back()  # else all that was passed is for others, and need not be looked at again
         return selection.count
+
+    def _is_ahead(self, waiting: Waiting, selection: Selection) -> bool:
+        """What was chosen may not be handed out before a block is on disk that has it."""
+        is_most_once = waiting.subscription.group.mode == MOST_ONCE
+        return is_most_once and selection.count > 0 and not self.most_once.covers(selection)
+
+    def _reserve(self, waiting: Waiting, selection: Selection) -> int | None:
+        """Have the block brought to disk; the pull waits for it."""
+        visible = [self._visible(partition) for partition in range(self._store.partitions)]
+        try:
+            reserve = self.most_once.reserve(waiting.subscription.group, selection, visible)
+        except StorageError as error:
+            self._refuse(waiting, error)
+            return None
+        self._reads.begin(reserve, selection.stopped_at)
+        return 0
 
     def _serve_again(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
         """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
@@ -245,7 +267,8 @@ class Delivery:
     def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False) -> Selection:
         """Choose from what the subscription follows, but for what is being read."""
         max_count = min(max_count, self._limits.max_pull_count)
-        selection = Selection(self._store, max_count, max_bytes, need, undo or need > 1)
+        undo = undo or need > 1 or waiting.subscription.group.mode == MOST_ONCE
+        selection = Selection(self._store, max_count, max_bytes, need, undo)
         for following in waiting.subscription.in_turn():
             if not following.reading:
                 selection.take(following)
@@ -257,6 +280,8 @@ class Delivery:
         """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
         with self._waiting():
             selection = self._select(waiting, waiting.pull.max_count, 1, _WAITED_BYTES, undo=True)
+            if self._is_ahead(waiting, selection):
+                return self._reserve(waiting, selection)
             carrier = Carrier(self._store, self.damaged)
             buffers = carrier.carry(selection.parts)
             failed = carrier.failed or selection.failed
@@ -331,7 +356,10 @@ class Delivery:
     def read_done(self, done: ReadDone) -> None:
         """What was asked for is in memory; whoever waits for it is served at the end of the turn."""
         waiter, read = self._reads.end(done.number, failed=done.error is not None)
-        self.damaged += self._store.finish_read(read)
+        if isinstance(read, Reserve):
+            self.most_once.reserved(read, done.error)
+        else:
+            self.damaged += self._store.finish_read(read)
         if isinstance(waiter, Postponed):
             self._subscribe_again(waiter, done.error)
         elif waiter is not None and done.error is None:

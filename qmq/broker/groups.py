@@ -90,6 +90,11 @@ class Following:
         #: Its number among those of its group, from 1 on, for good.
         self.ordinal = len(group.followings) + 1
         self.number: int | None = None  # of an exact subject, once it exists
+        #: Of a most_once group: up to which stamp (of an exact subject: sequence) a start passes all that there is, and
+        #: what is to make that more.
+        self.reserved = 0
+        self.reserving: object = None
+        self.reserves = 0  # since something was handed out
         #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
@@ -135,6 +140,8 @@ class Group:
         self.followings: dict[str, Following] = {}
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
+        #: Messages that it was not given and never will be: of other tags, or maybe handed out before a crash.
+        self.skipped = 0
         self.dirty = True
         self._packed = b""
 
@@ -156,6 +163,7 @@ class Group:
             following.scan[:] = begin.scan
             following.places[:] = begin.places
             following.arrived.clear()
+            following.reserved, following.reserving = 0, None
         self.dirty = True
 
     def covering(self, prefix: str) -> Following | None:
@@ -202,9 +210,10 @@ class Group:
         if self.dirty:
             fields = {
                 "mode": self.mode,
+                "skipped": self.skipped,
                 "cursors": self.cursors.packed(),
                 "followings": [
-                    (following.prefix, tuple(following.start), _places(store, following, visible))
+                    (following.prefix, tuple(following.start), _places(store, following, visible), following.reserved)
                     for following in self.followings.values()
                 ],
             }
@@ -215,13 +224,14 @@ class Group:
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
         """Take over how far it had come."""
         self.cursors.restore(*packed["cursors"])
-        for prefix, start, positions in packed["followings"]:
+        self.skipped = packed["skipped"]
+        for prefix, start, positions, reserved in packed["followings"]:
             scan = [
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
                 for partition in range(store.partitions)
             ]
             places = [*positions, *[0] * store.partitions][: store.partitions]
-            self.follow(prefix, Begin(Start(*start), scan, places))
+            self.follow(prefix, Begin(Start(*start), scan, places)).reserved = reserved
 
 
 class Begin(NamedTuple):

@@ -20,6 +20,7 @@ class Kind(enum.IntEnum):
     GROUP = 10  # number, name, mode, prefix that it follows from now on, start, places
     SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
     DELETE = 12
+    RESERVE = 13  # number, skipped, blocks: [prefix, where it is, where a start is to go on]; written twice
 
 
 class Verdict(enum.IntEnum):

@@ -6,10 +6,14 @@ from typing import Final
 
 from qmq.broker.commands import Effect, ReadWanted, Subscribe
 from qmq.broker.groups import Following
+from qmq.broker.most_once import Reserve
 from qmq.storage.store import Read
 
 #: So many reads that brought nothing are enough.
 _IN_VAIN: Final = 10_000
+
+
+Wanted = Read | Reserve
 
 
 class Postponed:
@@ -28,9 +32,9 @@ class Reads:
     def __init__(self, effects: list[Effect]) -> None:
         self._effects = effects
         self._last = 0
-        self._running: dict[int, tuple[Following | Postponed, Read]] = {}
+        self._running: dict[int, tuple[Following | Postponed, Wanted]] = {}
 
-    def begin(self, read: Read, waiter: Following | Postponed) -> bool:
+    def begin(self, read: Wanted, waiter: Following | Postponed) -> bool:
         """Ask for a read; False when *waiter* has had just that read, and it is not in memory again."""
         if read.key in waiter.reads or len(waiter.reads) >= _IN_VAIN:
             waiter.reads.clear()
@@ -43,7 +47,7 @@ class Reads:
         self._effects.append(ReadWanted(self._last, read))
         return True
 
-    def end(self, number: int, *, failed: bool) -> tuple[Following | Postponed | None, Read]:
+    def end(self, number: int, *, failed: bool) -> tuple[Following | Postponed | None, Wanted]:
         """It is done: who waits for it, None when that one has left, and what was read."""
         waiter, read = self._running.pop(number)
         if failed:

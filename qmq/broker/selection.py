@@ -42,6 +42,7 @@ class Selection:
         self._bytes = 0
         #: What was chosen.
         self.parts: list[Some | Many] = []
+        self._begun: list[tuple[Following, int]] = []
         self._marked = store.marked()
         self._undoes = undo
         self._undo: list[tuple[Cursors, Any, Any]] = []
@@ -60,6 +61,7 @@ class Selection:
     def take(self, following: Following) -> None:
         """Choose from what a following has ready, until it or the pull is exhausted, or a disk would be waited for."""
         self.stopped_at = following
+        self._begun.append((following, len(self.parts)))
         try:
             self._take(following)
             if self._cold is not None:
@@ -98,6 +100,11 @@ class Selection:
         first = store.count_at_hand(partition, positions, sizes)
         first = 0 if first == len(rows) else first
         return store.read_of(partition, positions[first:], sizes[first:], onward=not following.exact)
+
+    def taken(self) -> list[tuple[Following, list[Some | Many]]]:
+        """What was chosen of each following."""
+        ends = [*[start for _, start in self._begun[1:]], len(self.parts)]
+        return [(following, self.parts[start:end]) for (following, start), end in zip(self._begun, ends, strict=True)]
 
     def take_back(self) -> None:
         """Forget the choice: cursors and scans are as before."""

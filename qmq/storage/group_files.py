@@ -86,6 +86,8 @@ class GroupFiles:
         self.notes += [_told(disk, pulls, hole) for hole in found.holes]
         #: Another one after each start before which records may have been lost.
         self.generation: int = self._claim.generation + (lost or bool(found.holes))
+        #: Records are missing that were there, and not because the power failed.
+        self.is_rotten: bool = bool(found.holes) and not lost
         self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, file_bytes)
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
@@ -113,6 +115,16 @@ class GroupFiles:
     def write(self) -> None:
         """Write what is staged. Raises StorageFull, StorageFailed or SyncFailed; then it stays staged."""
         self._log.write()
+
+    def begin_sync(self) -> PullSync:
+        """What is written is to be on disk before the next checkpoint has it there; ``end_sync`` must follow."""
+        return self._log.lend_sync()
+
+    def end_sync(self, sync: PullSync, error: Exception | None) -> None:
+        """It was run, with that outcome."""
+        self._log.take_back(sync)
+        if sync.failed:
+            self._log.broken = str(error)
 
     # --- error logs and dead letters ---------------------------------------------------------------------------------
 

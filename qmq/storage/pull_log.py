@@ -274,6 +274,8 @@ class PullLog:
         self._full: list[tuple[int, Path]] = []
         #: Why nothing may be confirmed any more: a sync has failed.
         self.broken: str | None = None
+        #: Syncs beside those of checkpoints.
+        self._lent: list[PullSync] = []
         self._fd, self._path, self._base, self._limit = -1, pull_file_path(directory, base), base, base
         #: Behind the last record that is written.
         self.end = base
@@ -387,8 +389,18 @@ class PullLog:
 
     def synced(self, sync: PullSync) -> None:
         """It is: close what is full and covered."""
-        while self._full and self._full[0] in sync.files:
+        while self._full and self._full[0] in sync.files and not any(self._full[0] in one.files for one in self._lent):
             self._disk.close(self._full.pop(0)[0])
+
+    def lend_sync(self) -> PullSync:
+        """As ``begin_sync``, beside a checkpoint: its files stay open until ``take_back``."""
+        sync = self.begin_sync()
+        self._lent.append(sync)
+        return sync
+
+    def take_back(self, sync: PullSync) -> None:
+        """It has been run."""
+        self._lent.remove(sync)
 
     def close(self) -> None:
         """Close all files; nothing is synced."""

@@ -25,6 +25,7 @@ from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
+from qmq.storage.pull_log import PullSync
 from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.schedule import Schedule, ScheduleClaim
@@ -39,6 +40,7 @@ __all__ = [
     "ItemLogClaim",
     "KnownBad",
     "NotAtHand",
+    "PullSync",
     "Read",
     "RecoveryReport",
     "Schedule",

@@ -110,3 +110,22 @@ def test_a_group_of_the_plain_client_has_settings_too(tmp_path: Path) -> None:
     ):
         client.send("a.x", b"1")
         assert [message.body for message in consumer.pull(timeout=30)] == [b"1"]
+
+
+async def test_a_most_once_group_gets_each_message_once_and_acknowledges_none(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        await client.send_many("a.x", [b"%d" % number for number in range(10)])
+        async with (
+            client.subscribe("a.", group="g", mode="most_once") as one,
+            client.subscribe("a.", group="g", mode="most_once") as two,
+        ):
+            got = []
+            for consumer in (one, two):
+                for message in await consumer.pull(5, 5, timeout=30):
+                    async with message:
+                        got.append(message.body)
+                with pytest.raises(InvalidOption):
+                    await message.nack()
+                await consumer.flush()
+            assert sorted(got) == [b"%d" % number for number in range(10)]
+            assert await one.pull(timeout=0) == []

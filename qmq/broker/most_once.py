@@ -1,0 +1,205 @@
+"""Groups in which a message is handed out once, or never: nothing is noted of a pull, but how far pulls may go.
+
+Before the first message of a block is handed out, a record says that the group has come to the block's end, and is
+synced. A start after a crash goes on there: what lies before may have been handed out, is passed, and counted as
+skipped. Of a prefix a block ends at a stamp, of an exact subject at a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from qmq.broker.carrying import Many, chosen_of
+from qmq.broker.groups import Following, Group
+from qmq.broker.kinds import Kind
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.ranges import Parts
+from qmq.broker.selection import Selection
+from qmq.errors import StorageError
+from qmq.storage.store import NotAtHand, PullSync, Store
+
+#: A block that takes in all that is there goes on for so long behind it.
+AHEAD_US: Final = 1_000_000
+_CHUNK_ROWS: Final = 8_192
+_MOST_DOUBLED: Final = 16
+
+
+class Reserve:
+    """Blocks on their way to disk; read as what pulls wait for."""
+
+    partition = 0
+
+    def __init__(self, sync: PullSync, ends: list[tuple[Following, int]]) -> None:
+        self.key = object()
+        self.sync = sync
+        self.ends = ends
+
+    def step(self) -> bool:
+        """[thread] Sync. Raises SyncFailed."""
+        self.sync.run()
+        return False
+
+
+class MostOnce:
+    """Of all such groups."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # --- while messages are handed out -------------------------------------------------------------------------------
+
+    def covers(self, selection: Selection) -> bool:
+        """All that was chosen lies in blocks that are on disk."""
+        taken = [(following, parts) for following, parts in selection.taken() if parts]
+        if any(_need(following, parts) > following.reserved for following, parts in taken):
+            return False
+        for following, _ in taken:
+            following.reserves = 0
+        return True
+
+    def reserve(self, group: Group, selection: Selection, visible: list[int]) -> Reserve:
+        """Begin blocks for what was chosen; the choice is taken back, to be made again once they are on disk.
+
+        Raises StorageFull, StorageFailed or SyncFailed.
+        """
+        assert group.ledger is not None
+        ends = [
+            (following, self._end(following, parts, group.ledger.settings.max_unacked))
+            for following, parts in selection.taken()
+            if parts
+        ]
+        selection.take_back()
+        blocks = [[following.prefix, self._place(following, visible), end] for following, end in ends]
+        files = self._store.groups
+        files.write()  # while nothing can be written, nothing is staged
+        packed = msgpack.packb([group.ledger.number, group.skipped, blocks])
+        for _ in range(2):  # where one of the two is rotten, the other holds
+            files.stage(Kind.RESERVE, packed)
+        files.write()
+        reserve = Reserve(files.begin_sync(), ends)
+        for following, _ in ends:
+            following.reserving = reserve
+            following.reserves += 1
+        return reserve
+
+    def reserved(self, reserve: Reserve, error: Exception | None) -> None:
+        """They are on disk, or are not."""
+        self._store.groups.end_sync(reserve.sync, error)
+        for following, end in reserve.ends:
+            if following.reserving is reserve:  # else the group has gone elsewhere
+                following.reserving = None
+                if error is None:
+                    following.reserved = end
+                    following.group.dirty = True
+
+    def _end(self, following: Following, parts: Parts, block: int) -> int:
+        """Where a block of about so many messages ends that has all of *parts*."""
+        need = _need(following, parts)
+        # Where more came while one was brought to disk than it had room for, the next one has twice as much.
+        more = min(following.reserves, _MOST_DOUBLED)
+        if following.exact:
+            return need + (block << more)
+        runs = sum(len(part.rows) if isinstance(part, Many) else 1 for part in parts)
+        count = sum(
+            int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start for part in parts
+        )
+        ahead = max(1, block * runs // count)
+        ends = []
+        for partition, row in enumerate(following.scan):
+            if row + ahead < self._store.visible_row(partition):
+                try:
+                    ends.append(self._store.read_entry(partition, row + ahead)[2])
+                except (NotAtHand, StorageError):
+                    return need
+        return max(need, min(ends) if ends else self._store.last_stored_at_us + (AHEAD_US << more))
+
+    def _place(self, following: Following, visible: list[int]) -> int | list[int]:
+        """Before it all is handed out."""
+        if not following.exact:
+            return following.places_now(self._store, visible)
+        number = following.subject(self._store)
+        assert number is not None
+        return following.group.cursor(self._store, following, number) or 0
+
+    def stop(self, groups: Iterable[Group]) -> None:
+        """Nothing is handed out any more, so the next start may go on where the groups are."""
+        for group in groups:
+            if group.mode == MOST_ONCE:
+                for following in group.followings.values():
+                    following.reserved, following.reserving = 0, None
+                group.dirty = True
+
+    # --- after a start -----------------------------------------------------------------------------------------------
+
+    def replay(self, group: Group, skipped: int, blocks: list[Any]) -> None:
+        """A record says that blocks began."""
+        group.skipped = skipped
+        for prefix, place, end in blocks:
+            following = group.followings.get(prefix)
+            if following is None:  # the record that it is followed is lost
+                continue
+            if isinstance(place, list):
+                for partition, position in enumerate(place):
+                    self._pass_rows(following, partition, self._store.row_at_position(partition, position))
+            else:
+                self._pass_sequences(following, place)
+            following.reserved = end
+
+    def resume(self, groups: Iterable[Group], *, lost: bool) -> None:
+        """All is told: go on behind the blocks. With *lost* records nobody knows where they end: behind everything."""
+        for group in groups:
+            if group.mode != MOST_ONCE:
+                continue
+            for following in group.followings.values():
+                end = 1 << 62 if lost else following.reserved
+                following.reserved = 0
+                if following.exact:
+                    group.skipped += self._pass_sequences(following, end)
+                    continue
+                for partition in range(self._store.partitions):
+                    row = self._store.row_at_time(partition, end + 1) if end else 0
+                    group.skipped += self._pass_rows(following, partition, row)
+            group.dirty = True
+
+    def _pass_rows(self, following: Following, partition: int, end: int) -> int:
+        """Pass the rows before row *end*; returns how many messages that had not been handed out."""
+        store, group, passed = self._store, following.group, 0
+        row = following.scan[partition]
+        while row < end and len(rows := store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
+            row += len(rows)
+            matches = following.matches(store)
+            if matches is not None:
+                rows = chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
+            if not len(rows):
+                continue
+            ends = rows["first_sequence"] + rows["count"]
+            starts = np.maximum(rows["first_sequence"], group.floor(following, rows["subject"]))
+            passed += int((np.maximum(ends, starts) - starts).sum())
+            np.maximum.at(group.cursors.upto(int(rows["subject"].max()) + 1), rows["subject"], ends)
+        following.scan[partition] = row
+        return passed
+
+    def _pass_sequences(self, following: Following, end: int) -> int:
+        store, group = self._store, following.group
+        number = following.subject(store)
+        if number is None:
+            return 0
+        cursor, end = group.cursor(store, following, number) or 0, min(end, int(store.ends[number]))
+        if cursor >= end:
+            return 0
+        group.cursors.upto(number + 1)[number] = end
+        return store.message_count(number, cursor, end)
+
+
+def _need(following: Following, parts: Parts) -> int:
+    """How far a block has to go that has all of these."""
+    if following.exact:
+        last = parts[-1]
+        if isinstance(last, Many):
+            return int(last.rows["first_sequence"][-1]) + int(last.rows["count"][-1])
+        return last.entry[0] + last.stop
+    return max(int(part.rows["stored_at_us"].max()) if isinstance(part, Many) else part.entry[2] for part in parts)
