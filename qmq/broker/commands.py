@@ -32,6 +32,20 @@ class Send(NamedTuple):
     flush: bool
 
 
+class Known(NamedTuple):
+    """What a client knows of the consumer that it is, or was before it was started again.
+
+    ``since_us`` and ``generation`` as Place told it. ``incarnation``: as which this very subscription was there (0: it
+    was not). ``expected``: the pull sequence behind the last message that came. ``handled``: start, end, ...
+    """
+
+    since_us: int
+    generation: int
+    incarnation: int
+    expected: int
+    handled: tuple[int, ...] = ()
+
+
 class Subscribe(NamedTuple):
     """Take part in a group, or (group None) follow alone. ``start`` is None for the default of the kind.
 
@@ -51,6 +65,7 @@ class Subscribe(NamedTuple):
     transient: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
     mode: str = "reliable"
+    known: Known | None = None
 
 
 class Pull(NamedTuple):
@@ -226,13 +241,17 @@ class Sent(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a consumer is at the broker: its incarnation, and its pulls from ``frontier`` up to ``next_sequence``."""
+    """What a consumer is at the broker: its incarnation, and its pulls from ``frontier`` up to ``next_sequence``.
+
+    Pull sequences mean something together with ``since_us``, when it first came, and the pull log's ``generation``.
+    """
 
     consumer: int
     incarnation: int
     frontier: int
     next_sequence: int
     generation: int
+    since_us: int
 
 
 class Subscribed(NamedTuple):

@@ -56,7 +56,12 @@ class Handing:
     def join(self, command: Subscribe, group: Group) -> Member:
         """Be a consumer of the group."""
         ledger = self.ledger_of(group)
-        member = ledger.join(command.consumer, command.nonce, command.transient, self.now.wall_us)
+        known = command.known
+        if known is not None and known.generation != self._store.groups.generation:
+            known = known._replace(handled=())  # pull sequences may mean something else
+        member = ledger.join(
+            command.consumer, command.nonce, command.transient, self.now.wall_us, command.client, known
+        )
         self.members.joined(ledger, member, command.client, self.now)
         self.members.look(ledger)
         return member
@@ -65,8 +70,9 @@ class Handing:
         """What its client is told."""
         held = member.held
         return Place(
-            member.number, member.incarnation, held.frontier, held.next_sequence, self._store.groups.generation
-        )
+            member.number, member.incarnation, held.frontier, held.next_sequence, self._store.groups.generation,
+            member.since_us,
+        )  # fmt: skip
 
     def leave(self, subscription: Subscription) -> None:
         """A consumer leaves by itself: what it holds is handed out again at once."""

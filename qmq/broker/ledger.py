@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
+from qmq.broker.commands import Known
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
@@ -42,31 +43,56 @@ class Ledger:
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
-    def join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> Member:
-        """Be that consumer: again (with the nonce of before), or instead of who was. Raises Overloaded."""
+    def join(
+        self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes = b"", known: Known | None = None
+    ) -> Member:
+        """Be that consumer: again (with the nonce of before), or instead of who was.
+
+        Raises Overloaded; and Fenced for one instead of whom another came.
+        """
         member = self.by_name.get(name)
         if member is None and len(self.members) >= MAX_CONSUMERS and self._longest_away() is None:
             raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
-        if member is None or member.closed or member.nonce != nonce:
-            self._do(Kind.JOIN, [name, nonce, transient, now_us])
+        least = expected = 0
+        if member is not None and known is not None and known.since_us == member.since_us:
+            if member.nonce != nonce and 0 < known.incarnation < member.incarnation:
+                raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
+            least, expected = known.incarnation, known.expected
+            self._handled_before(member, known.handled)
+        if member is None or member.closed or member.nonce != nonce or expected > member.held.next_sequence:
+            self._do(Kind.JOIN, [name, nonce, transient, now_us, client, least, expected])
             member = self.by_name[name]
         return member
 
-    def _join(self, name: str, nonce: bytes, transient: bool, now_us: int) -> None:
+    def _handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
+        """What a client has kept of its acknowledgements: some may have been lost on the way."""
+        end = member.held.next_sequence
+        intervals = [min(number, end) for number in handled]
+        pairs = [pair for pair in zip(intervals[::2], intervals[1::2], strict=True) if pair[0] < pair[1]]
+        if pairs and not member.closed:
+            self.ack(member, [number for pair in pairs for number in pair])
+
+    def _join(
+        self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int
+    ) -> None:
         member = self.by_name.get(name)
         if member is None:
             away = self._longest_away() if len(self.members) >= MAX_CONSUMERS else None
             if away is not None:
                 del self.members[away.number], self.by_name[away.name]
-            member = self.by_name[name] = self.members[self._next_member] = Member(self._next_member, name, transient)
+            member = Member(self._next_member, name, transient, now_us)
+            self.by_name[name] = self.members[self._next_member] = member
             self._next_member += 1
-        elif not member.closed:
+        elif not member.closed and member.nonce != nonce:
             member.takeovers = 0 if member.progress else member.takeovers + 1
             if member.takeovers > 1 or member.alone:
                 self._lapse(member, now_us)
                 member.takeovers = 0
-        member.incarnation += 1
+        # What a client has seen is not given again, though the record of it went with the power.
+        member.incarnation = max(member.incarnation, least) + 1
+        member.held.skip_to(expected)
         member.nonce = nonce
+        member.client = client
         member.closed = False
         member.progress = False
 
@@ -279,7 +305,8 @@ class Ledger:
             "members": [
                 [
                     member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
-                    member.left_us, member.progress, member.takeovers, member.alone, member.held.packed(),
+                    member.left_us, member.progress, member.takeovers, member.alone, member.since_us, member.client,
+                    member.held.packed(),
                 ]
                 for member in self.members.values()
             ],
@@ -291,10 +318,13 @@ class Ledger:
         """Take over what ``packed`` gave."""
         self._set(*fields["settings"])
         self._next_member = fields["next_member"]
-        for number, name, transient, *rest, held in fields["members"]:
-            member = self.members[number] = self.by_name[name] = Member(number, name, transient)
-            member.incarnation, member.nonce, member.closed, member.left_us, *rest = rest
-            member.progress, member.takeovers, member.alone = rest
+        for number, name, transient, incarnation, nonce, closed, left_us, *state, since_us, client, held in fields[
+            "members"
+        ]:
+            member = self.members[number] = self.by_name[name] = Member(number, name, transient, since_us)
+            member.incarnation, member.nonce, member.client = incarnation, nonce, client
+            member.closed, member.left_us = closed, left_us
+            member.progress, member.takeovers, member.alone = state
             member.held = Held.restored(held)
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))

@@ -10,13 +10,14 @@ class Member:
 
     __slots__ = (
         "alone", "client", "closed", "held", "incarnation", "is_timed", "left_us", "name", "nonce", "number",
-        "progress", "pulled_us", "seen_us", "stalled_us", "takeovers", "transient",
+        "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
-    def __init__(self, number: int, name: str, transient: bool) -> None:
+    def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
         self.number = number
         self.name = name
         self.transient = transient
+        self.since_us = since_us  # wall clock: with its name what it is known by for good
         self.incarnation = 0
         self.nonce = b""
         self.held = Held()

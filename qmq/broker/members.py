@@ -165,9 +165,9 @@ class Members:
         return min(found, default=None)
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """After a start: each consumer gets a full lapse time."""
+        """After a start: each consumer gets a full lapse time, and its client's heartbeats count from now on."""
         for ledger in ledgers:
             for member in ledger.members.values():
                 if not member.closed:
-                    self._watch(ledger, member, now)
+                    self.joined(ledger, member, member.client, now)
             self.look(ledger)

@@ -41,6 +41,7 @@ class Place(NamedTuple):
     frontier: int
     next_sequence: int
     generation: int
+    since_us: int
 
 
 class Holding:

@@ -113,7 +113,7 @@ class Peer(asyncio.Protocol):
         if said["group"] is None:
             told["start_us"] = 4_711
         else:
-            told["place"] = [1, 1, self.next_sequence, self.next_sequence, 1]
+            told["place"] = [1, 1, self.next_sequence, self.next_sequence, 1, START_US]
         self.numbers = said["group"] is not None
         self.answer(Kind.SUBSCRIBED, frame.request, told)
         return said

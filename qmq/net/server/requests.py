@@ -24,6 +24,7 @@ MAX_LISTED: Final = 1_000
 _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
 _MAX_NONCE: Final = 16
+_KNOWN_NUMBERS: Final = 4
 
 
 def decode_hello(frame: Frame) -> str:
@@ -121,7 +122,21 @@ def _subscribe(connection: int, frame: Frame) -> Command:
     return commands.Subscribe(
         connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start, nonce,
         client, bool(fields.get("transient")), tuple(settings.items()), fields.get("mode", "reliable"),
+        _known_of(fields),
     )  # fmt: skip
+
+
+def _known_of(fields: dict[str, Any]) -> commands.Known | None:
+    """What a client knows of the consumer that it is."""
+    numbers = fields.get("known")
+    if numbers is None:
+        return None
+    if type(numbers) is not list or not all(_is_count(number) for number in numbers) or len(numbers) % 2:
+        raise ProtocolError("SUBSCRIBE has an even number of whole numbers in known")
+    if len(numbers) < _KNOWN_NUMBERS or wire.pack_numbers(numbers)[1] != fields.get("known_crc"):
+        raise ProtocolError("what a SUBSCRIBE has in known is too little, or does not fit its checksum")
+    since_us, generation, incarnation, expected, *handled = numbers
+    return commands.Known(since_us, generation, incarnation, expected, tuple(handled))
 
 
 def _subjects(connection: int, frame: Frame) -> Command:
