@@ -10,7 +10,7 @@ import msgpack
 
 from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
-from qmq.net.pulling import start_of
+from qmq.net.options import start_of
 from qmq.net.receipts import utc_from_us
 from qmq.net.wire import Kind
 

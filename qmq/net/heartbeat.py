@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 import time
@@ -34,19 +33,26 @@ _MAX_ANSWER: Final = 64 << 10
 class Heartbeat:
     """The heartbeats of a client. ``start`` it in its loop, ``stop`` it there."""
 
-    def __init__(self, client_id: bytes, address: Callable[[], Address], lapse_s: float) -> None:
-        """*address* tells where the client is connected now."""
+    def __init__(
+        self,
+        client_id: bytes,
+        address: Callable[[], Address],
+        lapse_s: float,
+        out_of_touch: Callable[[], None],
+    ) -> None:
+        """*address* tells where the client is connected now; *out_of_touch* is called in the loop, again and again
+        while the broker may take this client for dead before long.
+        """
         self._client_id = client_id
         self._address = address
+        self._out_of_touch = out_of_touch
         self._lapse_s = lapse_s
         self._interval_s = lapse_s / BEATS
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         self._turned_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        #: When the last beat that was answered was sent: monotonic seconds.
-        self.heard_at = time.monotonic()
+        self._heard_at = time.monotonic()  # when the last beat that was answered was sent
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; does nothing when it has begun."""
@@ -61,13 +67,14 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
 
-    @property
-    def is_out_of_touch(self) -> bool:
-        """The broker has not been heard of for so long that it may take this client for dead before long."""
-        return time.monotonic() - self.heard_at > GIVE_UP * self._lapse_s
+    def heard(self, ago_s: float) -> None:
+        """The broker has answered what was sent so long ago, and by which it knows that this client lives."""
+        self._heard_at = max(self._heard_at, time.monotonic() - ago_s)
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
         self._turned_at = time.monotonic()
+        if self._turned_at - self._heard_at > GIVE_UP * self._lapse_s:
+            self._out_of_touch()
         self._timer = loop.call_later(self._interval_s / 4, self._turned, loop)
 
     # --- in the thread -----------------------------------------------------------------------------------------------
@@ -102,7 +109,7 @@ class Heartbeat:
         payload = wire.HEARTBEAT.pack(self._client_id, stalled_us)
         connection.sendall(wire.encode_frame(Kind.HEARTBEAT, 2, b"", len(payload)) + payload)
         self._expect(connection, Kind.HEARTBEAT_SEEN)
-        self.heard_at = now
+        self._heard_at = max(self._heard_at, now)
 
     def _expect(self, connection: socket.socket, kind: Kind) -> None:
         size, found, _, _, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))

@@ -5,48 +5,120 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
-from qmq.errors import Fenced, QmqError, Retry
+from qmq.errors import Fenced, QmqError, Retry, UnknownSubscription
+from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
-from qmq.net.holding import Holding, Verdict, check_delay
+from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, check_delay
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
 
 #: Acknowledgements wait so long for more, or for a pull that takes them along.
 ACK_DELAY: Final = 0.05
+#: So many do not wait.
+ACK_COUNT: Final = 1_000
 _WARN_EVERY: Final = 10.0
 
 Subscribed = tuple[Connection, int]
 
 
-class Holder(Holding):
+class Holder:
     """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
 
     def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
-        super().__init__(self._later)
-        self._consumer = consumer
-        self._subscribed = subscribed
+        #: What it holds; None until the broker has said who it is.
+        self.holding: Holding | None = None
         #: Where all of this runs, once it does.
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        #: Acknowledgements that were refused, as what they were for is not held any more.
+        self.refused = 0
+        #: Called with what a handler raised.
+        self.on_error: Callable[[Exception], object] | None = None
+        #: Called when nothing that was held is held any more.
+        self.on_dropped: list[Callable[[], None]] = []
+        #: Called on a new connection.
+        self.on_connected: Callable[[], None] | None = None
+        self._consumer = consumer
+        self._subscribed = subscribed
+        # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.
+        self._undecided = Intervals()
+        self._timer: asyncio.Handle | None = None
+        self._hurries = False
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned_at = -_WARN_EVERY
-        #: Called with what a handler raised.
-        self.on_error: Callable[[Exception], object] | None = None
+
+    # --- who we are --------------------------------------------------------------------------------------------------
+
+    def known(self) -> Known | None:
+        """What to tell the broker of the consumer at hello; None at first."""
+        holding = self.holding
+        if holding is None:
+            return None
+        place, handled = holding.place, [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS]
+        return Known(place.since_us, place.generation, place.incarnation, holding.expected, tuple(handled))
+
+    def joined(self, place: Place) -> None:
+        """The broker has said who we are: what was held still is, or other things are."""
+        self.loop = asyncio.get_running_loop()
+        before = self.holding
+        same = before is not None and before.place.is_that_of(place)
+        if before is not None and same and before.fenced is None:
+            before.rejoined(place)
+            return
+        if before is not None and before.fenced is None:
+            self.fence(Fenced("what this consumer held is handed out again: the broker had not heard of it, or forgot"))
+        if not same:
+            self.refused += self._undecided.size
+        self._undecided = Intervals()
+        self.holding = Holding(self, place)
+        if not self.unconfirmed:
+            self._tell()
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """Why nothing is held."""
+        return self.holding.fenced if self.holding is not None else None
+
+    def fence(self, error: Fenced, *, for_good: bool = True) -> None:
+        """Nothing is held any more; *for_good*: the broker has said so, else it may yet take acknowledgements."""
+        if self.holding is None or self.holding.fenced is not None:
+            return
+        log.warning("consumer %s: %s", self._consumer, error)
+        for start, end in self.holding.fence(error):
+            if for_good:
+                self.refused += end - start
+            else:
+                self._undecided.add(start, end)
+        for call in self.on_dropped:
+            call()
+        if not self.unconfirmed:
+            self._tell()
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 
-    def _later(self) -> None:
+    @property
+    def unconfirmed(self) -> int:
+        """Acknowledgements that the broker has neither confirmed nor refused."""
+        return self._undecided.size + (self.holding.unconfirmed if self.holding is not None else 0)
+
+    def want_send(self) -> None:
+        """Send acknowledgements soon; at once, when there are many."""
+        assert self.loop is not None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACK_DELAY, self._due)
+            self._timer = self.loop.call_later(ACK_DELAY, self._due)
+        elif not self._hurries and self.holding is not None and self.holding.pending >= ACK_COUNT:
+            self._hurries = True
+            self._timer.cancel()
+            self._timer = self.loop.call_soon(self._due)
 
     def _due(self) -> None:
+        self._hurries = False
         if self._timer is not None:
             self._timer.cancel()  # where it is not this timer that calls
             self._timer = None
@@ -56,35 +128,41 @@ class Holder(Holding):
     async def _send_soon(self) -> None:
         try:
             self.send(await self._subscribed())
-        except QmqError as error:
-            log.debug("consumer %s could not send acknowledgements: %s", self._consumer, error)
+        except QmqError as error:  # there will be no subscription any more
+            self.fence(error if isinstance(error, Fenced) else Fenced(f"acknowledgements can't be sent: {error}"))
             self._tell()
 
     def send(self, subscribed: Subscribed) -> None:
         """Send what is acknowledged and was not sent yet."""
-        self.loop = asyncio.get_running_loop()
         connection, subscription = subscribed
-        while intervals := self.take_acks():
+        holding = self.holding
+        while holding is not None and holding.fenced is None and (intervals := holding.take_acks()):
             packed, crc = wire.pack_numbers(intervals)
             payload = wire.ACK.pack(subscription, crc) + packed
-            connection.ask(Kind.ACK, self._confirmer(intervals), payload=payload)
+            connection.ask(Kind.ACK, self._confirmer(holding, intervals), payload=payload)
 
-    def _confirmer(self, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
+    def _confirmer(self, holding: Holding, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
         def answered(answer: Answer | QmqError) -> None:
+            if holding.fenced is not None:
+                return  # it is known already what becomes of them
             if isinstance(answer, Answer):
                 (refused,) = wire.ACKED.unpack(answer.payload)
-                self.confirm(intervals, refused)
+                holding.confirm(intervals, refused)
             elif isinstance(answer, Fenced):
                 self.fence(answer)
-            elif not answer.retryable:
-                self.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
+            elif type(answer) is UnknownSubscription or answer.retryable:
+                self._due_again()  # with the next connection, or as soon as the disk takes it
+            else:
+                holding.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
                 log.warning("consumer %s: acknowledgements were refused: %s", self._consumer, answer)
-            else:  # the connection is gone: they are sent again with the next one
-                self._later()
             if not self.unconfirmed:
                 self._tell()
 
         return answered
+
+    def _due_again(self) -> None:
+        assert self.holding is not None
+        self.holding.rejoined(self.holding.place)
 
     def _tell(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -110,14 +188,22 @@ class Holder(Holding):
 
     # --- other verdicts ----------------------------------------------------------------------------------------------
 
-    async def hand_back(self, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str) -> None:
+    async def hand_back(
+        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+    ) -> None:
         """Hand messages back; returns once the broker has that durably. Raises Fenced."""
-        self.take_back(start, end)
-        place, tried = self.place, False
+        holding.take_back(start, end)
+        # Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
+        await asyncio.shield(self._spawn(self._hand_back(holding, start, end, verdict, delay_us, reason)))
+
+    async def _hand_back(
+        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+    ) -> None:
+        tried = False
         while True:
             connection, subscription = await self._subscribed()
-            if self.place is not None and place is not None and self.place.incarnation != place.incarnation:
-                raise Fenced(str(self.fenced or "what this consumer held is handed out again"))
+            if holding.fenced is not None:
+                raise Fenced(str(holding.fenced))
             delay = wire.OWN_DELAY if delay_us is None else delay_us
             payload = wire.HAND_BACK.pack(subscription, verdict, b"", start, end, delay)
             try:
@@ -128,31 +214,39 @@ class Holder(Holding):
                     return
                 raise
             except QmqError as error:
-                if not error.retryable:
+                if not error.retryable and type(error) is not UnknownSubscription:
                     raise
             tried = True
             await asyncio.sleep(ACK_DELAY)
 
-    def release(self, start: int, end: int) -> None:
-        """Hand messages back unstarted, in the background."""
-        task = asyncio.get_running_loop().create_task(self._release(start, end), name="qmq-release")
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self.loop is not None
+        task = self.loop.create_task(work, name="qmq-hand-back")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
 
-    async def _release(self, start: int, end: int) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("consumer %s: what was handed back was refused: %s", self._consumer, error)
+
+    def release(self, holding: Holding, start: int, end: int) -> None:
+        """Hand messages back unstarted, in the background."""
         try:
-            await self.hand_back(start, end, Verdict.RELEASE, None, "")
-        except QmqError as error:
-            log.debug("consumer %s: a release was refused: %s", self._consumer, error)
+            holding.take_back(start, end)
+        except Fenced:
+            return  # it has a verdict, or is not held: as good as released
+        self._spawn(self._hand_back(holding, start, end, Verdict.RELEASE, None, ""))
 
-    async def failed(self, sequence: int, error: Exception) -> None:
+    async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
         """A handler has raised: its message comes again."""
         after = error.after if isinstance(error, Retry) else None
         if not isinstance(error, Retry):
             self._warn(error)
         try:
             reason = f"{type(error).__name__}: {error}"
-            await self.hand_back(sequence, sequence + 1, Verdict.NACK, check_delay(after), reason)
+            await self.hand_back(holding, sequence, sequence + 1, Verdict.NACK, check_delay(after), reason)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
 

@@ -1,13 +1,14 @@
 """What a consumer of a group holds, as its client knows it: verdicts on the way to the broker. Without I/O.
 
 Messages are named by their pull sequences. Each is open until it has a verdict; an acknowledgement waits until it is
-sent, then until it is confirmed; if the connection is lost before, it is sent again.
+sent, then until it is confirmed; if the connection is lost before, it is sent again. When the broker may have handed
+what is held to others, it is held no more, for good: what comes after that is another Holding.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.errors import Fenced, InvalidOption, ProtocolError
@@ -15,7 +16,7 @@ from qmq.format.run import Run
 from qmq.intervals import Intervals
 
 #: So many stretches of acknowledgements go in one frame.
-MOST_INTERVALS: Final = 2_048
+MOST_INTERVALS: Final = 2_000
 
 
 class Verdict(enum.IntEnum):
@@ -33,6 +34,29 @@ class Task(Protocol):
     def __hash__(self) -> int: ...
 
 
+class Owner(Protocol):
+    """Who brings verdicts to the broker."""
+
+    #: Where that is done.
+    loop: Any
+    #: Acknowledgements that were refused, as what they were for is not held any more.
+    refused: int
+
+    def want_send(self) -> None:
+        """There is something to send."""
+
+    async def hand_back(
+        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+    ) -> None:
+        """Hand messages back; returns once the broker has that durably. Raises Fenced."""
+
+    def release(self, holding: Holding, start: int, end: int) -> None:
+        """Hand messages back unstarted, in the background."""
+
+    async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
+        """A handler has raised: its message comes again."""
+
+
 class Place(NamedTuple):
     """What the broker said that this consumer is."""
 
@@ -43,31 +67,44 @@ class Place(NamedTuple):
     generation: int
     since_us: int
 
+    def is_that_of(self, other: Place) -> bool:
+        """Pull sequences mean the same, and what was held still is."""
+        return self[:2] == other[:2] and self[4:] == other[4:]
+
+
+class Known(NamedTuple):
+    """What a client tells of the consumer that it is; ``handled`` are pull sequences start, end, start, end, ...
+
+    ``incarnation``: as which this very subscription was there, 0: not yet.
+    """
+
+    since_us: int
+    generation: int
+    incarnation: int
+    expected: int
+    handled: tuple[int, ...]
+
 
 class Holding:
-    """The verdicts of one consumer at one broker. *want_send* is called when there is something to send."""
+    """What one incarnation of a consumer holds at one broker, from a hello on that gave it *place*."""
 
-    def __init__(self, want_send: Callable[[], None]) -> None:
-        self._want_send = want_send
+    def __init__(self, owner: Owner, place: Place) -> None:
+        self.owner = owner
+        self.place = place
         self._pending = Intervals()  # acknowledged by the program, not sent
         self._sent = Intervals()  # sent, not confirmed
         self._done = Intervals()  # whatever has a verdict, above the floor
-        self._floor = 0
+        self._floor = place.frontier
         #: The pull sequence that the next pull expects.
-        self.expected = 0
+        self.expected = place.frontier
         #: A message with this pull sequence goes on where the last acknowledgement was: who acknowledges it may just
         #: count on.
         self.tail = -1
         self._streak = 0
-        self._lost_below = 0
-        #: Acknowledgements that the broker has refused, as what they were for is not held any more.
-        self.refused = 0
         #: Why nothing is held any more: another has taken over, or it was silent for too long.
         self.fenced: Fenced | None = None
-        self.place: Place | None = None
-        #: Who is at work on a message of it, and who was stopped at that because it is not held any more.
-        self.handling: set[Task] = set()
-        self.stopped: set[Task] = set()
+        self._handling: dict[Task, int] = {}  # who is at work on how many messages of it
+        self._stopped: set[Task] = set()  # who was stopped at that, as it is not held any more
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -82,6 +119,8 @@ class Holding:
         left = iter(runs)
         run, at = None, 0
         for first, count, attempt in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
+            if first < self.expected:
+                raise ProtocolError(f"the broker gives pull sequence {first} again, and {self.expected} was expected")
             sequence, end = first, first + count
             while sequence < end:
                 if run is None:
@@ -102,14 +141,15 @@ class Holding:
     def ack(self, start: int, end: int) -> None:
         """These are handled. What has a verdict already keeps it."""
         self._settle()
-        if start < self._lost_below:
-            self.refused += min(end, self._lost_below) - start
-            start = self._lost_below
+        if self.fenced is not None:
+            self.owner.refused += sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
+            self._done.add(start, end)
+            return
         if end - start == 1 and start >= self._floor and start not in self._done:
             self._streak, self.tail = start, end
         else:
             self._add(start, end)
-        self._want_send()
+        self.owner.want_send()
 
     def _settle(self) -> None:
         """The acknowledgements one after another that ended at ``tail`` are over."""
@@ -156,7 +196,7 @@ class Holding:
 
     def confirm(self, intervals: Sequence[int], refused: int) -> None:
         """The broker has these."""
-        self.refused += refused
+        self.owner.refused += refused
         kept = Intervals()
         gone = Intervals()
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
@@ -172,35 +212,72 @@ class Holding:
         self._settle()
         return self._pending.size + self._sent.size
 
-    def joined(self, place: Place) -> None:
-        """The broker said who we are. As the same incarnation we go on; as another one we hold what it gives us."""
-        before, self.place = self.place, place
-        same = before is not None and before[:2] == place[:2] and before.generation == place.generation
-        if same and self.fenced is None:
-            for start, end in self._sent:
-                self._pending.add(start, end)
-            self._sent = Intervals()
-            self._drop_below(place.frontier)
-            if self._pending.size:
-                self._want_send()
-            return
-        if before is not None and self.fenced is None:
-            self.fence(Fenced("the broker has handed what this consumer held to others: it was silent for too long"))
-        self.fenced = None
-        self._lost_below = place.frontier if before is not None and not same else 0
-        self._pending, self._sent, self._done = Intervals(), Intervals(), Intervals()
-        self._floor = self.expected = place.frontier
+    @property
+    def pending(self) -> int:
+        """Acknowledgements that were not sent."""
+        return self._pending.size + max(self.tail - self._streak, 0)
 
-    def fence(self, error: Fenced) -> None:
-        """Nothing is held any more: acknowledgements on the way are refused."""
+    def rejoined(self, place: Place) -> None:
+        """The connection is another one: what was not confirmed is sent again."""
+        self.place = place
+        for start, end in self._sent:
+            self._pending.add(start, end)
+        self._sent = Intervals()
+        self._drop_below(place.frontier)
+        if self._pending.size:
+            self.owner.want_send()
+
+    def acknowledged(self, most: int) -> list[int]:
+        """What is acknowledged and not confirmed, up to so many stretches: start, end, start, end, ..."""
         self._settle()
-        self.fenced = error
-        for task in self.handling:
-            self.stopped.add(task)
-            task.cancel()
-        self.handling.clear()
-        self.refused += self._pending.size + self._sent.size
+        both = Intervals()
+        for start, end in (*self._sent, *self._pending):
+            both.add(start, end)
+        return [number for pair in list(both)[:most] for number in pair]
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def fence(self, error: Fenced) -> Intervals:
+        """Nothing is held any more: who is at work on it is stopped. Returns what is acknowledged and not confirmed."""
+        self._settle()
+        lost = Intervals()
+        for start, end in (*self._sent, *self._pending):
+            lost.add(start, end)
         self._pending, self._sent = Intervals(), Intervals()
+        self.fenced = error
+        handling, self._handling = self._handling, {}
+        for task in handling:
+            self._stopped.add(task)
+            task.cancel()
+        return lost
+
+    def begin(self, task: Task) -> None:
+        """That task goes to work on a message of it. It is stopped at once where nothing is held any more."""
+        if self.fenced is None:
+            self._handling[task] = self._handling.get(task, 0) + 1
+        elif task not in self._stopped:
+            self._stopped.add(task)
+            task.cancel()
+
+    def end(self, task: Task) -> bool:
+        """It is through with it; whether it was stopped."""
+        if task in self._stopped:
+            self._stopped.remove(task)
+            return True
+        left = self._handling.get(task, 0) - 1
+        if left > 0:
+            self._handling[task] = left
+        else:
+            self._handling.pop(task, None)
+        return False
+
+    def dropped(self, start: int, end: int) -> int:
+        """Nobody can come to these messages any more: how many of them have no verdict and are held."""
+        if self.fenced is not None:
+            return 0
+        missing = self._done.missing(max(start, self._floor), end)
+        streak = self._streak, self.tail
+        return sum(high - low - max(0, min(high, streak[1]) - max(low, streak[0])) for low, high in missing)
 
     def _drop_below(self, frontier: int) -> None:
         if frontier > self._floor:

@@ -16,7 +16,7 @@ from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection, Welcome
 from qmq.net.gathering import SendLimits
 from qmq.net.heartbeat import Heartbeat
-from qmq.net.holding import Holding
+from qmq.net.holder import Holder
 from qmq.net.options import ClientOptions, producer_id_of
 from qmq.net.sending import Sending
 from qmq.net.wire import Kind
@@ -63,7 +63,7 @@ class Link:
         #: Names this client's process to the broker.
         self.client_id = client_id
         self._heartbeat: Heartbeat | None = None
-        self._holders: set[Holding] = set()  # which lose what they hold when nobody hears of us
+        self._holders: set[Holder] = set()  # which lose what they hold when nobody hears of us
         self.welcome: Welcome | None = None
         self._options = options
         self._sending = sending
@@ -142,31 +142,30 @@ class Link:
 
     # --- consumers of groups -----------------------------------------------------------------------------------------
 
-    def hold(self, holder: Holding) -> None:
-        """A consumer of a group: the broker hears that its process lives, and it is told when that may not be so."""
+    def hold(self, holder: Holder, asked_at: float) -> None:
+        """A consumer of a group has subscribed, which it asked for then: the broker is to hear that its process lives,
+        and it is told when that may not be so.
+        """
         assert self._loop is not None
         assert self.welcome is not None
         self._holders.add(holder)
         if self._heartbeat is None:
             lapse_s = self.welcome.lapse_ms / 1_000
-            self._heartbeat = Heartbeat(self.client_id, lambda: self.address, lapse_s)
+            self._heartbeat = Heartbeat(self.client_id, lambda: self.address, lapse_s, self._out_of_touch)
             self._heartbeat.start(self._loop)
+        self._heartbeat.heard(self._loop.time() - asked_at)
 
-    def let_go(self, holder: Holding) -> None:
+    def let_go(self, holder: Holder) -> None:
         """It has left."""
         self._holders.discard(holder)
         if not self._holders and self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
 
-    def _check_touch(self) -> None:
-        if self._heartbeat is not None and self._heartbeat.is_out_of_touch:
-            error = Fenced(
-                "the broker was out of reach for so long that it may have handed what is held here to others"
-            )
-            for holder in self._holders:
-                if holder.fenced is None:
-                    holder.fence(error)
+    def _out_of_touch(self) -> None:
+        error = Fenced("the broker was out of reach for so long that it may have handed what is held here to others")
+        for holder in self._holders:
+            holder.fence(error, for_good=False)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +244,6 @@ class Link:
         assert self._loop is not None
         now = self._loop.time()
         self._sending.expire(now)
-        self._check_touch()
         self._owner.batch_ended()
         connection = self.connection
         if connection is not None:
@@ -369,6 +367,9 @@ class Link:
         self.connection = connection
         self._tell(self._waiters)
         self._owner.changed()
+        for holder in self._holders:
+            if holder.on_connected is not None:
+                holder.on_connected()
         self.want_turn()
 
 

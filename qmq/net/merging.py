@@ -16,7 +16,8 @@ from qmq.errors import QmqError
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
-from qmq.net.pulling import PULL_BYTES, Puller, Start, check_pull, make_consumer_id
+from qmq.net.options import Start, check_pull, make_consumer_id
+from qmq.net.pulling import PULL_BYTES, Puller
 
 #: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
 PATIENCE: Final = 0.05
@@ -223,7 +224,7 @@ class MergedPuller:
         """These were not handed out after all: they come first in the next pull."""
         for run in reversed(runs):
             for puller in self._pullers:
-                if puller.holder is not None and puller.holder is run.holder:
+                if puller.holder is not None and run.holder is not None and puller.holder is run.holder.owner:
                     puller.put_back([run])
                     break
             else:

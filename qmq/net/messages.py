@@ -123,19 +123,19 @@ class Message:
         holder = self._run.holder
         if holder is not None:
             sequence = self._run.pull_sequence + self._index
-            holder.release(sequence, sequence + 1)
+            holder.owner.release(holder, sequence, sequence + 1)
 
     async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
         holder = self._run.holder
         if holder is None:
             raise InvalidOption("who follows alone has no group to hand a message back to")
         sequence = self._run.pull_sequence + self._index
-        await holder.hand_back(sequence, sequence + 1, verdict, check_delay(delay), reason)
+        await holder.owner.hand_back(holder, sequence, sequence + 1, verdict, check_delay(delay), reason)
 
     async def __aenter__(self) -> Self:
         holder = self._run.holder
         if holder is not None:
-            holder.handling.add(asyncio.current_task())
+            holder.begin(asyncio.current_task())
         return self
 
     async def __aexit__(
@@ -143,16 +143,16 @@ class Message:
     ) -> bool:
         """Acknowledge it; or hand it back, when the block has raised: an Exception counts as an attempt, and is
         swallowed. ``raise qmq.Retry(after=...)`` picks the delay. What ends tasks and programs releases it.
+
+        When it is not held any more, the block is cancelled and left, and the program goes on behind it.
         """
         holder = self._run.holder
         if holder is None:
             return False
         task = asyncio.current_task()
-        holder.handling.discard(task)
-        if task in holder.stopped:
-            holder.stopped.discard(task)
-            if isinstance(error, asyncio.CancelledError) and task is not None:
-                return not task.uncancel()
+        assert task is not None
+        if holder.end(task):
+            return await _go_on(task, error)
         if error is None:
             self.ack()
             return False
@@ -160,11 +160,26 @@ class Message:
             self.release()
             return False
         sequence = self._run.pull_sequence + self._index
-        await holder.failed(sequence, error)
+        await holder.owner.failed(holder, sequence, error)
         return True
 
     def __repr__(self) -> str:
         return f"<Message {self.id} {self.subject!r} sequence {self.sequence}, {len(self.body)} bytes>"
+
+
+async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
+    """A task was cancelled because the message is not held any more: take that back; whether *error* is swallowed."""
+    if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
+        return False
+    is_cancelled = isinstance(error, asyncio.CancelledError)
+    if not is_cancelled:
+        try:
+            await asyncio.sleep(0)  # it may be on its way yet
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if task.uncancel() and is_cancelled:
+        raise asyncio.CancelledError  # somebody else cancels it too
+    return True
 
 
 M = TypeVar("M", bound=Message)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import re
+import secrets
+import socket
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
 
 from qmq.errors import InvalidName, InvalidOption
 from qmq.format.layout import PRODUCER_ID_SIZE
@@ -13,6 +18,7 @@ from qmq.net.address import Address, parse_url
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
+Start = Literal["first", "last"] | datetime | int | None
 
 _MAX_PRODUCER_NAME = 200
 
@@ -95,3 +101,33 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
     if set(map(type, listed)) <= {bytes}:
         return listed  # type: ignore[return-value]  # bytes only
     return list(map(body_of, listed))
+
+
+def check_pull(max_count: int, min_count: int, timeout: float | None) -> None:
+    """Raise InvalidOption for what a pull can't be asked for."""
+    if type(max_count) is not int or type(min_count) is not int or not 1 <= min_count <= max_count:
+        raise InvalidOption(
+            f"a pull needs 1 <= min_count <= max_count, not min_count={min_count!r}, max_count={max_count!r}"
+        )
+    if timeout is not None and (not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
+        raise InvalidOption(f"timeout must be a number of seconds from 0, or None to wait without end, not {timeout!r}")
+
+
+def start_of(start: object) -> Any:
+    """What SUBSCRIBE says for *start*. Raises InvalidOption."""
+    if start is None or start in ("first", "last"):
+        return start
+    if isinstance(start, datetime):
+        if start.utcoffset() is None:
+            raise InvalidOption(f"start {start!r} has no time zone; use datetime(..., tzinfo=UTC)")
+        since = start.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
+    if type(start) is int and 0 <= start < 1 << 63:
+        return ["sequence", start]
+    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence from 0 or None, not {start!r}')
+
+
+def make_consumer_id() -> str:
+    """An id for a consumer that was given none: host, process id and a random part."""
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

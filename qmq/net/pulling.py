@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
-import secrets
-import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from contextlib import suppress
+from typing import Any, Final
 
 from qmq.errors import (
     BadBatch,
     ConnectionLost,
-    InvalidName,
+    Fenced,
     InvalidOption,
     ProtocolError,
     QmqError,
     UnknownSubscription,
 )
 from qmq.format.pieces import Damage, Run
-from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
-from qmq.net.group_settings import DEFAULT_TERMS, Terms, shown_settings
-from qmq.net.holder import Holder
-from qmq.net.holding import Place
+from qmq.net.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.holding import Holding
+from qmq.net.kept import Kept
 from qmq.net.link import Link
 from qmq.net.mending import Mending, error_of, read_checked
-from qmq.net.resume import Progress, without_covered
+from qmq.net.options import Start, check_pull
+from qmq.net.subscribing import MOST_DOUBTS, Subscribing
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
-
-Start = Literal["first", "last"] | datetime | int | None
 
 #: What one pull may bring.
 PULL_BYTES: Final = 4 << 20
@@ -48,13 +41,13 @@ ROUND: Final = 20.0
 LATE: Final = 10.0
 #: How long past its time a pull waits for an answer that is on its way.
 GRACE: Final = 0.5
+#: What came and nobody took for so long is handed back.
+UNUSED_AFTER: Final = 1.0
 #: Leaving waits so long for acknowledgements to be confirmed.
 FLUSH_TIMEOUT: Final = 5.0
 #: Leaving waits so long for the broker.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
-#: So often in a row a request is made that the broker finds fault with, though it was made well.
-_MOST_DOUBTS: Final = 3
 _DOUBTFUL: Final = (InvalidOption, ProtocolError, UnknownSubscription)
 
 
@@ -72,44 +65,32 @@ class Puller:
         is_transient: bool | None = None,
     ) -> None:
         """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id."""
-        if not prefixes:
-            raise InvalidName('subscribe needs at least one subject or prefix; "" is everything')
-        names = [check_prefix(prefix) for prefix in prefixes]
+        self._link = link
+        self._subscribing = Subscribing(link, prefixes, group, consumer, start, terms, is_transient)
         #: The consumer's id.
-        self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
+        self.id = self._subscribing.id
+        #: What is held, and verdicts on it; None for who follows alone.
+        self.holder = self._subscribing.holder
         #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
         self._on_error: Callable[[Exception], object] | None = None
-        self._link = link
-        self._group = check_group(group) if group is not None else None
-        self._start = start_of(start)
-        self._terms = terms
-        self._prefixes = names if group is not None else without_covered(names)
-        self._progress = Progress(self._prefixes, None) if group is None else None
-        self._transient = consumer is None if is_transient is None else is_transient
-        self._nonce = secrets.token_bytes(16)  # who we are over reconnects
-        #: What is held, and verdicts on it; None for who has nothing to hand back.
-        self.holder = None
-        if group is not None and terms.mode != "most_once":
-            self.holder = Holder(self.id, self._subscribed_now)
-        self._store_id: bytes | None = None
+        self._progress = self._subscribing.progress
         self._warned_at = -_WARN_EVERY
-        self._warned_of_settings = False
         self._inside = False
-        self._subscribed: tuple[Connection, int] | None = None
-        self._subscribing: asyncio.Task[None] | None = None
         self._backoff = Backoff()
         self._doubts = 0
-        self._kept: deque[Run] = deque()  # received and not handed out
-        self._kept_count = 0
-        self._skip = 0  # messages of the first of them that were
+        self._kept = Kept()
         self._most = 0  # that the last pull asked for
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
         self._pulling: tuple[Connection, int] | None = None  # the pull that is not answered yet: connection, request
+        self._asked_for: Holding | None = None  # who is to hold what it brings
         self._answer: Answer | QmqError | None = None  # what the last one brought, not looked at yet
         self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
         self._waiter: asyncio.Future[None] | None = None
         self._lock = asyncio.Lock()
+        self._unused: asyncio.TimerHandle | None = None
+        if self.holder is not None:
+            self.holder.on_dropped.append(self._kept.clear)
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
@@ -130,32 +111,37 @@ class Puller:
     @property
     def has_kept(self) -> bool:
         """There is something that was received and not handed out."""
-        return bool(self._kept)
+        return bool(self._kept.count)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        await self._subscribe()
+        await self._subscribing.enter()
         self._inside = True
 
     async def leave(self) -> None:
-        """Unsubscribe; whoever waits for messages gets UnknownSubscription."""
+        """Unsubscribe, which hands back what is held; whoever waits for messages gets UnknownSubscription.
+
+        Acknowledgements are brought to the broker before, as far as there is time.
+        """
         self._inside = False
         self._withdraw()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self._subscribing is not None and not self._subscribing.cancel() and not self._subscribing.cancelled():
-            self._subscribing.exception()  # it is over, and nobody will ask
+        if self._unused is not None:
+            self._unused.cancel()
         if self._mending is not None:
             self._mending.cancel()
             await asyncio.wait({self._mending})
-        if self._subscribed is None or self._subscribed[0].closed:
-            return
         if self.holder is not None:
             await self.holder.close(FLUSH_TIMEOUT)
             self._link.let_go(self.holder)
-        connection, subscription = self._subscribed
+        self._subscribing.leave()
+        current = self._subscribing.current
+        if current is None or current[0].closed:
+            return
+        connection, subscription = current
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
                 await connection.request(Kind.UNSUBSCRIBE, payload=wire.UNSUBSCRIBE.pack(subscription))
@@ -166,6 +152,10 @@ class Puller:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
         if self.holder is not None:
             await self.holder.flush()
+
+    def _check_inside(self) -> None:
+        if not self._inside:
+            raise self._subscribing.outside()
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
@@ -184,36 +174,55 @@ class Puller:
                 return []
         else:
             await self._lock.acquire()
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
         try:
             return await self._pull_alone(max_count, min_count, deadline)
         finally:
             self._lock.release()
+            if self._kept.count or self._answer is not None:
+                self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """These were not handed out after all: they come first in the next pull."""
-        if self._skip:
-            self._kept[0] = self._kept[0].slice(self._skip, self._kept[0].count)
-            self._skip = 0
-        self._kept.extendleft(reversed(runs))
-        self._kept_count += sum(run.count for run in runs)
+        self._kept.put_back([run for run in runs if run.holder is None or run.holder.fenced is None])
+
+    # --- what nobody took --------------------------------------------------------------------------------------------
+
+    def _watch_unused(self) -> None:
+        """What came and nobody took is for the next pull; when none comes soon, it is for others."""
+        if self.holder is not None and self._unused is None and self._inside:
+            self._unused = asyncio.get_running_loop().call_later(UNUSED_AFTER, self._release_unused)
+
+    def _release_unused(self) -> None:
+        self._unused = None
+        if self._lock.locked():
+            return
+        answer = self._answer
+        if isinstance(answer, Answer):
+            runs, damaged = read_checked(answer.payload)
+            if not damaged:
+                self._answer = None
+                with suppress(ProtocolError):  # the same comes again
+                    self._keep(answer, runs)
+        release(self._kept.take(self._kept.count))
 
     async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
         clock = asyncio.get_running_loop().time
         while True:
             self._check_inside()
-            if self.holder is not None and self.holder.fenced is not None:
-                self._drop_held()
             if self._mending is not None:
                 if not await self._mended_by(deadline):
                     break
-                if self._kept_count >= min_count:
+                if self._kept.count >= min_count:
                     break
             asked_until = None
             if self._pulling is None and self._answer is None:
-                enough = self._kept_count >= min_count
-                if enough and (self._kept_count >= max_count or not self._capped):
+                enough = self._kept.count >= min_count
+                if enough and (self._kept.count >= max_count or not self._capped):
                     break
-                subscribed = await self._subscribed_by(deadline)
+                subscribed = await self._subscribing.by(deadline)
                 if subscribed is None:
                     break
                 # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
@@ -229,7 +238,7 @@ class Puller:
                 break
             if came and now < asked_until:
                 break  # fewer than min_count, because they are many bytes
-        taken = self._take_kept(max_count)
+        taken = self._kept.take(max_count)
         if self._full and self._progress is not None:
             self._ask_ahead(max_count, clock())
         return taken
@@ -242,12 +251,14 @@ class Puller:
         welcome = self._link.welcome
         assert welcome is not None
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
-        most = min(max_count - self._kept_count, welcome.max_pull_count)
-        least = max(min(min_count - self._kept_count, most), 1)
+        most = min(max_count - self._kept.count, welcome.max_pull_count)
+        least = max(min(min_count - self._kept.count, most), 1)
         expected = wire.NOT_EXPECTED
         if self.holder is not None:
             self.holder.send(subscribed)  # what is handled makes room for more
-            expected = self.holder.expected
+            self._asked_for = self.holder.holding
+            assert self._asked_for is not None
+            expected = self._asked_for.expected
         size = min(PULL_BYTES, welcome.max_pull_bytes)
         payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         request = connection.ask(Kind.PULL, self._pull_answered, payload=payload, due=now + timeout + LATE)
@@ -258,11 +269,11 @@ class Puller:
 
     def _ask_ahead(self, max_count: int, now: float) -> None:
         """For one who follows alone and is behind: get the next messages while the last ones are handled."""
-        subscribed = self._subscribed
+        subscribed = self._subscribing.current
         if (
             subscribed is not None
-            and subscribed[0] is self._link.connection
-            and not (self._pulling or self._kept or self._mending)
+            and self._subscribing.is_current
+            and not (self._pulling or self._kept.count or self._mending)
         ):
             self._ask(subscribed, max_count, 1, now, now)
 
@@ -271,6 +282,8 @@ class Puller:
         self._answer = answer
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if not self._lock.locked():
+            self._watch_unused()
 
     async def _answered_by(self, deadline: float | None) -> bool:
         """Wait for the pull in flight; False when the time is well over. A cancelled wait withdraws the pull."""
@@ -300,6 +313,10 @@ class Puller:
         answer, self._answer = self._answer, None
         assert answer is not None
         if isinstance(answer, QmqError):
+            if isinstance(answer, Fenced) and self.holder is not None:
+                self.holder.fence(answer)  # and subscribe again: unless another has taken over, it goes on
+                self._subscribing.forget()
+                return False
             if not answer.retryable:
                 self._doubt(answer)
                 return False
@@ -309,8 +326,10 @@ class Puller:
                 await asyncio.sleep(min(delay, left))
             return False
         if not isinstance(answer.meta.get("left_us", 0), int):
-            assert self._subscribed is not None
-            self._subscribed[0].abort(ConnectionLost("an answer says what it cannot mean; it is asked for again"))
+            assert self._subscribing.current is not None  # which asked
+            self._subscribing.current[0].abort(
+                ConnectionLost("an answer says what it cannot mean; it is asked for again")
+            )
             return False
         self._backoff.reset()
         runs, damaged = read_checked(answer.payload)
@@ -324,34 +343,34 @@ class Puller:
         ended the connection. Raises it when that comes again and again.
         """
         self._doubts += 1
-        if type(refusal) not in _DOUBTFUL or self._doubts >= _MOST_DOUBTS:
+        if type(refusal) not in _DOUBTFUL or self._doubts >= MOST_DOUBTS:
             raise refusal
         if type(refusal) is UnknownSubscription:
-            self._subscribed = None
+            self._subscribing.forget()
 
     def _keep(self, answer: Answer, runs: list[Run]) -> bool:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
         elif self.holder is not None:
+            holding = self._asked_for
+            if holding is None or holding.fenced is not None:
+                return False  # what it brought went to others, or comes again
             try:
-                runs = self.holder.number(runs, numbers_of(answer.meta))
+                runs = holding.number(runs, numbers_of(answer.meta))
             except ProtocolError as error:  # damaged on the way: the same is pulled again
                 self._doubt(error)
                 return False
         self._doubts = 0
-        count = sum(run.count for run in runs)
-        self._capped = count >= self._most
+        self._capped = self._kept.add(runs) >= self._most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
-        self._kept.extend(runs)
-        self._kept_count += count
         return bool(runs)
 
     # --- damage ------------------------------------------------------------------------------------------------------
 
     async def _mend(self, answer: Answer, runs: list[Run], damaged: list[Damage]) -> None:
         """Report what is bad in an answer, and keep the answer with what could be had again."""
-        assert self._store_id is not None
-        mending = Mending(answer.payload, self._link, self._store_id)
+        assert self._subscribing.store_id is not None
+        mending = Mending(answer.payload, self._link, self._subscribing.store_id)
         runs = await mending.mend(runs, damaged)
         log.debug("consumer %s got %d of %d bad pieces again", self.id, len(damaged) - len(mending.lost), len(damaged))
         if self.holder is None or not mending.lost:
@@ -389,134 +408,17 @@ class Puller:
             except Exception:
                 log.exception("consumer %s: on_error has failed", self.id)
 
-    def _take_kept(self, max_count: int) -> list[Run]:
-        """Hand out up to *max_count* messages of those received."""
-        kept, taken = self._kept, list[Run]()
-        if self._kept_count <= max_count and not self._skip:
-            taken += kept
-            kept.clear()
-            self._kept_count = 0
-            return taken
-        left = min(max_count, self._kept_count)
-        self._kept_count -= left
-        while left:
-            run, skip = kept[0], self._skip
-            count = min(run.count - skip, left)
-            if skip + count == run.count:
-                kept.popleft()
-                self._skip = 0
-            else:
-                self._skip += count
-            taken.append(run if count == run.count else run.slice(skip, skip + count))
-            left -= count
-        return taken
 
-    def _check_inside(self) -> None:
-        if not self._inside:
-            raise UnknownSubscription(
-                f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
-            )
-
-    # --- subscribing -------------------------------------------------------------------------------------------------
-
-    async def _subscribed_by(self, deadline: float | None) -> tuple[Connection, int] | None:
-        """Connection and subscription, made anew when the connection is; None when the time is over before."""
-        connection = self._link.connection
-        if self._subscribed is not None and self._subscribed[0] is connection:
-            return self._subscribed
-        loop = asyncio.get_running_loop()
-        if self._subscribing is None:
-            self._subscribing = loop.create_task(self._subscribe(), name="qmq-subscribe")
-        subscribing = self._subscribing  # which verdicts may wait for as well
-        left = None if deadline is None else max(deadline - loop.time(), 0.0)
-        done, _ = await asyncio.wait({subscribing}, timeout=left)
-        if not done:
-            return None
-        if self._subscribing is subscribing:
-            self._subscribing = None
-        self._check_inside()
-        subscribing.result()
-        return self._subscribed
-
-    async def _subscribe(self) -> None:
-        """Subscribe at the broker, as soon as there is one. Raises what trying again can't help."""
-        doubts = 0
-        while True:
-            connection = await self._link.connected()
-            try:
-                await self._subscribe_on(connection)
-                return
-            except QmqError as error:
-                # It was damaged on the way, or the fault is another request's.
-                is_doubtful = type(error) is ProtocolError
-                doubts += is_doubtful
-                if not error.retryable and not (is_doubtful and doubts < _MOST_DOUBTS):
-                    raise
-            await asyncio.sleep(self._backoff.next_delay())
-
-    async def _subscribe_on(self, connection: Connection) -> None:
-        start, progress = self._start, self._progress
-        store_id = self._link.store_id
-        if progress is not None:
-            if self._store_id is not None:
-                progress.resume(store_id == self._store_id)
-            if progress.floor_us is not None:
-                start = ["time", progress.floor_us]
-        meta: dict[str, Any] = {
-            "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
-        }  # fmt: skip
-        if self._group is not None:
-            meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings)}
-        if self.holder is not None:
-            meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
-        answer = await connection.request(Kind.SUBSCRIBE, meta)
-        subscription = answer.meta.get("subscription")
-        if type(subscription) is not int or not 0 <= subscription < 1 << 32:
-            connection.abort(
-                ConnectionLost(f"the connection to {connection.address} is of no use: no subscription came")
-            )
-            raise connection.end_error()
-        self._subscribed = connection, subscription
-        self._warn_of(answer.meta.get("differing", {}))
-        if self.holder is not None:
-            self._joined(Place(*answer.meta["place"]))
-            self._link.hold(self.holder)
-        self._store_id = store_id
-        start_us = answer.meta.get("start_us")
-        if progress is not None and progress.floor_us is None and isinstance(start_us, int):
-            progress.begin_at(start_us)
-
-    def _warn_of(self, differing: dict[str, Any]) -> None:
-        """The group is not new, and has other settings: say so once."""
-        if differing and not self._warned_of_settings:
-            self._warned_of_settings = True
-            shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
-            log.warning(
-                "consumer %s: group %s keeps its settings, which are not as asked for: %s; "
-                "`qmq groups set` changes them", self.id, self._group, shown,
-            )  # fmt: skip
-
-    def _joined(self, place: Place) -> None:
-        assert self.holder is not None
-        before, fenced = self.holder.place, self.holder.fenced
-        self.holder.joined(place)
-        if fenced is not None or (before is not None and before.incarnation != place.incarnation):
-            self._kept.clear()
-            self._kept_count = self._skip = 0
-
-    def _drop_held(self) -> None:
-        """Nothing that came before is held any more: subscribe again, and see what is."""
-        self._withdraw()
-        self._answer = None
-        self._kept.clear()
-        self._kept_count = self._skip = 0
-        self._subscribed = None
-
-    async def _subscribed_now(self) -> tuple[Connection, int]:
-        """Connection and subscription, as soon as there are any. Raises what trying again can't help."""
-        subscribed = await self._subscribed_by(None)
-        assert subscribed is not None
-        return subscribed
+def release(runs: Sequence[Run]) -> None:
+    """Hand messages of a group back, of which nobody has begun with any."""
+    stretches = list[tuple[Holding, int, int]]()
+    for run in runs:
+        start, end = run.pull_sequence, run.pull_sequence + run.count
+        if stretches and stretches[-1][0] is run.holder and stretches[-1][2] == start:
+            start = stretches.pop()[1]
+        stretches.append((run.holder, start, end))
+    for holding, start, end in stretches:
+        holding.owner.release(holding, start, end)
 
 
 def numbers_of(meta: dict[str, Any]) -> list[int]:
@@ -534,33 +436,3 @@ def numbers_of(meta: dict[str, Any]) -> list[int]:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def check_pull(max_count: int, min_count: int, timeout: float | None) -> None:
-    """Raise InvalidOption for what a pull can't be asked for."""
-    if type(max_count) is not int or type(min_count) is not int or not 1 <= min_count <= max_count:
-        raise InvalidOption(
-            f"a pull needs 1 <= min_count <= max_count, not min_count={min_count!r}, max_count={max_count!r}"
-        )
-    if timeout is not None and (not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
-        raise InvalidOption(f"timeout must be a number of seconds from 0, or None to wait without end, not {timeout!r}")
-
-
-def start_of(start: object) -> Any:
-    """What SUBSCRIBE says for *start*. Raises InvalidOption."""
-    if start is None or start in ("first", "last"):
-        return start
-    if isinstance(start, datetime):
-        if start.utcoffset() is None:
-            raise InvalidOption(f"start {start!r} has no time zone; use datetime(..., tzinfo=UTC)")
-        since = start.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-        return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
-    if type(start) is int and 0 <= start < 1 << 63:
-        return ["sequence", start]
-    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence from 0 or None, not {start!r}')
-
-
-def make_consumer_id() -> str:
-    """An id for a consumer that was given none: host, process id and a random part."""
-    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -250,9 +250,9 @@ class SyncMessage(Message):
     def ack(self) -> None:
         """As ``Message.ack``."""
         holder = self._run.holder
-        if holder is not None and holder.loop is not None:
+        if holder is not None:
             sequence = self._run.pull_sequence + self._index
-            holder.loop.call_soon_threadsafe(holder.ack, sequence, sequence + 1)
+            holder.owner.loop.call_soon_threadsafe(holder.ack, sequence, sequence + 1)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]
         """As ``Message.nack``."""
@@ -265,16 +265,16 @@ class SyncMessage(Message):
     def release(self) -> None:
         """As ``Message.release``."""
         holder = self._run.holder
-        if holder is not None and holder.loop is not None:
+        if holder is not None:
             sequence = self._run.pull_sequence + self._index
-            holder.loop.call_soon_threadsafe(holder.release, sequence, sequence + 1)
+            holder.owner.loop.call_soon_threadsafe(holder.owner.release, holder, sequence, sequence + 1)
 
     def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
         holder = self._run.holder
-        if holder is None or holder.loop is None:
+        if holder is None:
             verdict.close()
             raise InvalidOption("who follows alone has no group to hand a message back to")
-        asyncio.run_coroutine_threadsafe(verdict, holder.loop).result()
+        asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop).result()
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +292,7 @@ class SyncMessage(Message):
         if not isinstance(error, Exception):
             self.release()
             return False
-        self._wait(holder.failed(self._run.pull_sequence + self._index, error))
+        self._wait(holder.owner.failed(holder, self._run.pull_sequence + self._index, error))
         return True
 
 

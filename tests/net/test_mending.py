@@ -93,6 +93,7 @@ async def test_a_report_is_sent_again_over_a_new_connection() -> None:
         await s.peer.frame(Kind.REPORT)
         s.peer.drop()
         peer = await s.broker.peer()
+        await peer.subscribed()
         frame = await peer.frame(Kind.REPORT)
         peer.refuse(frame.request, Overloaded("too many reports"))
         await answer_report(peer, (5_000, 0, 1, 0), "sound", sound)
@@ -250,6 +251,7 @@ async def test_a_connection_is_left_whose_frames_may_not_be_understood(
         await s.peer.gone()
         monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 20)
         peer = await s.broker.peer()
+        await peer.subscribed()
         report = await peer.frame(Kind.REPORT)
         assert wire.REPORT.unpack(report.payload)[0] == 5_000
         peer.answer(Kind.REPORTED, report.request, {"found": "sound"}, sent)

@@ -27,8 +27,9 @@ from qmq.format.pieces import read_answer
 from qmq.names import check_consumer
 from qmq.net import pulling as pulling_module
 from qmq.net import wire
+from qmq.net.kept import Kept
 from qmq.net.messages import messages_of
-from qmq.net.pulling import check_pull, make_consumer_id, start_of
+from qmq.net.options import check_pull, make_consumer_id, start_of
 from qmq.net.wire import Kind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
 
@@ -77,6 +78,8 @@ async def test_a_subscription_says_what_is_wanted() -> None:
             "consumer": "billing-1",
             "start": ["sequence", 5],
             "transient": False,
+            "mode": "reliable",
+            "settings": {},
         }
         assert s.consumer.id == "billing-1"
 
@@ -298,20 +301,19 @@ async def test_in_a_group_nothing_is_taken_ahead() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 7)), max_size=20), st.lists(st.integers(1, 5), max_size=8))
 def test_kept_messages_are_handed_out_in_order_in_any_parts(takes: list[tuple[bool, int]], sizes: list[int]) -> None:
-    client = qmq.connect()
-    puller = client.subscribe("a.", group="g")._puller
     wanted = [b"%d %d" % (run, number) for run, size in enumerate(sizes) for number in range(size)]
     answer = b"".join(batch(*(b"%d %d" % (run, number) for number in range(size))) for run, size in enumerate(sizes))
-    puller.put_back(read_answer(memoryview(answer))[0])
+    kept = Kept()
+    kept.put_back(read_answer(memoryview(answer))[0])
     came: list[bytes] = []
     for back, count in takes:
-        runs = puller._take_kept(count)
+        runs = kept.take(count)
         if back:
-            puller.put_back(runs)
+            kept.put_back(runs)
         else:
             came += bodies(messages_of(runs))
-    assert came + bodies(messages_of(puller._take_kept(1_000))) == wanted
-    assert puller._kept_count == 0
+    assert came + bodies(messages_of(kept.take(1_000))) == wanted
+    assert kept.count == 0
 
 
 async def test_pulls_of_several_tasks_go_one_after_another() -> None:
@@ -452,7 +454,11 @@ async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None
         assert await asyncio.wait({pulling}, timeout=0.02) == (set(), {pulling})
         await s.broker.listen()
         peer = await s.broker.peer()
-        assert await peer.subscribed(9) == s.said
+        said = await peer.subscribed(9)
+        numbers = said.pop("known")
+        assert numbers == [START_US, 1, 1, 0], "since when, generation, incarnation, what is expected"
+        assert said.pop("known_crc") == wire.pack_numbers(numbers)[1]
+        assert said == s.said
         request, (subscription, *_) = await peer.pulled()
         assert subscription == 9
         peer.messages(request, batch(b"1"))
