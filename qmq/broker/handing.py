@@ -13,7 +13,7 @@ from qmq.broker.commands import HandBack, Heartbeat, Now, Place, Pull, Subscribe
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger, unflat
 from qmq.broker.member import Member
 from qmq.broker.members import Members, Offer
@@ -157,8 +157,12 @@ class Handing:
         ledger, member = ledger_and_member(subscription)
         ranges = ranges_of(self._store, parts, subscription.followings)
         ledger.was_again = False
-        pull = ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
-        return pull.first, pull.first + pull.total
+        start = member.held.next_sequence
+        while len(ranges) > MOST_RANGES_A_RECORD:
+            ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
+            del ranges[:MOST_RANGES_A_RECORD]
+        ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
+        return start, member.held.next_sequence
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+#: Ranges of messages, or stretches of pull sequences, that one record names: what is more goes into several, for a
+#: record has an end.
+MOST_RANGES_A_RECORD: Final = 8_192
 
 
 class Kind(enum.IntEnum):

@@ -14,7 +14,7 @@ import msgpack
 from qmq.broker.commands import Known
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
-from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.retries import PIECES, Failure, Retries, Retry, Taken, packed, split, unpacked
 from qmq.errors import Fenced, Overloaded
@@ -168,8 +168,9 @@ class Ledger:
     def ack(self, member: Member, intervals: list[int]) -> int:
         """Messages [start, end), ... are handled; returns how many of them had to be refused."""
         new, refused = self._acked(member, intervals)
-        if new:
-            self._record(Kind.ACK, self._packed([member.number, intervals]))
+        for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
+            part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
+            self._record(Kind.ACK, self._packed([member.number, part]))
         return refused
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
