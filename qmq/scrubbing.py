@@ -71,8 +71,9 @@ class Scrubbing:
             begun_us = self._clock().monotonic_us
             segments = [
                 (partition, span.base)
-                for partition in range(self._store.partitions)
-                for span in self._store.sealed(partition)
+                for partition in self._store.all_partitions()
+                for holder, local in (self._store.log_of(partition),)
+                for span in holder.sealed(local)
             ]
             first = skip % len(segments) if segments else 0
             for partition, base in segments[first:] + segments[:first]:
@@ -86,9 +87,10 @@ class Scrubbing:
             await self._wait_until(begun_us + round_us)
 
     async def _scrub(self, partition: int, base: int) -> None:
-        reader = self._store.reader(partition, base)
+        holder, local = self._store.log_of(partition)
+        reader = holder.reader(local, base)
         try:
-            while not (step := await self._step(reader)).is_last:
+            while not (step := await self._step(reader, partition)).is_last:
                 self._broker.counters.scrubbed_bytes += step.size
                 await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
         except StorageError as error:
@@ -98,13 +100,13 @@ class Scrubbing:
         finally:
             self._thread.call(reader.close, lambda error: None)  # behind a step that may still be under way
 
-    async def _step(self, reader: SegmentReader) -> Step:
+    async def _step(self, reader: SegmentReader, partition: int) -> Step:
         """One read in the thread; what it found is told of."""
         steps = list[Step]()
         await self._thread.run(lambda: steps.append(reader.step()))
         (step,) = steps
         for damage in step.found:
-            self._broker.damage_found(damage, "scrub")
+            self._broker.damage_found(damage._replace(partition=partition), "scrub")
         if step.found:
             self._told()
         return step

@@ -27,6 +27,7 @@ from qmq.broker.damages import TellRate
 from qmq.broker.limits import BrokerLimits
 from qmq.checkpoints import Checkpoints
 from qmq.errors import QmqError, StorageError, StorageFailed
+from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
 from qmq.scrubbing import Scrubbing
@@ -92,7 +93,9 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._scrub_worker = Worker("qmq-scrub")
-        self._syncs = [Worker(f"qmq-sync-{partition}") for partition in range(self.store.partitions)]
+        self._syncs = {
+            partition: Worker(f"qmq-sync-{partition}") for partition in (*range(self.store.partitions), DELAY_PARTITION)
+        }
         self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
@@ -143,7 +146,7 @@ class RunningBroker:
                 f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
             ) from None
         finally:
-            for worker in [*self._syncs, self._scrub_worker]:
+            for worker in [*self._syncs.values(), self._scrub_worker]:
                 worker.stop(patience_s)
             for worker in self._readers:
                 worker.stop(0)  # nobody waits for what they read
@@ -152,7 +155,7 @@ class RunningBroker:
 
     def _close_store(self, clean: bool) -> None:
         """Close it, and let go of the directory: not while a thread that the disk holds up may yet write to it."""
-        writing = [worker for worker in (*self._syncs, self._checkpoints.worker) if worker.is_running]
+        writing = [worker for worker in (*self._syncs.values(), self._checkpoints.worker) if worker.is_running]
         if not writing:
             self.store.close(clean)
             return
@@ -181,7 +184,8 @@ class RunningBroker:
 
     def _check(self, wanted: CheckWanted) -> None:
         number, partition, position, *what = wanted
-        reader = self.store.reader(partition, position)
+        log, local = self.store.log_of(partition)
+        reader = log.reader(local, position)
         found = list[tuple[memoryview, Damage | None]]()
 
         def read() -> None:
@@ -225,7 +229,7 @@ class RunningBroker:
 
     def _checkpointed(self) -> None:
         """A checkpoint was taken or has failed; it syncs all partitions, so it may be the first to see one fail."""
-        for partition in range(self.store.partitions):
+        for partition in self.store.all_partitions():
             error = self.store.broken(partition)
             if error is not None and partition not in self._broken:
                 self._break(partition, error)
@@ -260,10 +264,14 @@ class RunningBroker:
         if self._checkpoints.running:
             sound = [partition for partition in range(store.partitions) if partition not in self._broken]
             full = self._far_behind(sound)
-        all_full = bool(full) and full == sound
+        all_full = (bool(full) and full == sound) or self._is_delay_log_behind()
         if not all_full:
             self.broker.avoid(frozenset(full))
         self.server.hold_sends(all_full)
+
+    def _is_delay_log_behind(self) -> bool:
+        log = self.store.delay_log
+        return self._checkpoints.running and log is not None and log.unsynced_bytes >= self.settings.max_unsynced_bytes
 
     def _far_behind(self, partitions: list[int]) -> list[int]:
         """The partitions that have their share of max_unsynced_bytes: they get no more while others have not. Those get

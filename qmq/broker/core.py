@@ -6,6 +6,8 @@ time and says when it wants to be called next.
 
 from __future__ import annotations
 
+import heapq
+
 import msgpack
 
 from qmq.broker.admin import Admin
@@ -40,6 +42,7 @@ from qmq.broker.commands import (
 )
 from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
+from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
@@ -47,6 +50,8 @@ from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.errors import BrokerStopping, QmqError
+from qmq.format.due import DUE_PRODUCER
+from qmq.format.layout import DELAY_PARTITION
 from qmq.names import check_prefix
 from qmq.storage.store import Damage, Store
 
@@ -71,6 +76,7 @@ class Broker:
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
+        self._delaying = Delaying(store, self._intake, self._effects)
         self._delivery = Delivery(store, limits, self._effects, self._intake.visible)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
@@ -80,6 +86,7 @@ class Broker:
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
         self._broadcasts = Broadcasts(self._delivery.subscriptions, self._changes, limits.broadcast_ttl_ms * 1_000, now)
+        self._producers_seen = 0  # of the delay log
         self._restore(now)
         store.may_wait(False)
 
@@ -126,6 +133,8 @@ class Broker:
             case Heartbeat(connection, request):
                 self._delivery.handing.heartbeat(command)
                 self._effects.append(HeartbeatSeen(connection, request))
+            case Administer(action="cancel"):
+                self._delaying.cancel(command, now)
             case Administer(connection, request, action, fields):
                 self._effects.append(Administered(connection, request, self._admin.do(action, fields, now)))
             case Unsubscribe(connection, request, subscription):
@@ -155,6 +164,8 @@ class Broker:
 
     def tick(self, now: Now) -> int | None:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
+        self._delaying.tick(now)
+        self._delivery.turn()
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
@@ -163,6 +174,7 @@ class Broker:
         if self._delivery.unfinished():
             return now.monotonic_us
         deadlines = (
+            self._delaying.next_deadline_us(now),
             self._delivery.next_deadline_us(),
             self._delivery.handing.next_deadline_us(),
             self._broadcasts.next_deadline_us(),
@@ -194,7 +206,8 @@ class Broker:
 
     def take_damaged(self) -> list[QmqError]:
         """What was found to be bad, or could not be read while serving pulls, since the last call."""
-        damaged, self._delivery.damaged = self._delivery.damaged, []
+        damaged = self._delivery.damaged + self._delaying.damaged
+        self._delivery.damaged, self._delaying.damaged = [], []
         for error in damaged:
             self._damages.refused(error)
         return self._damages.take_news()
@@ -202,6 +215,10 @@ class Broker:
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
         return self._intake.waiting_for_sync()
+
+    def delayed(self) -> dict[str, int]:
+        """How many messages wait to be delivered later, by subject."""
+        return dict(self._delaying.counts)
 
     def parked_pulls(self) -> int:
         """Pulls that wait for messages."""
@@ -242,28 +259,37 @@ class Broker:
                 for number, end in enumerate(upto)
                 if end < self._store.end(number) or self._store.broken(number) is not None
             }
+            unclaimed[DELAY_PARTITION] = self._delaying.seen()
             self._producers_packed = msgpack.packb(self._producers.packed(unclaimed, now.monotonic_us))
             self._producers_packed_us = now.monotonic_us
             self._producers_upto = upto
-        return {
+            self._producers_seen = self._delaying.seen()
+        state = {
             "groups": msgpack.packb(self._delivery.subscriptions.packed(visible)),
             "producers": self._producers_packed,
-            "producers_upto": msgpack.packb(self._producers_upto),
+            "producers_upto": msgpack.packb([self._producers_upto, self._producers_seen]),
         }
+        delayed = self._delaying.packed()
+        return state if delayed is None else {**state, "delayed": delayed}
 
     def _restore(self, now: Now) -> None:
-        state, now_us = self._store.state, now.monotonic_us
+        state, now_us, seen = self._store.state, now.monotonic_us, 0
         if "producers" in state and "producers_upto" in state:
             self._producers.restore(msgpack.unpackb(state["producers"]), now_us)
-            upto: list[int] = msgpack.unpackb(state["producers_upto"])
+            upto: list[int]
+            upto, seen = msgpack.unpackb(state["producers_upto"])
             upto += [0] * (self._store.partitions - len(upto))
         else:  # no checkpoint has been taken, or none is left
             upto = [self._remembered_from(partition) for partition in range(self._store.partitions)]
-        for partition, header in self._store.headers_since(upto):
+        sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
+        for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
+            if header.producer_id == DUE_PRODUCER:
+                continue
             self._producers.remember(
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
                 header.position, now_us,
             )  # fmt: skip
+        self._delaying.restore(state.get("delayed"))
         if "groups" in state:
             self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"], strict_map_key=False))
         self._delivery.handing.now = now

@@ -7,6 +7,7 @@ from typing import Final
 
 from qmq.broker.counters import Counters, FoundBy
 from qmq.errors import BadBytes, QmqError
+from qmq.format.layout import DELAY_PARTITION
 from qmq.storage.store import Damage, Store
 
 #: Places that are told of once: beyond so many the one known longest may be told of again.
@@ -44,10 +45,12 @@ class Damages:
 
     def found(self, damage: Damage, by: FoundBy) -> None:
         """Bytes on disk are bad: what is marked is served no more."""
-        marked = [self._store.mark_unreadable(damage.partition, *mark) for mark in damage.marks]
-        if marked and not any(marked):
-            return
-        place = self._store.place_of(damage.partition, damage.start)
+        log, local = self._store.log_of(damage.partition)
+        if damage.partition < DELAY_PARTITION:  # what is delayed is checked message by message when it is due
+            marked = [log.mark_unreadable(local, *mark) for mark in damage.marks]
+            if marked and not any(marked):
+                return
+        place = log.place_of(local, damage.start)
         self._tell(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
 
     def refused(self, error: QmqError) -> None:

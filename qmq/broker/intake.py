@@ -7,14 +7,25 @@ batch also waits for the earlier batches of its subjects that lie in another one
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.commands import Effect, LastSequenceIs, Now, Refused, Send, Sent, SyncWanted
+from qmq.broker.delayed_intake import Delayed
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.partitions import (
+    MOST_WAITING,
+    Answer,
+    Barrier,
+    Numbers,
+    OwnBatch,
+    Partition,
+    Place,
+    Staged,
+    Visibility,
+)
 from qmq.broker.producers import Known, Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
@@ -27,32 +38,9 @@ from qmq.format.batch import (
     runs_of,
     stamp,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, RUN_SIZE
 from qmq.names import check_subject
 from qmq.storage.store import Store
-
-#: Stretches of a partition that wait for different things, before one waits for the next one's as well.
-MAX_BARRIERS: Final = 65_536
-
-#: So many answers wait for a sync before those are looked for that nobody waits for any more.
-MOST_WAITING: Final = 16_384
-
-Numbers = npt.NDArray[np.int64]
-_Place = tuple[int, int]  # partition, position
-
-
-class _Staged(NamedTuple):
-    """A batch of this turn, stamped and staged but not written."""
-
-    command: Send
-    answer: Sent
-    end: int
-    numbers: int | Numbers
-    messages: int | npt.NDArray[Any]
-    producer_id: bytes
-    producer_sequence: int
-    after: tuple[_Place, ...]  # as in _Barrier
-    places: dict[int, _Place | None]  # where its subjects were before; several partitions only
 
 
 class _Repeat(NamedTuple):
@@ -60,40 +48,6 @@ class _Repeat(NamedTuple):
 
     command: Send
     known: Known
-
-
-class _Barrier(NamedTuple):
-    """Nothing of the partition from ``start`` on is visible before it is synced up to ``end`` and ``after`` holds."""
-
-    start: int
-    end: int
-    flush: bool
-    after: tuple[_Place, ...]  # positions that must be visible, in other partitions
-
-
-class _Partition:
-    """What the send path keeps of one partition."""
-
-    def __init__(self, number: int, end: int) -> None:
-        self.number = number
-        self.visible = end
-        self.synced = end
-        self.staged: list[_Staged] = []
-        self.barriers: deque[_Barrier] = deque()
-        self.waiting: deque[tuple[int, Sent | LastSequenceIs]] = deque()  # (position to sync, what is said then)
-        self.most_waiting = MOST_WAITING
-        self.sync_running = False
-        self.broken: QmqError | None = None
-
-    def hide(self, barrier: _Barrier) -> None:
-        """Add one; where they are many, because a disk has stalled, it makes one with the last."""
-        if len(self.barriers) >= MAX_BARRIERS:
-            last = self.barriers.pop()
-            after = dict(last.after)
-            for number, position in barrier.after:
-                after[number] = max(position, after.get(number, 0))
-            barrier = _Barrier(last.start, barrier.end, last.flush or barrier.flush, tuple(after.items()))
-        self.barriers.append(barrier)
 
 
 class Intake:
@@ -105,12 +59,16 @@ class Intake:
         self._producers = producers
         self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects
-        self._stamp_us = store.last_stored_at_us
-        self._partitions = [_Partition(number, store.end(number)) for number in range(store.partitions)]
+        logs = [store] if store.delay_log is None else [store, store.delay_log]
+        self._stamp_us = max(log.last_stored_at_us for log in logs)
+        self._partitions = [Partition(number, store, number) for number in range(store.partitions)]
+        self._visibility = Visibility(self._partitions)
+        #: Where delayed messages go, once there have been any.
+        self.delayed: Delayed | None = None
         self._avoided: frozenset[int] = frozenset()
         self._gone: set[int] = set()  # connections that ended while answers waited
         self._repeats: list[_Repeat] = []
-        self._last_places: dict[int, _Place] = {}  # ends, by subject number; several partitions only
+        self._last_places: dict[int, Place] = {}  # ends, by subject number; several partitions only
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -129,14 +87,47 @@ class Intake:
         if known is not None:
             self._repeats.append(_Repeat(command, known))
             return
-        numbers = self._numbers_of(batch)
-        partition = self._choose(numbers)
-        if len(self._partitions) > 1:
-            self._write_before(partition, numbers)
+        own: OwnBatch | None = None
+        if header.flags & HAS_DELIVER_AT:
+            assert self.delayed is not None
+            own = self.delayed.arriving(command.batch, batch, now.wall_us)
+            partition = self.delayed.partition()
+            self._check_whole(partition)
+            numbers = self.delayed.numbers_of(batch)
+        else:
+            numbers = self._numbers_of(batch)
+            partition = self._choose(numbers)
+            if len(self._partitions) > 1:
+                self._write_before(partition, numbers)
         self._refusals.check(header.producer_id, header.producer_sequence)
+        position = self._placed(partition, header.size)
+        self._stage(command.batch, batch, partition, position, numbers, now, command, own, command.flush)
+
+    def append(
+        self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None
+    ) -> None:
+        """Have a batch of the broker's own written by the next ``turn``: to the delay log when there is an *answer*,
+        which is then given once it is on disk.
+
+        Raises StorageError: it is not stored then, and *own* is told nothing.
+        """
+        if answer is not None:
+            assert self.delayed is not None
+            partition = self.delayed.partition()
+            self._check_whole(partition)
+            numbers = self.delayed.numbers_of(batch)
+        else:
+            numbers = self._numbers_of(batch, forced=True)
+            partition = self._choose(numbers)
+            if len(self._partitions) > 1:
+                self._write_before(partition, numbers)
+        view = memoryview(buffer)
+        position = self._placed(partition, batch.header.size)
+        self._stage(view, batch, partition, position, numbers, now, None, own, answer is not None, answer)
+
+    def _placed(self, partition: Partition, size: int) -> int:
         try:
-            position = self._store.place(partition.number, header.size)
-            self._stage(command, batch, partition, position, numbers, now)
+            return partition.store.place(partition.local, size)
         except StorageError as error:
             self._give_up(partition, error)
             raise
@@ -157,13 +148,13 @@ class Intake:
 
     def synced(self, number: int, position: int) -> None:
         """The fdatasync of a partition is done up to *position*."""
-        partition = self._partitions[number]
+        partition = self._partition(number)
         partition.sync_running = False
         partition.synced = max(partition.synced, position)
-        self._store.mark_synced(number, position)
+        partition.store.mark_synced(partition.local, position)
         while partition.waiting and partition.waiting[0][0] <= partition.synced:
             self._effects.append(partition.waiting.popleft()[1])
-        self._publish()
+        self._publish(partition)
         self._want_sync(partition)
 
     def sync_broken(self, number: int, error: QmqError) -> None:
@@ -171,16 +162,16 @@ class Intake:
 
         It is handed out even so, as `append` batches are: others wait behind it, here and in other partitions.
         """
-        partition = self._partitions[number]
+        partition = self._partition(number)
         partition.sync_running = False
         if not isinstance(error, SyncFailed):  # it says that nobody knows what became of the batches
             error = SyncFailed(f"{error}; nothing more is stored in partition {number} until a restart")
         partition.broken = error
-        self._store.give_up(number)
+        partition.store.give_up(partition.local)
         while partition.waiting:
             effect = partition.waiting.popleft()[1]
             self._effects.append(Refused(effect.connection, effect.request, error))
-        self._publish()
+        self._publish(partition)
 
     def avoid(self, numbers: frozenset[int]) -> None:
         """Give these partitions no more batches, as long as there are others: their disks are far behind."""
@@ -193,19 +184,21 @@ class Intake:
         for partition in self._partitions:
             if partition.staged:
                 self._write(partition)
+        if self.delayed is not None and self.delayed.has_staged():
+            self._write(self.delayed.partition())
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for repeat in repeats:
                 self._answer_repeat(repeat)
 
-    def _write(self, partition: _Partition) -> None:
-        broken = partition.broken or self._store.broken(partition.number)
+    def _write(self, partition: Partition) -> None:
+        broken = partition.broken or partition.store.broken(partition.local)
         if broken is not None:
-            self._store.unstage(partition.number)
+            partition.store.unstage(partition.local)
             self._give_up(partition, broken)
             return
         try:
-            self._store.write(partition.number)
+            partition.store.write(partition.local)
         except SyncFailed as error:
             self._leave(partition, error)
             return
@@ -214,47 +207,42 @@ class Intake:
             return
         staged, partition.staged = partition.staged, []
         for batch in staged:
-            flush = batch.command.flush
-            if flush or batch.after:
-                partition.hide(_Barrier(batch.answer.position, batch.end, flush, batch.after))
-            if flush:
+            if batch.own is not None:
+                batch.own.stored(partition.number, batch)
+            if batch.flush or batch.after:
+                partition.hide(Barrier(batch.position, batch.end, batch.flush, batch.after))
+            if batch.answer is None:
+                continue
+            if batch.flush:
                 self._wait(partition, batch.end, batch.answer)
             else:
                 self._effects.append(batch.answer)
-        self._publish()
+        self._publish(partition)
         self._want_sync(partition)
 
-    def _want_sync(self, partition: _Partition) -> None:
+    def _want_sync(self, partition: Partition) -> None:
         if partition.waiting and not partition.sync_running and partition.broken is None:
             partition.sync_running = True
-            self._effects.append(SyncWanted(partition.number, self._store.end(partition.number)))
+            self._effects.append(SyncWanted(partition.number, partition.end()))
 
-    def _publish(self) -> None:
-        """Move each partition's visible end as far as its barriers allow; one that moves may free another."""
-        moved = True
-        while moved:
-            moved = False
-            for partition in self._partitions:
-                moved |= self._publish_one(partition)
-            moved = moved and len(self._partitions) > 1
+    def _publish(self, partition: Partition) -> None:
+        """Something is written or synced there: what it hid may be seen now."""
+        if self.delayed is not None and self.delayed.has(partition):
+            if self._visibility.publish_one(partition):
+                self.delayed.publish(partition.visible)
+        else:
+            self._visibility.publish()
 
-    def _publish_one(self, partition: _Partition) -> bool:
-        barriers = partition.barriers
-        while barriers and self._passable(partition, barriers[0]):
-            barriers.popleft()
-        visible = barriers[0].start if barriers else self._store.end(partition.number)
-        if visible <= partition.visible:
-            return False
-        partition.visible = visible
-        self._store.publish(partition.number, visible)
-        return True
+    def _partition(self, number: int) -> Partition:
+        if number < len(self._partitions):
+            return self._partitions[number]
+        assert self.delayed is not None
+        return self.delayed.partition()
 
-    def _passable(self, partition: _Partition, barrier: _Barrier) -> bool:
-        if barrier.flush and barrier.end > partition.synced and partition.broken is None:
-            return False
-        return all(self._partitions[number].visible >= position for number, position in barrier.after)
+    def _all(self) -> list[Partition]:
+        return self._partitions + (self.delayed.partitions() if self.delayed is not None else [])
 
-    def _write_before(self, partition: _Partition, numbers: int | Numbers) -> None:
+    def _write_before(self, partition: Partition, numbers: int | Numbers) -> None:
         """Write what is staged of the same subjects in other partitions: if that fails, its sequences are given again,
         so nothing may have been given the next ones.
         """
@@ -263,7 +251,7 @@ class Intake:
             if place is not None and place[0] != partition.number and place[1] > self._store.end(place[0]):
                 self._write(self._partitions[place[0]])
 
-    def _must_come_first(self, partition: _Partition, places: dict[int, _Place | None]) -> tuple[_Place, ...]:
+    def _must_come_first(self, partition: Partition, places: dict[int, Place | None]) -> tuple[Place, ...]:
         """Where earlier batches of the same subjects lie that are not visible yet, in other partitions."""
         after: dict[int, int] = {}
         for place in places.values():
@@ -273,12 +261,12 @@ class Intake:
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _numbers_of(self, batch: CheckedBatch) -> int | Numbers:
-        """The subject number of each run; new subjects are registered."""
+    def _numbers_of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
+        """The subject number of each run; new subjects are registered, *forced* also beyond their limit."""
         if batch.run is not None:
             name = batch.names[batch.run[0]]
             number = self._store.subject_number(name)
-            return self._add(name) if number is None else number
+            return self._add(name, forced) if number is None else number
         assert batch.runs is not None
         known = self._store.subject_numbers(batch.names)
         if None in known:
@@ -286,17 +274,18 @@ class Intake:
                 if number is None:
                     check_subject(name)  # all of them before any is registered
             known = [
-                self._add(name) if number is None else number for name, number in zip(batch.names, known, strict=True)
+                self._add(name, forced) if number is None else number
+                for name, number in zip(batch.names, known, strict=True)
             ]
         by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
         return by_run
 
-    def _add(self, name: str) -> int:
+    def _add(self, name: str, forced: bool) -> int:
         """Register a subject; a table may name it twice."""
         number = self._store.subject_number(name)
-        return self._store.add_subject(check_subject(name)) if number is None else number
+        return self._store.add_subject(check_subject(name), forced=forced) if number is None else number
 
-    def _choose(self, numbers: int | Numbers) -> _Partition:
+    def _choose(self, numbers: int | Numbers) -> Partition:
         """The partition of a batch: by its first subject, so that a subject mostly stays in one; never a broken one."""
         if len(self._partitions) == 1:
             chosen = self._partitions[0]
@@ -306,22 +295,31 @@ class Intake:
             if self._avoided:
                 sound = [partition for partition in sound if partition.number not in self._avoided] or sound
             chosen = sound[first % len(sound)] if sound else self._partitions[0]
-        if chosen.broken is not None:
-            raise SyncFailed(f"nothing more is stored in partition {chosen.number} until a restart: {chosen.broken}")
+        self._check_whole(chosen)
         return chosen
+
+    def _check_whole(self, partition: Partition) -> None:
+        if partition.broken is not None:
+            raise SyncFailed(
+                f"nothing more is stored in partition {partition.number} until a restart: {partition.broken}"
+            )
 
     def _stage(
         self,
-        command: Send,
+        view: memoryview,
         batch: CheckedBatch,
-        partition: _Partition,
+        partition: Partition,
         position: int,
         numbers: int | Numbers,
         now: Now,
+        command: Send | None,
+        own: OwnBatch | None,
+        flush: bool,
+        answer: Answer | None = None,
     ) -> None:
-        header = batch.header
+        header, store = batch.header, partition.store
         self._stamp_us = stored_at_us = max(now.wall_us, self._stamp_us + 1)
-        ends = self._store.ends
+        ends = store.ends
         first: int | npt.NDArray[np.uint64]
         messages: int | npt.NDArray[Any]
         if isinstance(numbers, int):
@@ -330,44 +328,64 @@ class Intake:
             assert batch.runs is not None
             first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
         stamp(
-            command.batch, batch, position=position, stored_at_us=stored_at_us, partition=partition.number,
-            store_id=self._store.store_id, secret=self._store.secret, first_sequences=first,
+            view, batch, position=position, stored_at_us=stored_at_us, partition=partition.local,
+            store_id=store.store_id, secret=store.secret, first_sequences=first,
         )  # fmt: skip
         if isinstance(numbers, int):
             assert isinstance(first, int)
-            self._store.stage(
-                partition.number, position, command.batch, entry_of(batch, position, stored_at_us, numbers, first)
-            )
+            store.stage(partition.local, position, view, entry_of(batch, position, stored_at_us, numbers, first))
         else:
             assert batch.runs is not None
             rows = entries_of(batch.runs, header.size, position, stored_at_us, numbers)
-            self._store.stage(partition.number, position, command.batch, rows)
+            store.stage(partition.local, position, view, rows)
         ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
-        self._producers.remember(
-            header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
-            position, now.monotonic_us,
-        )  # fmt: skip
-        answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
+        if command is not None:
+            self._producers.remember(
+                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
+                position, now.monotonic_us,
+            )  # fmt: skip
+            answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size
-        places: dict[int, _Place | None] = {}
-        if len(self._partitions) > 1:
+        places: dict[int, Place | None] = {}
+        after: tuple[Place, ...] = ()
+        if len(self._partitions) > 1 and store is self._store:
             places = {number: self._last_places.get(number) for number in _each(numbers)}
             self._last_places.update(dict.fromkeys(places, (partition.number, end)))
-        after = self._must_come_first(partition, places)
+            after = self._must_come_first(partition, places)
         producer = header.producer_id, header.producer_sequence
-        partition.staged.append(_Staged(command, answer, end, numbers, messages, *producer, after, places))
+        partition.staged.append(
+            Staged(
+                command,
+                answer,
+                own,
+                flush,
+                position,
+                end,
+                stored_at_us,
+                first,
+                numbers,
+                messages,
+                *producer,
+                after,
+                places,
+            )
+        )
 
-    def _give_up(self, partition: _Partition, error: QmqError) -> None:
+    def _give_up(self, partition: Partition, error: QmqError) -> None:
         """A write failed: nothing that was staged is stored; take back what was given and say so."""
         staged, partition.staged = partition.staged, []
-        ends = self._store.ends
+        ends = partition.store.ends
         for batch in reversed(staged):
             ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
             self._take_back_places(batch)
-            self._producers.forget(batch.producer_id, batch.producer_sequence)
-            self._refuse(batch.producer_id, batch.producer_sequence, error)
-            self._effects.append(Refused(batch.command.connection, batch.command.request, error))
-        refused = {(partition.number, batch.answer.position) for batch in staged}
+            if batch.own is not None:
+                batch.own.refused(error)
+            if batch.command is not None:
+                self._producers.forget(batch.producer_id, batch.producer_sequence)
+                self._refuse(batch.producer_id, batch.producer_sequence, error)
+            if batch.answer is not None:
+                self._effects.append(Refused(batch.answer.connection, batch.answer.request, error))
+        refused = {(partition.number, batch.position) for batch in staged}
         repeats, self._repeats = self._repeats, []
         for repeat in repeats:
             if repeat.known in refused:
@@ -375,26 +393,29 @@ class Intake:
             else:
                 self._repeats.append(repeat)
 
-    def _leave(self, partition: _Partition, error: SyncFailed) -> None:
+    def _leave(self, partition: Partition, error: SyncFailed) -> None:
         """A write failed, and what it wrote stays there: whole batches of it come back with the next start.
 
         So what was given is not given again, and nobody knows whether they are stored.
         """
         staged, partition.staged = partition.staged, []
         for batch in reversed(staged):
-            self._store.skip_sequences(batch.numbers, batch.answer.first_sequences, batch.messages)
+            partition.store.skip_sequences(batch.numbers, batch.first_sequences, batch.messages)
             self._take_back_places(batch)
-            self._effects.append(Refused(batch.command.connection, batch.command.request, error))
+            if batch.own is not None:
+                batch.own.unknown(error)
+            if batch.answer is not None:
+                self._effects.append(Refused(batch.answer.connection, batch.answer.request, error))
         self.sync_broken(partition.number, error)
 
-    def _take_back_places(self, batch: _Staged) -> None:
+    def _take_back_places(self, batch: Staged) -> None:
         for number, place in batch.places.items():
             if place is None:
                 del self._last_places[number]
             else:
                 self._last_places[number] = place
 
-    def _wait(self, partition: _Partition, end: int, effect: Sent | LastSequenceIs) -> None:
+    def _wait(self, partition: Partition, end: int, effect: Answer) -> None:
         """Answer when the partition is synced up to *end*. Clients that wait for long connect again and ask again."""
         partition.waiting.append((end, effect))
         if len(partition.waiting) > partition.most_waiting:
@@ -409,9 +430,8 @@ class Intake:
             self._forget_gone()
 
     def _forget_gone(self) -> None:
-        for partition in self._partitions:
-            partition.waiting = deque(entry for entry in partition.waiting if entry[1].connection not in self._gone)
-            partition.most_waiting = max(MOST_WAITING, 2 * len(partition.waiting))
+        for partition in self._all():
+            partition.forget_gone(self._gone)
         self._gone.clear()
 
     # --- repeats -----------------------------------------------------------------------------------------------------
@@ -423,9 +443,10 @@ class Intake:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
         try:
-            view = self._store.peek(known.partition, known.position, BATCH_HEADER_SIZE)
+            part = self._partition(known.partition)
+            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE)
             header = parse_header(view)
-            view = self._store.peek(known.partition, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
+            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
         except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
             return
@@ -438,7 +459,7 @@ class Intake:
 
     def _when_stored(self, known: Known, flush: bool, effect: Sent | LastSequenceIs) -> None:
         """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
-        partition = self._partitions[known.partition]
+        partition = self._partition(known.partition)
         pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
         unsynced = self._is_unsynced(known)
         broken = self._unknown(known)
@@ -447,17 +468,17 @@ class Intake:
         elif not (pending or (flush and unsynced)):
             self._effects.append(effect)
         else:
-            end = self._store.end(known.partition)  # covers the batch; waiting stays in order of position
+            end = partition.end()  # covers the batch; waiting stays in order of position
             self._wait(partition, end, effect)
             self._want_sync(partition)
 
     def _is_unsynced(self, known: Known) -> bool:
-        partition = self._partitions[known.partition]
-        return known.position >= max(partition.synced, self._store.synced(known.partition))
+        partition = self._partition(known.partition)
+        return known.position >= max(partition.synced, partition.store.synced(partition.local))
 
     def _unknown(self, known: Known) -> QmqError | None:
         """Why nobody knows whether a batch is stored; None when it is."""
-        return self._partitions[known.partition].broken if self._is_unsynced(known) else None
+        return self._partition(known.partition).broken if self._is_unsynced(known) else None
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
@@ -467,7 +488,7 @@ class Intake:
 
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
-        return sum(len(partition.waiting) for partition in self._partitions)
+        return sum(len(partition.waiting) for partition in self._all())
 
 
 def _each(numbers: int | Numbers) -> list[int]:

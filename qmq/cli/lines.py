@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvalidOption, MessageTooLarge
@@ -13,7 +14,7 @@ from qmq.errors import InvalidOption, MessageTooLarge
 MAX_LINE_BYTES: Final = 64 << 20
 #: What ``consume`` prints beside what a message is sent with.
 _IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at"))
-_TAKEN: Final = ("subject", "key", "tags", "properties", "body", "body_base64")
+_TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "body", "body_base64")
 
 
 class Draft(NamedTuple):
@@ -24,6 +25,9 @@ class Draft(NamedTuple):
     key: str | None
     tags: list[str] | None
     properties: dict[str, str] | None
+    #: Seconds from when it is stored, or a time: seconds since 1970, or an aware datetime.
+    delay: float | None = None
+    deliver_at: float | datetime | None = None
 
 
 class Lines:
@@ -77,13 +81,29 @@ def draft_of(line: bytes, defaults: Draft) -> Draft:
     if unknown:
         raise InvalidOption(f"unknown field {min(unknown)!r}; use {', '.join(_TAKEN)}")
     tags, properties = fields.get("tags"), fields.get("properties")
+    delay, deliver_at = fields.get("delay"), _time(fields)
+    if delay is None and deliver_at is None:
+        delay = defaults.delay
     return Draft(
         _text(fields, "subject") or defaults.subject,
         _body(fields),
         _text(fields, "key") or defaults.key,
         (defaults.tags if tags is None else tags) or None,
         (defaults.properties if properties is None else properties) or None,
+        delay,
+        deliver_at,
     )
+
+
+def _time(fields: dict[str, Any]) -> float | datetime | None:
+    """When it is to be delivered: a number of seconds since 1970, or a time as in 2027-01-31T12:00:00Z."""
+    value: float | str | None = fields.get("deliver_at")
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidOption(f"deliver_at {value!r:.40} is not a time such as 2027-01-31T12:00:00Z") from None
 
 
 def _text(fields: dict[str, Any], name: str) -> str | None:

@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "config": "Show every setting of serve, its default and what it does.",
     "produce": "Send the lines of stdin as messages.",
     "consume": "Print messages as they come.",
+    "cancel": "Cancel a delayed message.",
     "subjects": "List subjects and how many messages each keeps.",
     "groups": "List groups, set, seek and delete them.",
     "consumers": "List the consumers of a group.",

@@ -24,6 +24,7 @@ from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, Send
 from qmq.names import check_subject
 from qmq.net.client import Client
 from qmq.net.options import Durability
+from qmq.net.timing import deliver_at_of
 
 _CHUNK_BYTES: Final = 256 << 10
 #: Failed lines that are named; the others are counted.
@@ -39,6 +40,7 @@ _LAST_FLUSH_S: Final = 2.0
 @click.option("--key", metavar="K", help="The key of each message.")
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
+@click.option("--delay", type=float, metavar="S", help="Deliver each message so many seconds later.")
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
@@ -55,14 +57,16 @@ def produce(
     key: str | None,
     pairs: tuple[str, ...],
     tags: tuple[str, ...],
+    delay: float | None,
     durability: Durability,
     as_json: bool,
     server: str,
 ) -> None:
     """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
 
-    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags and properties, which
-    win over those of the command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
+    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags, properties and delay
+    (seconds) or deliver_at (a time as in 2027-01-31T12:00:00Z, or seconds since 1970), which win over those of the
+    command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
 
     Ends with 1, and names the lines, when some were not acknowledged.
     """
@@ -70,7 +74,8 @@ def produce(
         check_subject(subject)
     elif not as_json:
         raise click.UsageError("give the SUBJECT to send to")
-    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None)
+    deliver_at_of(delay, None)
+    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None, delay)
     production = Production(defaults, as_json)
     try:
         run(production.run(server, durability, sys.stdin.buffer))
@@ -152,12 +157,17 @@ class Production:
         if isinstance(line, MessageTooLarge):
             raise line
         if not self._as_json:
-            subject, _, key, tags, properties = self._defaults
-            return client.send_nowait(subject, line, key=key, tags=tags, properties=properties)
-        subject, body, key, tags, properties = draft_of(line, self._defaults)
-        if not subject:
+            return self._send_draft(client, self._defaults, line)
+        draft = draft_of(line, self._defaults)
+        if not draft.subject:
             raise InvalidOption("neither the line nor the command names a subject")
-        return client.send_nowait(subject, body, key=key, tags=tags, properties=properties)
+        return self._send_draft(client, draft, draft.body)
+
+    def _send_draft(self, client: Client, draft: Draft, body: bytes) -> int:
+        subject, _, key, tags, properties, delay, deliver_at = draft
+        return client.send_nowait(
+            subject, body, key=key, tags=tags, properties=properties, delay=delay, deliver_at=deliver_at
+        )
 
     def _note(self, ticket: int) -> None:
         self._queued += 1

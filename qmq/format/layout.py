@@ -243,6 +243,16 @@ RETRY_REASON_BYTES: Final = 52
 #: Handed out alone, to a consumer that holds nothing.
 RETRY_ISOLATED: Final = 1 << 0
 
+#: Delayed messages: due_us u64 | number u64 (position of the first message) | position u64 (of the batch) | count u32 |
+#: crc32c u32
+DELAY_DTYPE: Final = np.dtype(
+    [("due_us", "<u8"), ("number", "<u8"), ("position", "<u8"), ("count", "<u4"), ("crc", "<u4")]
+)
+DELAY_SIZE: Final = 32
+
+#: Partition numbers from here on are delay logs.
+DELAY_PARTITION: Final = 0x8000
+
 STORE_ID_SIZE: Final = 6
 SECRET_SIZE: Final = 16
 PRODUCER_ID_SIZE: Final = 16
@@ -265,4 +275,5 @@ assert PULL_FILE_HEADER.size == PULL_FILE_HEADER_SIZE
 assert PULL_RECORD_HEADER.size == PULL_RECORD_HEADER_SIZE
 assert SCHEDULE_HEADER.size == SCHEDULE_HEADER_SIZE
 assert RETRY_DTYPE.itemsize == RETRY_SIZE
+assert DELAY_DTYPE.itemsize == DELAY_SIZE
 assert MESSAGE_ID.size == MESSAGE_ID_SIZE

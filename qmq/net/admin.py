@@ -76,7 +76,8 @@ class Admin:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def _do(self, action: str, **fields: Any) -> dict[str, Any]:
+    async def do(self, action: str, **fields: Any) -> dict[str, Any]:
+        """Ask for *action*: what came of it."""
         answer = await self._link.ask(Kind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
@@ -86,7 +87,7 @@ class Admin:
         found, after = list[GroupInfo](), ""
         while True:
             fields = {"group": name} if name is not None else {"after": after}
-            page = await self._do("groups", **fields)
+            page = await self.do("groups", **fields)
             found += [_group_info(row) for row in page["rows"]]
             if page["after"] is None:
                 return found
@@ -96,7 +97,7 @@ class Admin:
         """The consumers of a group, by name. Raises UnknownGroup."""
         found, after = list[ConsumerInfo](), ""
         while True:
-            page = await self._do("consumers", group=group, after=after)
+            page = await self.do("consumers", group=group, after=after)
             found += [_consumer_info(row) for row in page["rows"]]
             if page["after"] is None:
                 return found
@@ -104,7 +105,7 @@ class Admin:
 
     async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
         """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption."""
-        found = await self._do("set_group", group=group, settings=packed_settings(settings))
+        found = await self.do("set_group", group=group, settings=packed_settings(settings))
         return shown_settings(found["settings"])
 
     async def seek(
@@ -115,17 +116,17 @@ class Admin:
         What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
         again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption.
         """
-        await self._do("seek_group", group=group, to=start_of(to), clear_retries=clear_retries)
+        await self.do("seek_group", group=group, to=start_of(to), clear_retries=clear_retries)
 
     async def delete_group(self, group: str) -> None:
         """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup."""
-        await self._do("delete_group", group=group)
+        await self.do("delete_group", group=group)
 
     async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
         """The dead letters of a group, the oldest first. Raises UnknownGroup."""
         after: int | None = 0
         while after is not None:
-            page = await self._do("dead_letters", group=group, after=after, limit=_PAGE)
+            page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
             for row in page["rows"]:
                 yield DeadLetter(
                     row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"],
@@ -133,12 +134,16 @@ class Admin:
                 )  # fmt: skip
             after = page["after"]
 
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message: True when it was in time. Raises InvalidOption."""
+        return bool((await self.do("cancel", id=message_id))["cancelled"])
+
     async def change_dead(
         self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None
     ) -> int:
         """Hand out dead letters again or delete them: all, or those with these numbers; how many."""
         fields = {} if numbers is None else {"numbers": list(numbers)}
-        return int((await self._do(action, group=group, **fields))["messages"])
+        return int((await self.do(action, group=group, **fields))["messages"])
 
 
 def _group_info(row: Mapping[str, Any]) -> GroupInfo:

@@ -15,6 +15,7 @@ import msgpack
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.build import NO_HEADER, make_header
+from qmq.format.ids import MessageId
 from qmq.names import check_prefix
 from qmq.net.brokers import Brokers
 from qmq.net.consumer import Consumer
@@ -26,6 +27,7 @@ from qmq.net.merging import make_puller
 from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.receipts import Receipt, Receipts
+from qmq.net.timing import deliver_at_of
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -106,15 +108,21 @@ class Client:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; returns once it is stored.
 
-        Sends that are in flight together go as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError
+        It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
+        datetime), at most two years ahead and never early by the broker's clock. Sends that are in flight together go
+        as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError
         before anything is sent; SendFailed when it was not stored; SendUnknown when nobody can say. A send that is
         cancelled may still be stored.
         """
-        header = NO_HEADER if key is None and not tags and not properties else make_header(key, tags, properties)
+        due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
+        plain = key is None and not tags and not properties and not due
+        header = NO_HEADER if plain else make_header(key, tags, properties, due)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
@@ -124,7 +132,13 @@ class Client:
         return await future
 
     async def send_many(
-        self, subject: str, bodies: Sequence[Body], *, durability: Durability | None = None
+        self,
+        subject: str,
+        bodies: Sequence[Body],
+        *,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
+        durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; returns their receipts once all are stored.
 
@@ -132,12 +146,13 @@ class Client:
         Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
+        header = make_header(deliver_at=deliver_at_of(delay, deliver_at))
         packed = bodies_of(bodies)
         loop = self._brokers.ready()
         if not packed:
             return Receipts(())
         future: asyncio.Future[Receipts] = loop.create_future()
-        self._gathering.add_many(subject, packed, flush, future, loop.time())
+        self._gathering.add_many(subject, packed, flush, future, loop.time(), header)
         self._brokers.want_turn()
         return await future
 
@@ -149,13 +164,16 @@ class Client:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket, by which SendFailed of a later ``flush`` names it.
 
         Raises QueueFull when more than ``max_queued_bytes`` are queued, else as ``send`` does before anything is sent.
         """
-        if key is None and tags is None and properties is None and durability is None and type(body) is bytes:
+        plain = key is None and tags is None and properties is None and durability is None
+        if plain and delay is None and deliver_at is None and type(body) is bytes:
             gathering = self._gathering
             place = gathering.plain.get(subject)
             if place is not None:
@@ -171,12 +189,20 @@ class Client:
                 return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        header = make_header(key, tags, properties)
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at))
         loop = self._brokers.ready()
         self._gathering.check_nowait(subject, len(body), len(header.packed))
         ticket = self._gathering.add_nowait(subject, body, header, flush, loop.time())
         self._brokers.want_turn()
         return ticket
+
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message by its receipt's id: True when it was in time, and will never be delivered.
+
+        Raises InvalidOption for what is no id; BrokersMissed when the broker that has it may be one not reached.
+        """
+        MessageId.parse(message_id)
+        return await self.admin.cancel(message_id)
 
     async def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""

@@ -104,6 +104,16 @@ class AdminOfAll:
                 changed += await Admin(link).change_dead(action, group, numbers)
         return changed
 
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message at whichever broker has it: True when it was in time.
+
+        Raises InvalidOption; BrokersMissed when it may be at one that was not reached.
+        """
+        told = await self._each(lambda admin: admin.cancel(message_id))
+        if not any(told.answers.values()) and told.missed:
+            raise BrokersMissed(f"not reached within {REACH_TIMEOUT:g} s, and may have it: {', '.join(told.missed)}")
+        return any(told.answers.values())
+
     # --- all of them -------------------------------------------------------------------------------------------------
 
     async def _listed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:

@@ -1,7 +1,8 @@
 """Messages on their way into batches: grouped by subject, kept in order, bounded. Without I/O; time is an argument.
 
-Messages gather in two batches at most, one for each durability, and a subject is in one of them: where a message of it
-would go into the other, the one that has it is sealed first. A batch is sealed too when it is full.
+Messages gather in a batch for each durability, and delayed ones in batches of their own. Of the same sort a subject is
+in one of them: where a message of it would go into the other, the one that has it is sealed first. A batch is sealed
+too when it is full.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from qmq.format.layout import MAX_RUNS
 from qmq.names import check_subject
 from qmq.net.outgoing import (
     BATCH_OVERHEAD,
+    DELAYED_OVERHEAD,
     MESSAGE_OVERHEAD,
     RUN_OVERHEAD,
     ManyWaiter,
@@ -33,6 +35,13 @@ _CHECKED_MAX: Final = 200_000
 _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 # So that no batch has too many runs for its counts.
 assert BATCH_BYTES // (_SINGLE_OVERHEAD + 1) < MAX_RUNS
+
+
+class Sort(NamedTuple):
+    """Messages that may go as one batch: those of one durability, delayed or not."""
+
+    flush: bool
+    delayed: bool
 
 
 class SendLimits(NamedTuple):
@@ -58,11 +67,12 @@ class Gathering:
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[Outgoing, None] = {}
         self._flush = flush
+        self._usual = Sort(flush, False)
         self._linger = linger
         self._max_queued_bytes = max_queued_bytes
         self._queued_bytes = 0
         self._room_before = 0
-        self._open: dict[bool, Outgoing] = {}  # by durability
+        self._open: dict[Sort, Outgoing] = {}
         self._sealed: deque[Outgoing] = deque()
         self._checked: set[str] = set()  # subjects
         self.set_limits(SendLimits())
@@ -140,7 +150,10 @@ class Gathering:
         self._single_tickets[subject] = ticket
         return ticket
 
-    def add_many(self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float) -> None:
+    def add_many(
+        self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float,
+        header: MessageHeader = NO_HEADER,
+    ) -> None:  # fmt: skip
         """Take the bodies (at least one) into as few batches as their size allows. Raises as ``add``."""
         total = sum(map(len, bodies))
         self.check(subject, total if total <= self._limits.max_message_bytes else max(map(len, bodies)), 0)
@@ -150,7 +163,7 @@ class Gathering:
         step = max(1, self._batch_bytes // (total // count + MESSAGE_OVERHEAD))  # as many as fit on average
         while start < count:
             part = bodies if count <= step else bodies[start : start + step]
-            start += self._place_some(subject, part, flush, many, now)
+            start += self._place_some(subject, part, flush, many, now, header)
         many.seal()
 
     def _place(
@@ -159,10 +172,13 @@ class Gathering:
         """Put a message into the batch that is open; returns the batch and its run, where it is the last one."""
         self._settle()
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
-        batch = self._open.get(flush)
+        sort = self._usual
+        if flush != self._flush or header.deliver_at:
+            sort, size = Sort(flush, header.deliver_at > 0), size + DELAYED_OVERHEAD
+        batch = self._open.get(sort)
         run = batch.run_of(subject) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
-            batch, run = self._open_for(subject, size, flush, now)
+            batch, run = self._open_for(subject, size, sort, now)
         run.append(body, header)
         batch.size += size
         self._queued_bytes += size
@@ -171,35 +187,38 @@ class Gathering:
         self._measure_room()
         return batch, run
 
-    def _place_some(self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float) -> int:
+    def _place_some(
+        self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float, header: MessageHeader
+    ) -> int:
         """Put as many of the bodies as fit (at least one) into the batch that is open; returns how many."""
-        size = sum(map(len, bodies)) + MESSAGE_OVERHEAD * len(bodies)
+        overhead = MESSAGE_OVERHEAD + (DELAYED_OVERHEAD if header.deliver_at else 0)
+        size = sum(map(len, bodies)) + overhead * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # longer than the average: halve until it fits
-            return self._place_some(subject, bodies[: len(bodies) // 2], flush, many, now)
-        batch, run = self._open_for(subject, size, flush, now)
-        index = run.extend(bodies)
+            return self._place_some(subject, bodies[: len(bodies) // 2], flush, many, now, header)
+        batch, run = self._open_for(subject, size, Sort(flush, header.deliver_at > 0), now)
+        index = run.extend(bodies, header)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
         self._queued_bytes += size
         self._measure_room()
         return len(bodies)
 
-    def _open_for(self, subject: str, size: int, flush: bool, now: float) -> tuple[Outgoing, OutgoingRun]:
-        """The open batch of that durability with room for *size* bytes, and its run of *subject*; maybe new ones."""
-        batch = self._open.get(flush)
+    def _open_for(self, subject: str, size: int, sort: Sort, now: float) -> tuple[Outgoing, OutgoingRun]:
+        """The open batch of that sort with room for *size* bytes, and its run of *subject*; maybe new ones."""
+        batch = self._open.get(sort)
         if batch is not None:
             run = batch.run_of(subject)
             needed = size if run is not None else size + RUN_OVERHEAD + len(subject)
             if batch.size + needed > self._batch_bytes or (run is None and len(batch.runs) == MAX_RUNS):
-                self._seal(flush)
+                self._seal(sort)
                 batch = None
             elif run is not None:
                 return batch, run
-        other = self._open.get(not flush)
-        if other is not None and subject in other.runs:
-            self._seal(not flush)
+        other = sort._replace(flush=not sort.flush)
+        if other in self._open and subject in self._open[other].runs:
+            self._seal(other)
         if batch is None:
-            batch = self._open[flush] = Outgoing(flush, now)
+            batch = self._open[sort] = Outgoing(sort.flush, now)
             self.unfinished[batch] = None
             self._open_single()
         run = batch.runs[subject] = OutgoingRun(subject)
@@ -207,17 +226,17 @@ class Gathering:
         self._queued_bytes += RUN_OVERHEAD + len(subject)
         return batch, run
 
-    def _seal(self, flush: bool) -> None:
-        """Nothing more goes into the open batch of that durability."""
+    def _seal(self, sort: Sort) -> None:
+        """Nothing more goes into the open batch of that sort."""
         self._settle()
-        self._sealed.append(self._open.pop(flush))
-        if flush == self._flush:
+        self._sealed.append(self._open.pop(sort))
+        if sort == self._usual:
             self._close_short_cut()
         self._open_single()
 
     def _open_single(self) -> None:
         """add_single works while only the batch of the usual durability is open: no other one has the subject then."""
-        batch = self._open.get(self._flush)
+        batch = self._open.get(self._usual)
         if batch is not None and len(self._open) == 1 and self._may_cut_short:
             self._single_runs, self._single_tickets = batch.runs, batch.singles
         else:
@@ -229,9 +248,9 @@ class Gathering:
         """The next batch to send: a sealed one, else the oldest open one that has lingered enough (in a hurry: any)."""
         if self._sealed:
             return self._sealed.popleft()
-        for flush, batch in self._open.items():  # in the order in which they were opened
+        for sort, batch in self._open.items():  # in the order in which they were opened
             if hurry or now >= batch.opened_at + self._linger:
-                self._seal(flush)
+                self._seal(sort)
                 return self._sealed.popleft()
             break
         return None
@@ -257,9 +276,9 @@ class Gathering:
         removed = []
         while self._sealed and is_over(self._sealed[0].opened_at):
             removed.append(self._sealed.popleft())
-        for flush, batch in list(self._open.items()):
+        for sort, batch in list(self._open.items()):
             if is_over(batch.opened_at + self._linger):
-                self._seal(flush)
+                self._seal(sort)
                 self._sealed.remove(batch)
                 removed.append(batch)
         return removed
@@ -287,7 +306,7 @@ class Gathering:
         return self.queued_bytes <= self._max_queued_bytes // 8
 
     def _measure_room(self) -> None:
-        batch = self._open.get(self._flush)
+        batch = self._open.get(self._usual)
         if batch is not None:
             in_batch, in_queue = self._batch_bytes - batch.size, self._max_queued_bytes - self._queued_bytes
             self.room = self._room_before = in_batch if in_batch < in_queue else in_queue
@@ -296,7 +315,7 @@ class Gathering:
         """Take into the books what came by the short cut."""
         used = self._room_before - self.room
         if used:
-            self._open[self._flush].size += used
+            self._open[self._usual].size += used
             self._queued_bytes += used
             self._room_before = self.room
 

@@ -21,6 +21,8 @@ from qmq.net.receipts import Receipt, Receipts, StoredSpan
 
 #: What a message takes in a batch beside header and body, at most: length, header size, crc, tags, key hash.
 MESSAGE_OVERHEAD: Final = 22
+#: And one that is delayed: when it falls due.
+DELAYED_OVERHEAD: Final = 8
 #: What a run takes beside its messages and its subject's name: its record, and the name's size in the table.
 RUN_OVERHEAD: Final = RUN_SIZE + 5
 #: What a batch takes beside its runs.
@@ -62,11 +64,13 @@ class OutgoingRun:
             self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
         self.bodies.append(body)
 
-    def extend(self, bodies: Sequence[bytes]) -> int:
-        """Add messages without headers; returns the index of the first."""
+    def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER) -> int:
+        """Add messages that have all the same header; returns the index of the first."""
         index = len(self.bodies)
+        if self.headers is None and header is not NO_HEADER:
+            self.headers = [NO_HEADER] * index
         if self.headers is not None:
-            self.headers += [NO_HEADER] * len(bodies)
+            self.headers += [header] * len(bodies)
         self.bodies += bodies
         return index
 

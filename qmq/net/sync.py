@@ -26,6 +26,7 @@ from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
 from qmq.net.sync_admin import SyncAdmin
+from qmq.net.timing import deliver_at_of
 
 T = TypeVar("T")
 
@@ -176,18 +177,39 @@ class SyncClient:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; returns once it is stored. Raises as ``Client.send``."""
         session = self._here()
         return session.run(
-            session.client.send(subject, body, key=key, tags=tags, properties=properties, durability=durability)
+            session.client.send(
+                subject,
+                body,
+                key=key,
+                tags=tags,
+                properties=properties,
+                delay=delay,
+                deliver_at=deliver_at,
+                durability=durability,
+            )
         )
 
-    def send_many(self, subject: str, bodies: Sequence[Body], *, durability: Durability | None = None) -> Receipts:
+    def send_many(
+        self,
+        subject: str,
+        bodies: Sequence[Body],
+        *,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
+        durability: Durability | None = None,
+    ) -> Receipts:
         """Send messages of one subject; returns their receipts once all are stored. Raises as ``Client.send_many``."""
         session = self._here()
-        return session.run(session.client.send_many(subject, bodies, durability=durability))
+        return session.run(
+            session.client.send_many(subject, bodies, delay=delay, deliver_at=deliver_at, durability=durability)
+        )
 
     def send_nowait(
         self,
@@ -197,10 +219,18 @@ class SyncClient:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
-        return self._here().queue(subject, body_of(body), make_header(key, tags, properties), durability)
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at))
+        return self._here().queue(subject, body_of(body), header, durability)
+
+    def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message: True when it was in time. See ``Client``."""
+        session = self._here()
+        return session.run(session.client.cancel(message_id))
 
     def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster."""

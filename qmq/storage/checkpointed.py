@@ -98,6 +98,10 @@ class Checkpointed(Readable):
         part = self._partitions[partition]
         return part.claim.position if part.given_up else part.log.end
 
+    def claimed(self, partition: int) -> int:
+        """The position up to which the last checkpoint claims a partition."""
+        return self._partitions[partition].claim.position
+
     def _gaps_to_claim(self) -> Gaps:
         """The gaps, and what lies in partitions that were given up behind their claims: it may not be there later."""
         given_up = [(part.number, part.claim.position) for part in self._partitions if part.given_up]
@@ -153,7 +157,7 @@ class Checkpointed(Readable):
         self.groups.finish_checkpoint(checkpoint.groups)
         self._take_reserves()
 
-    def fail_checkpoint(self, checkpoint: Checkpoint, error: Exception) -> None:
+    def fail_checkpoint(self, checkpoint: Checkpoint, error: BaseException) -> None:
         """Note that it has failed."""
         self.groups.fail_checkpoint(checkpoint.groups, error)
 

@@ -58,6 +58,8 @@ class Checkpoint:
         self._directories = directories
         self._renew = renew
         self.groups = groups
+        #: Of the delay log: written before this one.
+        self.before: Checkpoint | None = None
         self.claims = claims
         self.logs = logs
         self._sync_log = sync_log
@@ -67,6 +69,8 @@ class Checkpoint:
 
         Raises SyncFailed, StorageFull or StorageFailed; the older checkpoints stand then.
         """
+        if self.before is not None:
+            self.before.write()
         for log in self.logs:
             self._sync_log(log)
         for consumer in self._consumers:

@@ -10,6 +10,9 @@ from qmq.errors import BadBytes
 
 #: The directory of what each group has.
 GROUPS_NAME: Final = "groups"
+#: The delay log, and when what is in it falls due.
+DELAYED_NAME: Final = "delayed"
+DUE_NAME: Final = "due"
 #: The name of this in a checkpoint's state.
 GROUP_STATE: Final = "group_files"
 

@@ -3,6 +3,7 @@
     pulls/                     the pull log (pull_log.py)
     groups/<number>/retries/   runs of the error log (schedule.py), the group's number in hex
     groups/<number>/dead/      runs of the dead letters (item_log.py)
+    due/                       runs of what is to be delivered later (schedule.py); the messages are in ``delayed/``
 
 What a checkpoint says of them is in the broker's state; here is what has to be on disk before it may, and what may go
 once it is.
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.format.layout import RETRY_DTYPE
+from qmq.format.layout import DELAY_DTYPE, RETRY_DTYPE
 from qmq.storage.checkpoint import Hole
 from qmq.storage.disk import Disk
-from qmq.storage.group_claim import GROUPS_NAME, GroupClaim, Runs
+from qmq.storage.group_claim import DUE_NAME, GROUPS_NAME, GroupClaim, Runs
 from qmq.storage.item_log import ItemLog
 from qmq.storage.pull_log import (
     PULL_LOG_NAME,
@@ -140,6 +141,12 @@ class GroupFiles:
         made = self._owners[path] = ItemLog(self._disk, path, self._store_id, RETRY_DTYPE)
         return made
 
+    def delayed(self) -> Schedule:
+        """When delayed messages fall due, likewise."""
+        path = self._directory / DUE_NAME
+        made = self._owners[path] = Schedule(self._disk, path, self._store_id, DELAY_DTYPE)
+        return made
+
     def forget(self, group: int) -> None:
         """The group is deleted: its files go when no checkpoint knows them any more."""
         for name in ("retries", "dead"):
@@ -178,7 +185,7 @@ class GroupFiles:
         """All that the pull log says is in a checkpoint."""
         return self._log.broken is None and not self._log.staged and self._claimed_end == self._log.end
 
-    def fail_checkpoint(self, sync: GroupSync, error: Exception) -> None:
+    def fail_checkpoint(self, sync: GroupSync, error: BaseException) -> None:
         """It has failed: the next one syncs the same again, but for a pull log whose sync has failed."""
         for owner, runs in sync.runs:
             owner.sync_failed(runs)

@@ -18,6 +18,7 @@ from qmq.errors import InvalidOption
 from qmq.storage.derived import ENTRIES_SUFFIX, ORDER_SUFFIX
 from qmq.storage.disk import Disk, failure
 from qmq.storage.findings import Finding, Report
+from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.opened import StoreOptions
@@ -26,7 +27,7 @@ from qmq.storage.recovery import RecoveryReport
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import list_bases, segment_path
 from qmq.storage.store import Store
-from qmq.storage.verify import Progress, verify
+from qmq.storage.verify import Progress, verify_one
 
 _DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
 
@@ -76,7 +77,19 @@ def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None =
     opening raise: StorageFull and StorageFailed above all.
     """
     _check_is_ours(directory, disk)
-    before = verify(directory, disk, _half(progress, 0))
+    done = _repair_one(directory, disk, now_us, progress)
+    delayed = directory / DELAYED_NAME
+    if disk.exists(delayed):
+        also = _repair_one(delayed, disk, now_us, progress)
+        done.treated += also.treated
+        done.notes += also.notes
+        done.left_out += also.left_out
+    return done
+
+
+def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | None) -> Repair:
+    """The data directory, or the delay log in it."""
+    before = verify_one(directory, disk, _half(progress, 0))
     wrong = list(_wrong(before, disk))
     done = Repair(directory)
     identity = _identity(directory, disk)
@@ -84,7 +97,7 @@ def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None =
         recovery = _start(
             directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)}
         )
-        after = verify(directory, disk, _half(progress, 1))
+        after = verify_one(directory, disk, _half(progress, 1))
         done.treated = [*_compared(disk, wrong, after), *_given_up(directory, disk, identity, recovery)]
         done.notes = recovery.notes
         done.left_out = after.left_out

@@ -7,6 +7,7 @@ readable.py, checkpoints in checkpointed.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 
 from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
-from qmq.format.layout import ENTRY, SEGMENT_HEADER_SIZE
+from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk import Buffer, Disk
+from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.index import SegmentIndex
 from qmq.storage.item_log import ItemLog, ItemLogClaim
 from qmq.storage.lock import DirectoryLock
@@ -59,6 +61,9 @@ class Store(Checkpointed):
         self._lock: DirectoryLock = opened.lock
         self._closed = False
         self._created_at_us = opened.now_us
+        #: The delay log: a data directory of its own within this one, made with the first delayed message.
+        self.delay_log: Store | None = None
+        self._delay_claimed = -1  # how far the delay log's last checkpoint goes
 
     @classmethod
     def open(cls, directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Store:
@@ -69,19 +74,47 @@ class Store(Checkpointed):
         """
         opened = open_directory(directory, options, disk, now_us)
         try:
-            return cls(opened)
+            store = cls(opened)
         except BaseException:
             opened.close()
             raise
+        try:
+            if disk.exists(directory / DELAYED_NAME):
+                store.open_delay_log(now_us)
+        except BaseException:
+            store.close(clean=False)
+            raise
+        return store
+
+    def open_delay_log(self, now_us: int) -> Store:
+        """Open the delay log, or make it. Raises as ``open`` does."""
+        options = replace(self._options, partitions=1, partition_dirs=(), store_id_hint=self.store_id)
+        log = self.delay_log = Store.open(self._directory / DELAYED_NAME, options, self._disk, now_us)
+        for part in log.recovery.partitions:
+            part.partition += DELAY_PARTITION
+        self.recovery.partitions += log.recovery.partitions
+        self.recovery.notes += log.recovery.notes
+        return log
+
+    def log_of(self, partition: int) -> tuple[Store, int]:
+        """The store that holds a partition, and its number there: from DELAY_PARTITION on the delay log's."""
+        if partition < DELAY_PARTITION:
+            return self, partition
+        assert self.delay_log is not None
+        return self.delay_log, partition - DELAY_PARTITION
+
+    def all_partitions(self) -> list[int]:
+        """The numbers of all partitions, with the delay log's where there is one."""
+        return [*range(self.partitions), *([DELAY_PARTITION] if self.delay_log is not None else [])]
 
     # --- storing -----------------------------------------------------------------------------------------------------
 
-    def add_subject(self, name: str) -> int:
+    def add_subject(self, name: str, *, forced: bool = False) -> int:
         """Register a subject, whose name was checked and is new; on disk with the next checkpoint.
 
-        Raises TooManySubjects.
+        Raises TooManySubjects, unless it is *forced*: there is a message for it already.
         """
-        if self._subjects.count >= self._options.max_subjects:
+        if self._subjects.count >= self._options.max_subjects and not forced:
             raise TooManySubjects(
                 f"there are {self._subjects.count} subjects, as many as max_subjects allows; raise it to add {name!r}"
             )
@@ -196,11 +229,13 @@ class Store(Checkpointed):
         Raises SyncFailed; the partition takes nothing more then until the directory is opened again. Raises
         StorageFailed when it could not begin; it can be tried again.
         """
-        self._sync_log(self._partitions[partition].log)
+        log, number = self.log_of(partition)
+        log._sync_log(log._partitions[number].log)
 
     def broken(self, partition: int) -> SyncFailed | None:
         """Why a partition takes nothing more until the directory is opened again; None while it does."""
-        reason = self._partitions[partition].log.broken
+        log, number = self.log_of(partition)
+        reason = log._partitions[number].log.broken
         return None if reason is None else SyncFailed(reason)
 
     def synced(self, partition: int) -> int:
@@ -215,6 +250,40 @@ class Store(Checkpointed):
         """Let the batches before *position* be read by row, place, time and subject."""
         self._partitions[partition].consumer.publish(position)
 
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """What was written since the last checkpoint began, with the delay log."""
+        return super().unsynced_bytes + (self.delay_log.unsynced_bytes if self.delay_log is not None else 0)
+
+    def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
+        """As of all else, with one of the delay log where that has news: it is written first."""
+        log, before = self.delay_log, None
+        if log is not None and log.claimable(0) != self._delay_claimed:
+            before = log.begin_checkpoint({}, now_us)
+        try:
+            checkpoint = super().begin_checkpoint(state, now_us)
+        except BaseException as error:
+            if log is not None and before is not None:
+                log.fail_checkpoint(before, error)
+            raise
+        checkpoint.before = before
+        return checkpoint
+
+    def finish_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Note that ``checkpoint.write`` has succeeded."""
+        if self.delay_log is not None and checkpoint.before is not None:
+            self.delay_log.finish_checkpoint(checkpoint.before)
+            self._delay_claimed = checkpoint.before.claims.partitions[0].position
+        super().finish_checkpoint(checkpoint)
+
+    def fail_checkpoint(self, checkpoint: Checkpoint, error: BaseException) -> None:
+        """Note that it has failed."""
+        if self.delay_log is not None and checkpoint.before is not None:
+            self.delay_log.fail_checkpoint(checkpoint.before, error)
+        super().fail_checkpoint(checkpoint, error)
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
@@ -227,6 +296,8 @@ class Store(Checkpointed):
         if self._closed:
             return
         self._closed = True
+        if self.delay_log is not None:
+            self.delay_log.close(clean)
         whole = all(part.log.broken is None and part.log.synced == part.log.end for part in self._partitions)
         try:
             if clean and whole and self.groups.is_claimed:

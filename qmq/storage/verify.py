@@ -21,7 +21,7 @@ from qmq.storage.disk import Disk, failure, read_whole
 from qmq.storage.envelope import FileState
 from qmq.storage.findings import Count, Finding, Report
 from qmq.storage.gaps import Gaps
-from qmq.storage.group_claim import GROUPS_NAME
+from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.lock import LOCK_NAME, holder_of
@@ -45,13 +45,22 @@ _RESTORE: Final = "put back a good copy of the file; without it the next start r
 
 
 def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> Report:
-    """Check the data directory of a stopped broker, or a copy of any.
+    """Check the data directory of a stopped broker, or a copy of any, with its delay log.
 
     Raises DirectoryInUse while a broker has it, also when one takes it meanwhile; StorageFailed when the system
     refuses to read something; ForeignFile for a version that this code does not know.
     """
+    report = verify_one(directory, disk, progress)
+    delayed = directory / DELAYED_NAME
+    if disk.exists(delayed):
+        verify_one(delayed, disk, progress, report)
+    return report
+
+
+def verify_one(directory: Path, disk: Disk, progress: Progress | None, report: Report | None = None) -> Report:
+    """As ``verify``, without the delay log; *report* is gone on with."""
     _check_free(disk, directory)
-    report = Report(directory)
+    report = Report(directory) if report is None else report
     try:
         _Verification(disk, directory, report, progress).run()
     except OSError as error:
@@ -266,6 +275,7 @@ class _Verification:
 
     def _look_for_strangers(self, names: list[str], identity: Identity) -> None:
         own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}
+        own |= {DELAYED_NAME, DUE_NAME}
         own |= {Path(partition.directory).parts[0] for partition in identity.partitions}
         for name in names:
             whole = name.removesuffix(".tmp")

@@ -15,7 +15,7 @@ from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.checkpoint import Claims
 from qmq.storage.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.findings import Report
-from qmq.storage.group_claim import GROUP_STATE, GROUPS_NAME, GroupClaim
+from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.identity import Identity
 from qmq.storage.pull_log import PULL_LOG_NAME, SUFFIX, list_pull_files, pull_file_path, read_pull_log
 from qmq.storage.schedule import check_run_header, run_number, run_paths
@@ -134,7 +134,7 @@ class GroupsCheck:
             stem = name.removesuffix(SUFFIX)
             if stem == name or len(stem) != 16 or not _is_hex(stem):
                 self._foreign(self._directory / PULL_LOG_NAME / name)
-        for path in self._files(self._directory / GROUPS_NAME, 2):
+        for path in [*self._files(self._directory / GROUPS_NAME, 2), *self._files(self._directory / DUE_NAME, 0)]:
             if path in known:
                 continue
             if path.name.endswith(SET_ASIDE):

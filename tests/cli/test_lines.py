@@ -106,7 +106,7 @@ def test_a_line_wins_over_the_command() -> None:
         (b'{"body_base64": "\xc3\xa9"}', "not base64"),
         (b'{"body": "x", "subject": ["a"]}', "subject is a string"),
         (b'{"body": "x", "key": {}}', "key is a string"),
-        (b'{"body": "x", "delay": 5}', "unknown field 'delay'"),
+        (b'{"body": "x", "priority": 5}', "unknown field 'priority'"),
         (b'{"body": "x", "Body": "y"}', "unknown field 'Body'; use subject, key"),
     ],
 )

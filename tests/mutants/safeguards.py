@@ -11,13 +11,13 @@ SAFEGUARDS: Final = (
     Mutant(
         "acknowledge flush after the fdatasync",
         "qmq/broker/intake.py",
-        "            if flush:\n                self._wait(partition, batch.end, batch.answer)\n",
+        "            if batch.flush:\n                self._wait(partition, batch.end, batch.answer)\n",
         "            if False:\n                self._wait(partition, batch.end, batch.answer)\n",
         ("tests/broker/test_intake.py",),
     ),
     Mutant(
         "show flush batches after the fdatasync",
-        "qmq/broker/intake.py",
+        "qmq/broker/partitions.py",
         "        if barrier.flush and barrier.end > partition.synced and partition.broken is None:\n"
         "            return False\n",
         "",
@@ -244,8 +244,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "hand nothing out that is known to be bad",
         "qmq/broker/damages.py",
-        "        marked = [self._store.mark_unreadable(damage.partition, *mark) for mark in damage.marks]\n",
-        "        marked = [True for _ in damage.marks]\n",
+        "            marked = [log.mark_unreadable(local, *mark) for mark in damage.marks]\n",
+        "            marked = [True for _ in damage.marks]\n",
         ("tests/broker/test_unreadable.py", "tests/broker/test_reports.py"),
     ),
     Mutant(
@@ -311,6 +311,48 @@ SAFEGUARDS: Final = (
         "        if self.total <= self._limit:\n            return None\n        for",
         "        if True:\n            return None\n        for",
         ("tests/net/server",),
+    ),
+    Mutant(
+        "schedule delayed messages once they may be seen",
+        "qmq/broker/delayed_intake.py",
+        "        while self._hidden and self._hidden[0].end <= visible:\n",
+        "        while self._hidden:\n",
+        ("tests/broker/test_delaying.py",),
+    ),
+    Mutant(
+        "round due times up",
+        "qmq/format/due.py",
+        "(due + unit - np.uint64(1)) // unit * unit\n",
+        "due // unit * unit\n",
+        ("tests/format/test_due.py", "tests/broker/test_delaying.py"),
+    ),
+    Mutant(
+        "deliver what is delayed once",
+        "qmq/broker/delaying.py",
+        "                    self._delivered.extend(positions)\n",
+        "                    pass\n",
+        ("tests/broker/test_delaying.py",),
+    ),
+    Mutant(
+        "keep what was delivered until it leaves the schedule",
+        "qmq/broker/delaying.py",
+        '                "delivered": self._delivered.pack(),\n',
+        '                "delivered": Places().pack(),\n',
+        ("tests/broker/test_delaying.py",),
+    ),
+    Mutant(
+        "answer a cancellation after the fdatasync",
+        "qmq/broker/intake.py",
+        "now, None, own, answer is not None, answer)\n",
+        "now, None, own, False, answer)\n",
+        ("tests/broker/test_delaying.py",),
+    ),
+    Mutant(
+        "cancel nothing that may have been delivered",
+        "qmq/broker/delaying.py",
+        "found[2] <= max(self._late_us, now.wall_us)",
+        "found[2] <= now.wall_us - (1 << 60)",
+        ("tests/broker/test_delaying.py",),
     ),
     Mutant(
         "bound the reports of a client",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
 from qmq.net.failover import Failover
-from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.gathering import Gathering, SendLimits, Sort
 from qmq.net.outcomes import Outcomes
 from qmq.net.outgoing import Outgoing
 from qmq.net.receipts import Receipts
@@ -44,7 +44,7 @@ class Driven:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
         self.gathering.add_many("a", [body], True, waiting, 0.0)
-        self.gathering._seal(True)
+        self.gathering._seal(Sort(True, False))
         return waiting
 
     def write(self, number: int, now: float) -> tuple[int, Outgoing] | None:

@@ -31,7 +31,7 @@ from qmq.errors import (
 )
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
-from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.gathering import Gathering, SendLimits, Sort
 from qmq.net.outcomes import Outcomes
 from qmq.net.outgoing import Outgoing
 from qmq.net.sending import Sending
@@ -59,7 +59,7 @@ class Driven:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
         self.gathering.add_many(subject, bodies, True, waiting, now)
-        self.gathering._seal(True)
+        self.gathering._seal(Sort(True, False))
         return waiting
 
     def write(self, now: float = 0.0) -> tuple[int, Outgoing] | None:

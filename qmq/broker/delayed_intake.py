@@ -1,0 +1,140 @@
+"""Delayed messages as they come in: they go to the delay log, and are scheduled once they may be seen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.partitions import Numbers, Partition, Staged
+from qmq.errors import InvalidOption, QmqError
+from qmq.format.batch import CheckedBatch
+from qmq.format.due import due_times
+from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US
+from qmq.names import check_subject
+from qmq.storage.store import Store
+
+_DAY_US: Final = 86_400_000_000
+
+Times = npt.NDArray[np.uint64]
+
+
+class Arrived(NamedTuple):
+    """A batch of the delay log that may be seen up to ``end``: when its messages fall due, by ordinal, and so many of
+    each subject.
+    """
+
+    position: int
+    end: int
+    due: Times
+    subjects: list[tuple[str, int]]
+
+
+class Delayed:
+    """The delay log as the send path sees it. *arrived* is told of each batch once it may be seen."""
+
+    def __init__(self, store: Store, arrived: Callable[[Arrived], None]) -> None:
+        self._store = store
+        self._arrived = arrived
+        self._partition: Partition | None = None
+        self._hidden: deque[Arrived] = deque()
+        if store.delay_log is not None:
+            self._partition = Partition(DELAY_PARTITION, store.delay_log, 0)
+
+    # --- as a partition ----------------------------------------------------------------------------------------------
+
+    def partition(self) -> Partition:
+        """The partition; there must have been delayed messages."""
+        assert self._partition is not None
+        return self._partition
+
+    def partitions(self) -> list[Partition]:
+        """The partition, where there is one."""
+        return [] if self._partition is None else [self._partition]
+
+    def has(self, partition: Partition) -> bool:
+        """Whether that is the delay log."""
+        return partition is self._partition
+
+    def has_staged(self) -> bool:
+        """Whether something waits to be written."""
+        return self._partition is not None and bool(self._partition.staged)
+
+    def numbers_of(self, batch: CheckedBatch) -> int | Numbers:
+        """The number of each run's subject in the delay log."""
+        log = self.partition().store
+        numbers = [self._number(log, name) for name in batch.names]
+        if batch.runs is None:
+            assert batch.run is not None
+            return numbers[batch.run[0]]
+        by_run: Numbers = np.array(numbers, np.int64)[batch.runs["subject"]]
+        return by_run
+
+    def _number(self, log: Store, name: str) -> int:
+        number = log.subject_number(name)
+        return log.add_subject(name, forced=True) if number is None else number
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> Arriving:
+        """Check a batch that is to be delivered later. Its subjects are registered, so that it can be.
+
+        Raises InvalidOption for a time too far ahead, InvalidName, TooManySubjects, StorageError.
+        """
+        latest = int(due_times(view, batch.header, wall_us).max())
+        if latest > wall_us + MAX_DELAY_US + DELIVER_UNIT_US:
+            raise InvalidOption(
+                f"a message is to be delivered in {(latest - wall_us) / _DAY_US:.1f} days; at most "
+                f"{MAX_DELAY_US // _DAY_US} days are allowed"
+            )
+        unknown = [name for name in batch.names if self._store.subject_number(name) is None]
+        for name in unknown:
+            check_subject(name)
+        for name in unknown:
+            if self._store.subject_number(name) is None:
+                self._store.add_subject(name)
+        if self._partition is None:
+            self._partition = Partition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
+        return Arriving(self, view, batch)
+
+    def stored(self, view: memoryview, batch: CheckedBatch, staged: Staged) -> None:
+        """It is written: it is scheduled once it may be seen."""
+        due = due_times(view, batch.header, staged.stored_at_us)
+        self._hidden.append(Arrived(staged.position, staged.end, due, subjects_of(batch)))
+
+    def publish(self, visible: int) -> None:
+        """Messages up to there may be seen."""
+        while self._hidden and self._hidden[0].end <= visible:
+            self._arrived(self._hidden.popleft())
+
+
+class Arriving:
+    """One batch on its way into the delay log."""
+
+    def __init__(self, delayed: Delayed, view: memoryview, batch: CheckedBatch) -> None:
+        self._delayed = delayed
+        self._view = view
+        self._batch = batch
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written."""
+        self._delayed.stored(self._view, self._batch, batch)
+
+    def refused(self, error: QmqError) -> None:
+        """It is not: its sender is told."""
+
+    def unknown(self, error: QmqError) -> None:
+        """Nobody knows: its sender is told."""
+
+
+def subjects_of(batch: CheckedBatch) -> list[tuple[str, int]]:
+    """How many messages of each subject a batch has."""
+    if batch.runs is None:
+        return [(batch.names[0], batch.header.messages)]
+    return [
+        (batch.names[subject], count)
+        for subject, count in zip(batch.runs["subject"].tolist(), batch.runs["count"].tolist(), strict=True)
+    ]

@@ -1,0 +1,347 @@
+"""Delayed messages: scheduled, delivered when they are due, cancelled.
+
+A message falls due by being appended to the message log, as a message of its own with the delay log's as its origin.
+That is the only record of it: what was delivered since the last checkpoint is read from the message log at a start,
+and a batch that a loss of power took away is delivered again. To cancel a message is a batch of the delay log, which
+the schedule is brought up to date from; so both survive any crash, without a move between two logs to be torn apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from qmq.broker.commands import Administer, Administered, Effect, Now
+from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
+from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
+from qmq.broker.intake import Intake
+from qmq.broker.partitions import Staged
+from qmq.broker.places import Places
+from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
+from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names
+from qmq.format.build import RunContent, build_batch
+from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
+from qmq.format.ids import MessageId
+from qmq.format.layout import BATCH_HEADER_SIZE, DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
+from qmq.storage.store import Schedule, ScheduleClaim, Store
+
+#: Items that are delivered between two looks at what else there is to do: about 10 ms.
+_SLICE: Final = 64
+#: What could not be delivered (a full disk) is tried again so often, and the clock is looked at.
+_AGAIN_US: Final = 100_000
+_LOOK_US: Final = 1_000_000
+#: The producer of batches that cancel messages: of the subject nothing is delivered.
+CANCEL_PRODUCER: Final = b"qmq: cancelling\0"
+_CANCEL_SUBJECT: Final = "cancelled"
+
+
+class Delaying:
+    """The delayed messages of a broker."""
+
+    def __init__(self, store: Store, intake: Intake, effects: list[Effect]) -> None:
+        self._store = store
+        self._intake = intake
+        self._effects = effects
+        self._delayed = intake.delayed = Delayed(store, self._arrived)
+        self._schedule: Schedule = store.groups.delayed()
+        self._cancelled = Places()
+        #: Delivered since a checkpoint that still has them in the schedule.
+        self._delivered = Places()
+        #: Where they were delivered to: not claimed by a checkpoint yet.
+        self._unclaimed: list[tuple[int, int, Stretch]] = []  # partition, end, what
+        self._late_us = 0  # what was due by then may have been delivered
+        self._try_at_us = 0
+        #: Messages that wait, by subject.
+        self.counts: Counter[str] = Counter()
+        #: What could not be read of messages that were due.
+        self.damaged: list[QmqError] = []
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, batch: Arrived) -> None:
+        for subject, count in batch.subjects:
+            self.counts[subject] += count
+        self._push(items_of(batch.position, batch.due))
+
+    def _push(self, items: Any) -> None:
+        try:
+            self._schedule.push(items)
+        except StorageError as error:  # they are taken all the same, and the next ones try again
+            self.damaged.append(error)
+
+    def cancel(self, command: Administer, now: Now) -> None:
+        """Cancel one message; answered once that is on disk. Raises InvalidOption, StorageError, BadBatch."""
+        text = command.fields.get("id")
+        if not isinstance(text, str):
+            raise InvalidOption("cancel needs the id of a message")
+        found = self._find(MessageId.parse(text))
+        if found is None or found[2] <= max(self._late_us, now.wall_us):
+            self._effects.append(Administered(command.connection, command.request, {"cancelled": False}))
+            return
+        answer = Administered(command.connection, command.request, {"cancelled": True})
+        position, subject, _ = found
+        body = MESSAGE_ID.pack(self._store.store_id, DELAY_PARTITION, position)
+        parts = build_batch(
+            [RunContent(_CANCEL_SUBJECT, [body], None)],
+            created_at_us=now.wall_us,
+            producer_id=CANCEL_PRODUCER,
+            producer_sequence=0,
+        )
+        buffer = bytearray(b"".join(parts))
+        checked = check_batch(memoryview(buffer), BatchLimits())
+        self._intake.append(buffer, checked, _Cancelling(self, position, subject), now, answer)
+
+    def _find(self, name: MessageId) -> tuple[int, str, int] | None:
+        """Where a delayed message lies, its subject and when it is due; None when there is none of that name."""
+        log = self._store.delay_log
+        if log is None or (name.store_id, name.partition) != (self._store.store_id, DELAY_PARTITION):
+            return None
+        row = log.row_at_position(0, name.position + 1) - 1
+        if row < log.first_row(0):
+            return None
+        position = log.read_entry(0, row)[1]
+        batch = self._read(position)
+        header = parse_header(batch)
+        ordinal = name.position - position
+        if ordinal >= header.messages or not header.flags & HAS_DELIVER_AT:
+            return None
+        due_us = int(due_times(batch, header, header.stored_at_us)[ordinal])
+        ends = np.cumsum(runs_of(batch, header)["count"])
+        run = int(np.searchsorted(ends, ordinal, side="right"))
+        return name.position, stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])], due_us
+
+    def cancelled(self, position: int, subject: str) -> None:
+        """That is written."""
+        if self._cancelled.add(position):
+            self._count_off(subject, 1)
+
+    def _count_off(self, subject: str, count: int) -> None:
+        self.counts[subject] -= count
+        if self.counts[subject] <= 0:
+            del self.counts[subject]
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: Now) -> None:
+        """Deliver some of what is due."""
+        due_us = self._schedule.next_due_us()
+        if due_us is None or due_us > now.wall_us or now.monotonic_us < self._try_at_us:
+            return
+        try:
+            items = self._schedule.pop(now.wall_us, _SLICE)
+        except StorageError as error:
+            self._postpone(error, now)
+            return
+        self._late_us = max(self._late_us, int(items["due_us"].max()))
+        for number, stretch in enumerate(stretches := stretches_of(items)):
+            try:
+                self._deliver(stretch, now)
+            except StorageError as error:
+                for left in stretches[number + 1 :]:
+                    self._push(left.item())
+                self._postpone(error, now)
+                break
+        self._intake.turn()
+
+    def _postpone(self, error: QmqError, now: Now) -> None:
+        self._try_at_us = now.monotonic_us + _AGAIN_US
+
+    def _deliver(self, stretch: Stretch, now: Now) -> None:
+        """Append what is left of a stretch to the message log. Raises StorageError: it is scheduled again then."""
+        parts = [part for left in without(stretch, self._cancelled) for part in without(left, self._delivered)]
+        first, end = stretch.position + stretch.start, stretch.position + stretch.stop
+        if parts:
+            try:
+                batch = self._read(stretch.position)
+            except QmqError as error:
+                if isinstance(error, StorageError) and error.retryable:
+                    self._push(stretch.item())
+                    raise
+                self._lost(error)
+                return
+            for part in parts:
+                self._deliver_part(batch, part, now)
+        self._cancelled.discard(first, end)
+        self._delivered.discard(first, end)
+
+    def _deliver_part(self, batch: memoryview, part: Stretch, now: Now) -> None:
+        try:
+            due = cut_due(batch, part.start, part.stop, DELAY_PARTITION)
+        except BadBatch as error:
+            self._lost(error)
+            return
+        if due is None or due.lost:
+            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten, and left out"))
+        if due is None:
+            return
+        try:
+            self._intake.append(due.buffer, due.checked, _Falling(self, part, due, now), now)
+        except StorageError:
+            self._push(part.item())
+            raise
+
+    def _lost(self, error: QmqError) -> None:
+        self.damaged.append(error)
+
+    def delivered(self, part: Stretch, batch: CheckedBatch, partition: int, end: int) -> None:
+        """That is written."""
+        self._unclaimed.append((partition, end, part))
+        for subject, count in subjects_of(batch):
+            self._count_off(subject, count)
+
+    def not_delivered(self, part: Stretch, now: Now) -> None:
+        """It could not be written: it is due again in a moment."""
+        self._push(part.item())
+        self._try_at_us = now.monotonic_us + _AGAIN_US
+
+    def _read(self, position: int) -> memoryview:
+        """The batch at *position* of the delay log. Raises BadBytes, StorageFailed, BadBatch."""
+        log = self._store.delay_log
+        if log is None:
+            raise BadBatch("there is no delay log; was its directory taken away?")
+        header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
+        if header.position != position:
+            raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
+        return log.peek(0, position, header.size)
+
+    def next_deadline_us(self, now: Now) -> int | None:
+        """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock
+        is set.
+        """
+        due_us = self._schedule.next_due_us()
+        if due_us is None:
+            return None
+        wait_us = min(max(0, due_us - now.wall_us), _LOOK_US)
+        return max(now.monotonic_us + wait_us, self._try_at_us)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def packed(self) -> bytes | None:
+        """For a checkpoint; None while there has been no delayed message."""
+        if self._store.delay_log is None:
+            return None
+        claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
+        claimed = [self._store.claimed(partition) for partition in range(self._store.partitions)]
+        self._unclaimed = [entry for entry in self._unclaimed if entry[1] > claimed[entry[0]]]
+        late = [part.item().tobytes() for partition, end, part in self._unclaimed if end > claimable[partition]]
+        packed: bytes = msgpack.packb(
+            {
+                "schedule": list(self._schedule.claim()),
+                "seen": self.seen(),
+                "log": claimable,
+                "late": b"".join(late),
+                "late_us": self._late_us,
+                "cancelled": self._cancelled.pack(),
+                "delivered": self._delivered.pack(),
+                "counts": dict(self.counts),
+            }
+        )
+        return packed
+
+    def restore(self, packed: bytes | None) -> None:
+        """Take over what ``packed`` gave, and what both logs say of the time since."""
+        log = self._store.delay_log
+        if log is None:
+            return
+        seen, claimed = 0, list[int]()
+        if packed is not None:
+            state = msgpack.unpackb(packed)
+            next_run, runs, kept = state["schedule"]
+            self._schedule.restore(ScheduleClaim(next_run, runs, kept))
+            self._push(np.frombuffer(state["late"], DELAY_DTYPE))
+            self._cancelled, self._delivered = Places.unpack(state["cancelled"]), Places.unpack(state["delivered"])
+            self.counts.update(state["counts"])
+            seen, claimed, self._late_us = state["seen"], state["log"], state["late_us"]
+        self._read_delay_log(log, seen)
+        self._read_message_log(claimed)
+
+    def headers_since(self, position: int) -> Iterator[tuple[int, Header]]:
+        """The batches of the delay log from there on that clients sent, as Store.headers_since."""
+        if self._store.delay_log is not None:
+            for _, header in self._store.delay_log.headers_since([position]):
+                if header.producer_id != CANCEL_PRODUCER:
+                    yield DELAY_PARTITION, header
+
+    def seen(self) -> int:
+        """The position of the delay log up to which a checkpoint knows it; 0 while there is none."""
+        return self._delayed.partition().visible if self._store.delay_log is not None else 0
+
+    def _read_delay_log(self, log: Store, seen: int) -> None:
+        for _, header in log.headers_since([seen]):
+            batch = self._read(header.position)
+            if header.producer_id == CANCEL_PRODUCER:
+                self._cancel_again(bytes(batch[header.data_start :]))
+            elif header.flags & HAS_DELIVER_AT:
+                due = due_times(batch, header, header.stored_at_us)
+                self._arrived(Arrived(header.position, header.position + header.size, due, _subjects(batch, header)))
+
+    def _cancel_again(self, data: bytes) -> None:
+        found = self._find(MessageId._make(MESSAGE_ID.unpack(data[-MESSAGE_ID.size :])))
+        if found is not None:
+            self.cancelled(*found[:2])
+
+    def _read_message_log(self, claimed: list[int]) -> None:
+        """What was delivered since the checkpoint."""
+        store = self._store
+        for partition, header in store.headers_since(claimed):
+            if header.producer_id != DUE_PRODUCER or not header.flags & HAS_ORIGIN_ID:
+                continue
+            batch = store.peek(partition, header.position, header.size)
+            for store_id, number, positions in origins_of(batch):
+                if (store_id, number) == (store.store_id, DELAY_PARTITION):
+                    self._delivered.extend(positions)
+            for subject, count in _subjects(batch, header):
+                self._count_off(subject, count)
+            self._late_us = max(self._late_us, header.stored_at_us)
+
+
+class _Cancelling:
+    """The batch that cancels a message."""
+
+    def __init__(self, delaying: Delaying, position: int, subject: str) -> None:
+        self._delaying = delaying
+        self._position = position
+        self._subject = subject
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written, and the message is not delivered any more."""
+        self._delaying.cancelled(self._position, self._subject)
+
+    def refused(self, error: QmqError) -> None:
+        """Who asked is told."""
+
+    def unknown(self, error: QmqError) -> None:
+        """Who asked is told."""
+
+
+class _Falling:
+    """A batch of messages that are due."""
+
+    def __init__(self, delaying: Delaying, part: Stretch, due: Due, now: Now) -> None:
+        self._delaying = delaying
+        self._part = part
+        self._due = due
+        self._now = now
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written."""
+        self._delaying.delivered(self._part, self._due.checked, partition, batch.end)
+
+    def refused(self, error: QmqError) -> None:
+        """It is not."""
+        self._delaying.not_delivered(self._part, self._now)
+
+    def unknown(self, error: QmqError) -> None:
+        """The next start may find it; else it delivers it."""
+        self._delaying.delivered(self._part, self._due.checked, partition=-1, end=1 << 63)
+
+
+def _subjects(batch: memoryview, header: Header) -> list[tuple[str, int]]:
+    names, runs = stored_names(batch, header), runs_of(batch, header)
+    return [
+        (names[subject], count) for subject, count in zip(runs["subject"].tolist(), runs["count"].tolist(), strict=True)
+    ]

@@ -1,0 +1,32 @@
+"""``qmq cancel``: take back a delayed message."""
+
+from __future__ import annotations
+
+import click
+
+from qmq import connect
+from qmq.cli.connecting import run, server_option
+from qmq.cli.errors import EXIT_FAILED
+from qmq.format.ids import MessageId
+
+
+@click.command(short_help="Cancel a delayed message.")
+@click.argument("message_id", metavar="ID")
+@server_option
+@click.pass_context
+def cancel(context: click.Context, message_id: str, server: str) -> None:
+    """Cancel the delayed message with this ID, which its sender's receipt has: it will never be delivered.
+
+    Ends with 1 when it is too late, or when the broker has no such message.
+    """
+    MessageId.parse(message_id)
+
+    async def change() -> bool:
+        async with connect(server) as client:
+            return await client.cancel(message_id)
+
+    if run(change()):
+        click.echo("cancelled")
+        return
+    click.echo("qmq: not cancelled: it has been delivered, or the broker has no delayed message of that id", err=True)
+    context.exit(EXIT_FAILED)

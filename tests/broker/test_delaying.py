@@ -1,0 +1,321 @@
+"""Delayed messages: never early, never twice, cancelled in time, and all of it across restarts and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, Refused, Send, Sent
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.ids import MessageId
+from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US
+from qmq.format.pieces import Run
+from qmq.storage.disk import Disk
+from qmq.storage.repair import Outcome, repair
+from qmq.storage.verify import verify
+from tests.broker.harness import PRODUCER, START_US, Driven
+
+S = 1_000_000
+
+
+def command(
+    driven: Driven, subject: str, delays: Sequence[int], flush: bool = True, first: int = 0, connection: int = 1
+) -> Send:
+    """A batch whose messages are delayed by so many microseconds each; bodies are b"0", b"1", ..."""
+    headers = [make_header(f"k{number}", deliver_at=delay) for number, delay in enumerate(delays)]
+    bodies = [str(first + number).encode() for number in range(len(delays))]
+    parts = build_batch(
+        [RunContent(subject, bodies, headers)],
+        created_at_us=START_US - 7,
+        producer_id=PRODUCER,
+        producer_sequence=driven.produced,
+    )
+    driven.produced += len(delays)
+    return Send(connection, driven.request(), memoryview(bytearray(b"".join(parts))), flush)
+
+
+def delay(driven: Driven, subject: str, *delays: int, flush: bool = True, first: int = 0) -> list[str]:
+    """Send a batch of delayed messages; their ids."""
+    (sent,) = driven.do(command(driven, subject, delays, flush, first))
+    assert isinstance(sent, Sent), sent
+    assert sent.partition == DELAY_PARTITION
+    return [str(MessageId(driven.store.store_id, sent.partition, sent.position + n)) for n in range(len(delays))]
+
+
+def crash(driven: Driven) -> None:
+    """Stop without a checkpoint, and start again."""
+    driven.store.close(clean=False)
+    driven.wanted.clear()
+    driven.reads.clear()
+    driven.open()
+
+
+def cancel(driven: Driven, name: str) -> bool:
+    said = driven.do(Administer(1, driven.request(), "cancel", {"id": name}))
+    (answer,) = [effect for effect in said if isinstance(effect, Administered)]
+    return bool(answer.fields["cancelled"])
+
+
+def pulled(driven: Driven, subscription: int) -> list[tuple[bytes, str]]:
+    """Bodies and ids of what there is."""
+    return [(run.body(i), str(run.id(i))) for run in driven.pull(subscription) for i in range(run.count)]
+
+
+def run_of(driven: Driven, subscription: int) -> Run:
+    (run,) = driven.pull(subscription)
+    return run
+
+
+def follow(driven: Driven, prefix: str = "") -> int:
+    """Follow alone, from the first message on."""
+    return driven.subscribe(prefix, group=None, start="first")
+
+
+def test_a_message_comes_when_it_is_due_and_not_before(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (name,) = delay(driven, "a.b", 30 * S)
+    subscription = follow(driven)
+    driven.advance(29_999)
+    assert pulled(driven, subscription) == []
+    driven.advance(DELIVER_UNIT_US // 1_000)
+    run = run_of(driven, subscription)
+    assert (run.bodies(), str(run.id(0)), run.subject) == ([b"0"], name, "a.b")
+    assert run.header(0) == {"k": ["k0"]}
+    assert run.created_at_us == START_US - 7
+    assert run.stored_at_us >= START_US + 30 * S
+    driven.advance(60_000)
+    assert pulled(driven, subscription) == []
+    driven.close()
+
+
+def test_an_absolute_time_and_one_that_is_past(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    subscription = follow(driven)
+    delay(driven, "a", START_US + 5 * S, START_US - 5 * S)
+    driven.advance(0)
+    assert [body for body, _ in pulled(driven, subscription)] == [b"1"]
+    driven.advance(4_999)
+    assert pulled(driven, subscription) == []
+    driven.advance(11)
+    assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
+    driven.close()
+
+
+def test_more_than_two_years_is_refused_with_the_limit(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (refused,) = driven.do(command(driven, "a", [MAX_DELAY_US + S]))
+    assert isinstance(refused, Refused)
+    assert "at most 731 days are allowed" in str(refused.error)
+    driven.produced = 0
+    delay(driven, "a", MAX_DELAY_US)
+    driven.close()
+
+
+@pytest.mark.parametrize("how", ["clean", "kill", "kill behind a checkpoint"])
+def test_delays_outlive_restarts(tmp_path: Path, how: str) -> None:
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", 10 * S, 20 * S, 30 * S)
+    names += delay(driven, "b", 15 * S, first=3)
+    for _ in range(2):
+        if how == "clean":
+            driven.restart()
+        else:
+            if "behind" in how:
+                driven.checkpoint()
+            crash(driven)
+    subscription = follow(driven)
+    found = []
+    for _ in range(4):
+        driven.advance(9_000)
+        found += pulled(driven, subscription)
+    assert found == list(zip([b"0", b"3", b"1", b"2"], [names[0], names[3], names[1], names[2]], strict=True))
+    driven.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
+def test_no_crash_delivers_twice(tmp_path: Path, checkpoint: str) -> None:
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", 10 * S, 10 * S, 20 * S)
+    if checkpoint == "before":
+        driven.checkpoint()
+    driven.advance(11_000)
+    if checkpoint == "after":
+        driven.checkpoint()
+    for _ in range(3):
+        crash(driven)
+        driven.advance(100)
+        driven.checkpoint()
+    driven.advance(10_000)
+    crash(driven)
+    driven.advance(10_000)
+    found = pulled(driven, follow(driven))
+    assert found == list(zip([b"0", b"1", b"2"], names, strict=True))
+    driven.close()
+
+
+def test_cancelled_messages_never_come(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", 10 * S, 10 * S, 10 * S, 20 * S)
+    assert cancel(driven, names[1])
+    assert cancel(driven, names[1])  # said again, as after a lost answer
+    assert driven.broker.delayed() == {"a": 3}
+    crash(driven)
+    assert driven.broker.delayed() == {"a": 3}
+    driven.checkpoint()
+    assert cancel(driven, names[3])
+    driven.restart()
+    driven.advance(30_000)
+    assert [name for _, name in pulled(driven, follow(driven))] == [names[0], names[2]]
+    assert driven.broker.delayed() == {}
+    assert not cancel(driven, names[0])
+    assert not cancel(driven, names[1])
+    driven.close()
+
+
+def test_a_cancellation_is_answered_once_it_is_on_disk(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (name,) = delay(driven, "a", 10 * S)
+    driven.auto_sync = False
+    assert driven.do(Administer(1, driven.request(), "cancel", {"id": name})) == []
+    assert [type(effect) for effect in driven.sync()] == [Administered]
+    driven.auto_sync = True
+    driven.close()
+
+
+def test_what_a_start_knows_to_be_delivered_the_next_one_knows_too(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    (name,) = delay(driven, "a", 10 * S)
+    driven.checkpoint()
+    driven.advance(10_010)
+    for _ in range(2):
+        crash(driven)
+        driven.checkpoint()
+    driven.advance(1_000)
+    assert pulled(driven, follow(driven)) == [(b"0", name)]
+    driven.close()
+
+
+def test_nothing_is_cancelled_that_is_no_delayed_message(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    sent = driven.send("a", b"x")
+    here = driven.store.store_id
+    assert not cancel(driven, str(MessageId(here, sent.partition, sent.position)))
+    (name,) = delay(driven, "a", 10 * S)
+    found = MessageId.parse(name)
+    assert not cancel(driven, str(found._replace(position=found.position + 1)))
+    assert not cancel(driven, str(found._replace(position=found.position - 1)))
+    assert not cancel(driven, str(found._replace(store_id=b"others")))
+    (refused,) = driven.do(Administer(1, driven.request(), "cancel", {"id": "zz"}))
+    assert isinstance(refused, Refused)
+    assert "not a message id" in str(refused.error)
+    assert cancel(driven, name)
+    driven.close()
+
+
+def test_a_repeated_batch_is_stored_once(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for stop in ("none", "clean", "kill"):
+        first = command(driven, "a", [10 * S])
+        again = Send(1, driven.request(), memoryview(bytearray(first.batch)), True)
+        (sent,) = driven.do(first)
+        if stop == "clean":
+            driven.restart()
+        elif stop == "kill":
+            crash(driven)
+        (repeated,) = driven.do(again)
+        assert isinstance(sent, Sent)
+        assert isinstance(repeated, Sent)
+        assert (sent.position, sent.partition) == (repeated.position, repeated.partition)
+    driven.advance(20_000)
+    assert len(pulled(driven, follow(driven))) == 3
+    driven.close()
+
+
+def test_flush_waits_for_the_delay_log_and_hides_what_is_not_synced(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    assert driven.do(command(driven, "a", [1])) == []
+    driven.advance(1_000)
+    subscription = follow(driven)
+    assert pulled(driven, subscription) == []
+    said = driven.sync()
+    assert [type(effect) for effect in said] == [Sent]
+    driven.advance(1)
+    assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
+    driven.auto_sync = True
+    driven.close()
+
+
+def test_a_clock_that_is_set_back_delays_by_no_more_than_that(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    delay(driven, "a", 10 * S)
+    driven.now = driven.now._replace(wall_us=driven.now.wall_us - 60 * S)
+    subscription = follow(driven)
+    driven.advance(69_000)
+    assert pulled(driven, subscription) == []
+    driven.advance(1_100)
+    assert len(pulled(driven, subscription)) == 1
+    driven.close()
+
+
+def test_tick_says_when_the_next_one_is_due(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    delay(driven, "a", S // 2)
+    deadline = driven.broker.tick(driven.now)
+    assert deadline is not None
+    assert S // 2 <= deadline - driven.now.monotonic_us <= S // 2 + DELIVER_UNIT_US
+    driven.close()
+
+
+def test_batches_of_many_subjects_fall_due_in_parts(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, partitions=2)
+    headers = [[make_header(deliver_at=(n % 3 + 1) * S) for n in range(5)] for _ in range(3)]
+    runs = [
+        RunContent(subject, [f"{subject}{n}".encode() for n in range(5)], header)
+        for subject, header in zip("abc", headers, strict=True)
+    ]
+    parts = build_batch(runs, created_at_us=1, producer_id=PRODUCER, producer_sequence=0)
+    driven.produced = 15
+    (sent,) = driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    assert isinstance(sent, Sent)
+    subscription = follow(driven)
+    for n in range(3):
+        driven.advance(1_010)
+        bodies = sorted(body for body, _ in pulled(driven, subscription))
+        assert bodies == sorted(f"{s}{k}".encode() for s in "abc" for k in range(5) if k % 3 == n)
+    driven.close()
+
+
+def test_a_group_sees_delayed_messages_as_others(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.", group="g")
+    (name,) = delay(driven, "a.x", S)
+    driven.send("a.y", b"now")
+    assert [body for body, _ in pulled(driven, subscription)] == [b"now"]
+    driven.advance(1_010)
+    assert pulled(driven, subscription) == [(b"0", name)]
+    driven.close()
+
+
+def test_verify_and_repair_look_into_the_delay_log(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, segment_bytes=1 << 16, max_frame_bytes=1 << 15)
+    for number in range(3):
+        delay(driven, "a", 3_600 * S, first=number)
+    driven.restart()
+    driven.store.close(clean=True)
+    (segment,) = (tmp_path / "delayed" / "log-0").glob("*.messages")
+    data = bytearray(segment.read_bytes())
+    data[data.rindex(b"1", 0, data.rindex(b"2"))] ^= 1
+    segment.write_bytes(data)
+    assert [f.file for f in verify(tmp_path, Disk()).findings if f.severity == "fault"] == [segment]
+    (entries,) = (tmp_path / "delayed" / "consumer-log" / "0").glob("*.entries")
+    entries.unlink()
+    repaired = repair(tmp_path, Disk(), START_US)
+    assert {treated.outcome for treated in repaired.treated} == {Outcome.LEFT, Outcome.MADE_AGAIN}
+    assert [f.file for f in verify(tmp_path, Disk()).findings] == [segment]
+    driven.open()
+    driven.advance(3_700_000)
+    assert sorted(body for body, _ in pulled(driven, follow(driven))) == [b"0", b"2"]
+    assert any("rotten" in str(error) for error in driven.broker.take_damaged())
+    driven.store.close()
