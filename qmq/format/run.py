@@ -56,7 +56,7 @@ class Run:
 
     __slots__ = (
         "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence", "holder",
-        "lane", "ordinal", "origin", "pull_sequence", "run_flags", "subject",
+        "lane", "lease", "ordinal", "origin", "pull_sequence", "run_flags", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,7 @@ class Run:
         #: Who takes verdicts on its messages (None: nobody), by pull sequences from this one on; how often they were
         #: handed out.
         self.holder: Any = None
+        self.lease: Any = None  # shared by what came together
         self.pull_sequence = 0
         self.attempt = 1
         self._bodies: list[bytes] | None = None
@@ -228,6 +229,7 @@ class Run:
             self.ordinal + start, memoryview(data), 0, len(data),
         )  # fmt: skip
         run.holder, run.pull_sequence, run.attempt = self.holder, self.pull_sequence + start, self.attempt
+        run.lease = self.lease
         return run
 
 

@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
-from itertools import chain
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Final, Generic, Self
+from typing import Self
 
-from qmq.format.run import Run
+from qmq.net.feed import Feed
 from qmq.net.merging import MergedPuller
-from qmq.net.messages import M, Message, MessageBatch, each_message, messages_of, runs_of
+from qmq.net.messages import Message, MessageBatch, messages_of
 from qmq.net.pulling import Puller
-
-#: `async for` takes as many messages at a time as are handled in about this time (seconds), so that others get theirs.
-HAND_OUT: Final = 0.02
-FIRST_HAND_OUT: Final = 16
-MOST_HAND_OUT: Final = 32_768
-
-
-class Feed(Generic[M]):
-    """Messages one after another, for a loop over them; taken some at a time."""
-
-    def __init__(self, puller: Puller | MergedPuller, kind: type[M]) -> None:
-        #: What was taken and not come to.
-        self.ready: Iterator[M] = iter(())
-        self._puller = puller
-        self._kind = kind
-        # What a consumer of a group has in hand, others can't have: a slow one must not begin with many.
-        self._hand_out = FIRST_HAND_OUT if puller.is_alone else 1
-        self._handed_out = 0
-        self._handed_out_at = 0.0
-
-    async def refill(self) -> None:
-        """Wait for the next messages and put them into ``ready``: fewer when those before took long to handle."""
-        clock = asyncio.get_running_loop().time
-        took = clock() - self._handed_out_at
-        if took > 2 * HAND_OUT and self._handed_out:
-            self._hand_out = max(int(self._handed_out * HAND_OUT / took), 1)
-        elif self._handed_out > self._hand_out // 2:  # batches go whole, so it is rarely all that was asked for
-            self._hand_out = min(self._hand_out * 2, MOST_HAND_OUT)
-        runs = await self._puller.pull(self._hand_out, 1, None)
-        self._handed_out, self._handed_out_at = sum(run.count for run in runs), clock()
-        left = list(self.ready)  # which another task may have put there meanwhile
-        fresh = each_message(runs, self._kind)
-        self.ready = chain(left, fresh) if left else fresh
-
-    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
-        """As the puller's, but what was not come to is first."""
-        left = list(self.ready)
-        if left:
-            self._puller.put_back(runs_of(left))
-        return await self._puller.pull(max_count, min_count, timeout)
 
 
 class Consumer:
@@ -116,7 +74,8 @@ class Consumer:
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Message after message, without end; waits while there are none, also while no broker can be reached.
 
-        They are taken from the broker some at a time. Those that the loop was left before come with the next pull.
+        They are taken from the broker some at a time, about as many as are handled in a tenth of a second. Those that
+        the loop was left before come with the next pull; what it has not come to for a second is handed back.
         """
         feed = self._feed
         while True:

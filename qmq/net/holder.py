@@ -52,6 +52,8 @@ class Holder:
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned_at = -_WARN_EVERY
+        self._warned_of_dropped = False
+        self._closed = False
 
     # --- who we are --------------------------------------------------------------------------------------------------
 
@@ -250,6 +252,20 @@ class Holder:
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
 
+    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        """[any thread] The program can't come to these messages any more."""
+        if not self._warned_of_dropped and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._warn_of_dropped, holding, stretches)
+
+    def _warn_of_dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        count = holding.count_open(stretches)
+        if count and not self._warned_of_dropped and not self._closed:
+            self._warned_of_dropped = True
+            log.warning(
+                "consumer %s: the program let go of %d messages without a verdict: they stay held until it leaves; "
+                "ack(), nack() or release() each, or use `async with message`", self._consumer, count,
+            )  # fmt: skip
+
     def _warn(self, error: Exception) -> None:
         now = time.monotonic()
         if now >= self._warned_at + _WARN_EVERY:
@@ -265,6 +281,7 @@ class Holder:
 
     async def close(self, timeout: float) -> None:
         """Have what is on the way arrive, as far as there is time."""
+        self._closed = True
         try:
             async with asyncio.timeout(timeout):
                 if self._tasks:

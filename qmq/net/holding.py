@@ -8,6 +8,7 @@ what is held to others, it is held no more, for good: what comes after that is a
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -55,6 +56,15 @@ class Owner(Protocol):
 
     async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
         """A handler has raised: its message comes again."""
+
+    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        """[any thread] The program can't come to these messages any more."""
+
+
+class Lease:
+    """What all messages of one answer share: when it is gone, they are."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Place(NamedTuple):
@@ -115,6 +125,8 @@ class Holding:
         """
         if len(ranges) % 3 or sum(ranges[1::3]) != sum(run.count for run in runs):
             raise ProtocolError("the broker's answer has other messages than it says")
+        lease = Lease()
+        weakref.finalize(lease, self._dropped, ranges).atexit = False
         numbered = list[Run]()
         left = iter(runs)
         run, at = None, 0
@@ -127,7 +139,7 @@ class Holding:
                     run, at = next(left), 0
                 size = min(run.count - at, end - sequence)
                 part = run if size == run.count else run.slice(at, at + size)
-                part.holder, part.pull_sequence, part.attempt = self, sequence, attempt
+                part.holder, part.pull_sequence, part.attempt, part.lease = self, sequence, attempt, lease
                 numbered.append(part)
                 sequence += size
                 at += size
@@ -271,13 +283,20 @@ class Holding:
             self._handling.pop(task, None)
         return False
 
-    def dropped(self, start: int, end: int) -> int:
-        """Nobody can come to these messages any more: how many of them have no verdict and are held."""
+    def _dropped(self, ranges: Sequence[int]) -> None:
+        """The program has let go of all messages of an answer."""
+        if self.fenced is None:
+            self.owner.dropped(
+                self, [(first, first + count) for first, count in zip(ranges[::3], ranges[1::3], strict=True)]
+            )
+
+    def count_open(self, stretches: Sequence[tuple[int, int]]) -> int:
+        """How many of these messages have no verdict and are held."""
         if self.fenced is not None:
             return 0
-        missing = self._done.missing(max(start, self._floor), end)
-        streak = self._streak, self.tail
-        return sum(high - low - max(0, min(high, streak[1]) - max(low, streak[0])) for low, high in missing)
+        self._settle()
+        missing = [pair for low, high in stretches for pair in self._done.missing(max(low, self._floor), high)]
+        return sum(high - low for low, high in missing)
 
     def _drop_below(self, frontier: int) -> None:
         if frontier > self._floor:

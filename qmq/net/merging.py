@@ -16,6 +16,7 @@ from qmq.errors import QmqError
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.holder import Holder
 from qmq.net.options import Start, check_pull, make_consumer_id
 from qmq.net.pulling import PULL_BYTES, Puller
 
@@ -62,6 +63,11 @@ class MergedPuller:
     def damaged(self) -> int:
         """Pieces of answers that were left out because nobody can read them."""
         return sum(puller.damaged for puller in self._pullers)
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Who takes verdicts."""
+        return [holder for puller in self._pullers for holder in puller.holders]
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:

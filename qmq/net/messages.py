@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import chain, groupby, repeat
+from itertools import chain, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -195,19 +195,6 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
 def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]
     """The same views, each made when it is come to."""
     return chain.from_iterable(map(kind, repeat(run), range(run.count)) for run in runs)
-
-
-def runs_of(messages: Iterable[Message]) -> list[Run]:
-    """The runs that these views lie in, cut to what they show. Views of one run stand together and in order."""
-    runs = []
-    for run, views in groupby(messages, key=_run_of):
-        indexes = [view._index for view in views]
-        runs.append(run if len(indexes) == run.count else run.slice(indexes[0], indexes[-1] + 1))
-    return runs
-
-
-def _run_of(message: Message) -> Run:
-    return message._run
 
 
 class MessageBatch(Sequence[Message]):

@@ -23,6 +23,7 @@ from qmq.net import wire
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.holder import Holder
 from qmq.net.holding import Holding
 from qmq.net.kept import Kept
 from qmq.net.link import Link
@@ -102,6 +103,11 @@ class Puller:
         self._on_error = call
         if self.holder is not None:
             self.holder.on_error = call
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Who takes verdicts."""
+        return [self.holder] if self.holder is not None else []
 
     @property
     def is_alone(self) -> bool:
@@ -187,6 +193,8 @@ class Puller:
     def put_back(self, runs: Sequence[Run]) -> None:
         """These were not handed out after all: they come first in the next pull."""
         self._kept.put_back([run for run in runs if run.holder is None or run.holder.fenced is None])
+        if not self._lock.locked():
+            self._watch_unused()
 
     # --- what nobody took --------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from qmq.format.build import MessageHeader, make_header
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.client import Client, SubjectInfo, list_subjects, make_parts
-from qmq.net.consumer import Feed
 from qmq.net.everywhere import AdminOfAll
+from qmq.net.feed import Feed
 from qmq.net.gathering import BATCH_BYTES
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.merging import MergedPuller, make_puller

@@ -13,7 +13,7 @@ from qmq.format.build import make_header
 from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net.messages import Message, MessageBatch, each_message, messages_of, runs_of
+from qmq.net.messages import Message, MessageBatch, each_message, messages_of
 from tests.net.scripted import START_US, STORE, stored_batch
 
 BODIES = [b"", b"one", bytes(range(256))]
@@ -65,15 +65,6 @@ def test_messages_come_run_after_run() -> None:
     for messages in (messages_of(found), list(each_message(found)), list(MessageBatch(found))):
         assert [(message.subject, message.sequence) for message in messages] == wanted
         assert [message.body for message in messages] == [*BODIES, b"x", b"y", b"z"]
-
-
-def test_views_become_runs_again() -> None:
-    found = two_subjects()
-    views = list(each_message(found))
-    assert runs_of(views) == found
-    assert [message.id for message in each_message(runs_of(views[2:5]))] == [view.id for view in views[2:5]]
-    assert [message.body for message in each_message(runs_of(views[1:]))] == [view.body for view in views[1:]]
-    assert runs_of([]) == []
 
 
 def test_a_batch_is_a_sequence_with_columns() -> None:

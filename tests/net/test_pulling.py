@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import qmq
 from qmq.errors import (
@@ -23,12 +21,9 @@ from qmq.errors import (
     ProtocolError,
     UnknownSubscription,
 )
-from qmq.format.pieces import read_answer
 from qmq.names import check_consumer
 from qmq.net import pulling as pulling_module
 from qmq.net import wire
-from qmq.net.kept import Kept
-from qmq.net.messages import messages_of
 from qmq.net.options import check_pull, make_consumer_id, start_of
 from qmq.net.wire import Kind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
@@ -297,23 +292,6 @@ async def test_in_a_group_nothing_is_taken_ahead() -> None:
             s.peer.messages(request, batch(b"x", at=number))
             await pulling
             assert not s.peer.has_frame()
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 7)), max_size=20), st.lists(st.integers(1, 5), max_size=8))
-def test_kept_messages_are_handed_out_in_order_in_any_parts(takes: list[tuple[bool, int]], sizes: list[int]) -> None:
-    wanted = [b"%d %d" % (run, number) for run, size in enumerate(sizes) for number in range(size)]
-    answer = b"".join(batch(*(b"%d %d" % (run, number) for number in range(size))) for run, size in enumerate(sizes))
-    kept = Kept()
-    kept.put_back(read_answer(memoryview(answer))[0])
-    came: list[bytes] = []
-    for back, count in takes:
-        runs = kept.take(count)
-        if back:
-            kept.put_back(runs)
-        else:
-            came += bodies(messages_of(runs))
-    assert came + bodies(messages_of(kept.take(1_000))) == wanted
-    assert kept.count == 0
 
 
 async def test_pulls_of_several_tasks_go_one_after_another() -> None:

@@ -1,0 +1,81 @@
+"""How many messages a loop takes at a time: simulated, in time that is an argument."""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import pytest
+
+from qmq.net.prefetch import MOST, WORK, Prefetch
+
+TASKS = 10_000
+CONSUMERS = 10
+SLOWER = 100
+
+
+class Outcome(NamedTuple):
+    took: float
+    #: Of the first consumer: how many messages it had that it had not begun with, at most.
+    waiting: int
+
+
+def work_off(seconds: list[float], tasks: int, round_trip: float) -> Outcome:
+    """Consumers, each with its seconds a task, take from one queue by the rule, handle, and take again."""
+    rules = [Prefetch(is_alone=False) for _ in seconds]
+    turns = [(0.0, number) for number in range(len(seconds))]
+    ended, waiting = 0.0, 0
+    while turns and tasks:
+        now, number = heapq.heappop(turns)
+        count = min(rules[number].wanted(now), tasks)
+        tasks -= count
+        rules[number].came(count, now + round_trip)
+        if number == 0:
+            waiting = max(waiting, count - 1)
+        now += round_trip + count * seconds[number]
+        ended = max(ended, now)
+        heapq.heappush(turns, (now, number))
+    return Outcome(ended, waiting)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.1])
+def test_one_that_is_a_hundred_times_slower_holds_nobody_up(seconds: float) -> None:
+    each = [SLOWER * seconds] + [seconds] * (CONSUMERS - 1)
+    ideal = TASKS / sum(1 / one for one in each)
+    outcome = work_off(each, TASKS, 0.0005)
+    assert outcome.took <= 1.1 * ideal
+    assert outcome.waiting <= 2
+
+
+def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work() -> None:
+    rule, now, most = Prefetch(is_alone=False), 0.0, 0
+    for _ in range(20):
+        count = rule.wanted(now)
+        rule.came(count, now)
+        now += count * 0.0001
+        most = max(most, count)
+    assert WORK / 2 <= most * 0.0001 <= 2 * WORK
+
+
+def test_who_gets_slow_takes_few_at_once() -> None:
+    rule, now = Prefetch(is_alone=False), 0.0
+    while rule.wanted(now) < 1_000:
+        rule.came(rule.wanted(now), now)
+        now += 0.0001
+    rule.came(1_000, now)
+    assert rule.wanted(now + 1_000) == 1
+
+
+def test_one_at_a_time_is_no_reason_to_take_more() -> None:
+    """Messages that come one by one say little of how many a loop could take."""
+    rule = Prefetch(is_alone=True)
+    for now in range(100):
+        rule.came(1, now)
+        assert rule.wanted(now + 0.000_1) == 16
+
+
+def test_no_more_than_the_most_are_taken() -> None:
+    rule = Prefetch(is_alone=False)
+    for _ in range(100):
+        rule.came(rule.wanted(1.0), 1.0)
+    assert rule.wanted(1.0) == MOST
