@@ -21,6 +21,7 @@ from qmq.broker.standing import oldest_us, ready
 from qmq.errors import InvalidOption, StorageError, UnknownGroup
 from qmq.format.ids import MessageId
 from qmq.format.layout import RETRY_DTYPE
+from qmq.format.private import origin_subject
 from qmq.storage.store import Store
 
 #: Rows of one answer.
@@ -172,7 +173,11 @@ class Admin:
                 before = store.rows(part.partition, row, entry[5]) if entry[5] else ()
                 ordinal = sum(int(one["count"]) for one in before) + start
                 name = MessageId(store.store_id, part.partition, entry[1] + ordinal)
-                return {"id": str(name), "subject": store.subject_name(entry[3]), "sequence": entry[0] + start}
+                return {
+                    "id": str(name),
+                    "subject": origin_subject(store.subject_name(entry[3])),
+                    "sequence": entry[0] + start,
+                }
         except StorageError:
             pass
         finally:

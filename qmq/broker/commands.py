@@ -30,6 +30,7 @@ class Send(NamedTuple):
     request: int
     batch: memoryview
     flush: bool
+    private: int | None = None  # the number of its subject, where that is one group's own
 
 
 class Known(NamedTuple):
@@ -114,6 +115,21 @@ class HandBack(NamedTuple):
     subscription: int
     start: int
     end: int
+    verdict: int
+    delay_us: int | None
+    reason: str
+
+
+class HandOver(NamedTuple):
+    """A message of another broker, a batch of its own under a subject of the group alone, comes back: its consumer was
+    given it for the ``attempt``-th time and has nacked or rejected it. ``delay_us`` None: the group's.
+    """
+
+    connection: int
+    request: int
+    batch: memoryview
+    group: str
+    attempt: int
     verdict: int
     delay_us: int | None
     reason: str
@@ -214,6 +230,7 @@ Command = (
     | Unsubscribe
     | Ack
     | HandBack
+    | HandOver
     | Heartbeat
     | Administer
     | LastSequence
@@ -298,6 +315,13 @@ class Acked(NamedTuple):
 
 
 class HandedBack(NamedTuple):
+    connection: int
+    request: int
+
+
+class HandedOver(NamedTuple):
+    """It is stored here, and waits to be handed out again, or is a dead letter."""
+
     connection: int
     request: int
 
@@ -391,6 +415,7 @@ Effect = (
     | Unsubscribed
     | Acked
     | HandedBack
+    | HandedOver
     | HeartbeatSeen
     | Administered
     | LastSequenceIs

@@ -22,6 +22,7 @@ from qmq.broker.commands import (
     Disconnected,
     Effect,
     HandBack,
+    HandOver,
     Heartbeat,
     HeartbeatSeen,
     LastSequence,
@@ -44,6 +45,7 @@ from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
+from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
@@ -52,6 +54,7 @@ from qmq.broker.reports import Reports
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
+from qmq.format.private import is_private
 from qmq.names import check_prefix
 from qmq.storage.store import Damage, Store
 
@@ -78,6 +81,7 @@ class Broker:
         self._intake = Intake(store, limits, self._producers, self._effects)
         self._delaying = Delaying(store, self._intake, self._effects)
         self._delivery = Delivery(store, limits, self._effects, self._intake.visible)
+        self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes)
@@ -128,6 +132,10 @@ class Broker:
                 self._delivery.subscribe(command)
             case Ack():
                 self._effects.append(self._delivery.ack(command))
+            case HandOver():
+                if self._stopping is not None:
+                    raise self._stopping
+                self._hand_overs.take(command, now)
             case HandBack():
                 self._effects.append(self._delivery.hand_back(command))
             case Heartbeat(connection, request):
@@ -152,6 +160,7 @@ class Broker:
             case Disconnected(connection):
                 self._delivery.disconnected(connection)
                 self._intake.disconnected(connection)
+                self._hand_overs.disconnected(connection)
             case _:
                 raise AssertionError(command)
 
@@ -159,6 +168,7 @@ class Broker:
         """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""
         self._delivery.handing.now = now
         self._intake.turn()
+        self._hand_overs.turn(now)
         self._delivery.turn()
         self._records.write()
 
@@ -232,7 +242,9 @@ class Broker:
         most = max(1, min(command.limit, _MAX_LIST))
         while number < store.subject_count and len(rows) < most:
             name = store.subject_name(number)
-            if name == prefix or (not exact and name.startswith(prefix)):
+            if is_private(name):
+                pass
+            elif name == prefix or (not exact and name.startswith(prefix)):
                 first, end = int(store.firsts[number]), int(store.ends[number])
                 rows.append((name, first, end, store.message_count(number, first, end)))
             number += 1

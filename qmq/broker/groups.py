@@ -24,6 +24,7 @@ from qmq.broker.member import Member
 from qmq.broker.modes import RELIABLE
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
+from qmq.format.private import is_private
 from qmq.storage.store import NotAtHand, Store
 
 
@@ -105,8 +106,10 @@ class Following:
         self._matched = 0
 
     def matches(self, store: Store) -> npt.NDArray[np.bool_] | None:
-        """Which subjects the prefix takes, by subject number; None when it takes all."""
-        if self.prefix == "":
+        """Which subjects the prefix takes, by subject number; None when it takes all. What is one
+        group's alone belongs to no prefix.
+        """
+        if self.prefix == "" and not store.has_private:
             return None
         count = store.subject_count
         if self._matched < count:
@@ -115,7 +118,8 @@ class Following:
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
             for number in range(self._matched, count):
-                self._matches[number] = store.subject_name(number).startswith(self.prefix)
+                name = store.subject_name(number)
+                self._matches[number] = name.startswith(self.prefix) and not is_private(name)
             self._matched = count
         return self._matches
 

@@ -38,7 +38,8 @@ from qmq.format.batch import (
     runs_of,
     stamp,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, KNOWN_FLAGS, RUN_SIZE
+from qmq.format.private import PRIVATE
 from qmq.names import check_subject
 from qmq.storage.store import Store
 
@@ -56,6 +57,7 @@ class Intake:
     def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
         self._store = store
         self._limits = BatchLimits(limits.max_message_bytes)
+        self._private_limits = BatchLimits(limits.max_message_bytes, KNOWN_FLAGS & ~HAS_DELIVER_AT)
         self._producers = producers
         self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects
@@ -74,7 +76,7 @@ class Intake:
 
     def send(self, command: Send, now: Now) -> None:
         """Check and stage one batch; raises QmqError when it is refused. It is answered by ``turn`` or later."""
-        batch = check_batch(command.batch, self._limits)
+        batch = check_batch(command.batch, self._limits if command.private is None else self._private_limits)
         try:
             self._take(command, batch, now)
         except QmqError as error:
@@ -95,7 +97,7 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
         else:
-            numbers = self._numbers_of(batch)
+            numbers = self._numbers_of(batch) if command.private is None else command.private
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -263,6 +265,9 @@ class Intake:
 
     def _numbers_of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
         """The subject number of each run; new subjects are registered, *forced* also beyond their limit."""
+        if self._store.has_private and PRIVATE in "".join(batch.names):
+            for name in batch.names:
+                check_subject(name)
         if batch.run is not None:
             name = batch.names[batch.run[0]]
             number = self._store.subject_number(name)

@@ -26,6 +26,7 @@ class Kind(enum.IntEnum):
     SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
     DELETE = 12
     RESERVE = 13  # number, skipped, blocks: [prefix, where it is, where a start is to go on]; written twice
+    OVER = 14  # number, a range, attempt, verdict, reason, delay, now: handed over by a consumer of another broker
 
 
 class Verdict(enum.IntEnum):

@@ -210,12 +210,28 @@ class Ledger:
             self._release(member, start, ranges, now_us, delay_us or 0)
         for held in ranges if verdict != Verdict.RELEASE else ():
             if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:
-                self._bury(member, start, held, reason or "out of attempts", now_us)
+                self._bury(member.number, start, held, reason or "out of attempts", now_us)
                 continue
             delay = self.settings.delay_us(held.attempt) if delay_us is None else delay_us
             failure = Failure(reason, member.number, start, now_us, now_us + delay)
             self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)
         self._progressed(member, end - start)
+
+    def take_over(
+        self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int
+    ) -> None:
+        """Messages that a consumer had from another broker come back here."""
+        self._do(Kind.OVER, [list(messages), attempt, int(verdict), reason, delay_us, now_us])
+
+    def _over(
+        self, messages: list[int], attempt: int, verdict: int, reason: str, delay_us: int | None, now_us: int
+    ) -> None:
+        held = HeldRange(MessageRange(*messages), attempt, 0)
+        if verdict == Verdict.REJECT or attempt >= self.settings.max_attempts:
+            self._bury(0, 0, held, reason or "out of attempts", now_us)
+            return
+        delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
+        self.retries.add(held.messages, attempt + 1, 0, False, Failure(reason, 0, 0, now_us, now_us + delay))
 
     def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
         failure = Failure("released", member.number, start, now_us, now_us + delay_us)
@@ -232,7 +248,7 @@ class Ledger:
             for held in ranges:
                 lapses = held.lapses + single
                 if lapses >= self.settings.max_lapses:
-                    self._bury(member, start, held, f"its consumer fell silent {lapses} times", now_us)
+                    self._bury(member.number, start, held, f"its consumer fell silent {lapses} times", now_us)
                     continue
                 parts = split(held.messages, PIECES, held.messages.total)
                 pieces += [(piece, held.attempt, lapses) for piece in parts]
@@ -240,12 +256,12 @@ class Ledger:
         member.held = Held(member.held.next_sequence)
         member.alone = False
 
-    def _bury(self, member: Member, start: int, held: HeldRange, reason: str, now_us: int) -> None:
+    def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
         """Each message is a letter of its own: they are handed out again or deleted one by one."""
         messages = held.messages
         letters = [
             Retry(
-                0, now_us, messages.part(at, at + 1), held.attempt, held.lapses, False, member.number, start + at,
+                0, now_us, messages.part(at, at + 1), held.attempt, held.lapses, False, consumer, start + at,
                 now_us, reason,
             )
             for at in range(messages.total)
@@ -367,6 +383,8 @@ class Ledger:
                 self._acked(self.members[fields[0]], fields[1])
             case Kind.BACK:
                 self._back(*fields)
+            case Kind.OVER:
+                self._over(*fields)
             case Kind.REVIVE:
                 self._revive(*fields)
             case Kind.FORGET:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Acked, Administered, Effect, HandedBack, Messages, Refused, Subscribed
+from qmq.broker.commands import Acked, Administered, Effect, HandedBack, HandedOver, Messages, Refused, Subscribed
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.store import Store
 
@@ -65,12 +65,12 @@ class Records:
 
 def _rests_on_records(effect: Effect) -> bool:
     return (
-        isinstance(effect, Acked | Administered | HandedBack)
+        isinstance(effect, Acked | Administered | HandedBack | HandedOver)
         or (isinstance(effect, Messages) and bool(effect.ranges))
         or (isinstance(effect, Subscribed) and effect.place is not None)
     )
 
 
 def _refused(effect: Effect, error: StorageError) -> Refused:
-    assert isinstance(effect, Acked | Administered | HandedBack | Messages | Subscribed)
+    assert isinstance(effect, Acked | Administered | HandedBack | HandedOver | Messages | Subscribed)
     return Refused(effect.connection, effect.request, error)

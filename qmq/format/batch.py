@@ -102,6 +102,7 @@ class BatchLimits(NamedTuple):
     """What a broker accepts: bytes a message (header and body), subjects it may name are checked elsewhere."""
 
     max_message_bytes: int = 4 << 20
+    flags: int = SENT_FLAGS
 
 
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
@@ -134,8 +135,8 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     data_start = header.data_start
     if header.magic != BATCH_MAGIC or header.version != BATCH_VERSION:
         raise BadBatch(f"not a batch of version {BATCH_VERSION}: magic {header.magic:#x}, version {header.version}")
-    if header.reserved or header.flags & ~SENT_FLAGS:
-        raise BadBatch(f"unknown flags {header.flags:#x}; this broker takes {SENT_FLAGS:#x}")
+    if header.reserved or header.flags & ~limits.flags:
+        raise BadBatch(f"unknown flags {header.flags:#x}; this broker takes {limits.flags:#x}")
     if header.size != len(view) or data_start > header.size or not 1 <= header.runs <= MAX_RUNS:
         raise BadBatch(f"sizes do not add up: size {header.size} of {len(view)}, {header.runs} runs")
     if header.table_size > TABLE_BYTES + TABLE_BYTES_A_RUN * header.runs:

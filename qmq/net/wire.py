@@ -69,6 +69,7 @@ class Kind(enum.IntEnum):
     HAND_BACK = 11
     HEARTBEAT = 12
     ADMINISTER = 13
+    HAND_OVER = 14
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -81,6 +82,7 @@ class Kind(enum.IntEnum):
     HANDED_BACK = 139
     HEARTBEAT_SEEN = 140
     ADMINISTERED = 141
+    HANDED_OVER = 142
     ERROR = 255
 
 

@@ -67,6 +67,11 @@ class Readable:
         return self._subjects.count
 
     @property
+    def has_private(self) -> bool:
+        """There are subjects that are one group's alone."""
+        return self._subjects.has_private
+
+    @property
     def ends(self) -> Sequences:
         """The next sequence by subject number, u64; use [:subject_count], and take it anew after ``add_subject``."""
         return self._subjects.ends

@@ -38,7 +38,7 @@ RECORD_SIZE: Final = 8
 INTERNAL: Final = "~"
 
 _FIRST_CAPACITY: Final = 1_024
-_MAX_NAME_BYTES: Final = 200  # as names.MAX_NAME_BYTES: bounds what a rotten size can claim
+_MAX_NAME_BYTES: Final = 402  # ~GROUP~SUBJECT, each as names.MAX_NAME_BYTES: bounds what a rotten size can claim
 _NO_BYTES: Final = bytes(12)
 _MODULUS: Final = 1 << 32
 
@@ -137,7 +137,7 @@ class SubjectTable:
 
     __slots__ = (
         "_disk", "_fd", "_header", "_names", "_numbers", "_pending", "cut_bytes", "damaged", "ends", "firsts", "gaps",
-        "length_bytes", "path", "sequence_base", "sync",
+        "has_private", "length_bytes", "path", "sequence_base", "sync",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: Records) -> None:
@@ -146,6 +146,8 @@ class SubjectTable:
         self._fd = fd
         self._names = records.names
         self._numbers: dict[str, int] = {}
+        #: There are subjects of one group alone, which begin with a ~.
+        self.has_private = False
         self._find_by_name(enumerate(records.names))
         self._pending: list[bytes] = []
         self.path = path
@@ -211,11 +213,12 @@ class SubjectTable:
         return len(self._names)
 
     def _find_by_name(self, names: Iterable[tuple[int, str | None]]) -> None:
-        """Let numbers be found by their names, but for those that are no client's to use."""
-        self._numbers.update((name, number) for number, name in names if name is not None and name[0] != INTERNAL)
+        """Let numbers be found by their names, but for those that stand for lost ones."""
+        self._numbers.update((name, number) for number, name in names if name is not None and _is_found(name))
+        self.has_private = any(name[0] == INTERNAL for name in self._numbers)
 
     def number(self, name: str) -> int | None:
-        """The number of a subject, None when it does not exist or no client may use it."""
+        """The number of a subject, None when it does not exist or stands for a lost name."""
         return self._numbers.get(name)
 
     def numbers(self, names: Iterable[str]) -> list[int | None]:
@@ -237,8 +240,9 @@ class SubjectTable:
             self.firsts = np.concatenate((self.firsts, np.zeros_like(self.firsts)))
         self._pending.append(pack_record(name, number))
         self._names.append(name)
-        if name[0] != INTERNAL:
+        if _is_found(name):
             self._numbers[name] = number
+            self.has_private = self.has_private or name[0] == INTERNAL
         self.ends[number] = self.firsts[number] = self.sequence_base
         return number
 
@@ -290,3 +294,8 @@ class SubjectTable:
     def close(self) -> None:
         """Close the file; what was not flushed is not kept."""
         self._disk.close(self._fd)
+
+
+def _is_found(name: str) -> bool:
+    """Whether batches may name it: not what stands for a lost name, with a ~ at its beginning only."""
+    return name[0] != INTERNAL or INTERNAL in name[1:]

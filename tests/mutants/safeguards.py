@@ -146,6 +146,27 @@ SAFEGUARDS: Final = (
         ("tests/net/test_merging.py",),
     ),
     Mutant(
+        "keep a group's own messages from prefixes",
+        "qmq/broker/groups.py",
+        " and not is_private(name)",
+        "",
+        ("tests/broker/test_handovers.py",),
+    ),
+    Mutant(
+        "know a message that is handed over again",
+        "qmq/broker/handovers.py",
+        "        if key not in self._done:\n",
+        "        if True:\n",
+        ("tests/broker/test_handovers.py",),
+    ),
+    Mutant(
+        "refuse a send to a group's own subject",
+        "qmq/broker/intake.py",
+        "            for name in batch.names:\n                check_subject(name)\n",
+        "            pass\n",
+        ("tests/broker/test_handovers.py",),
+    ),
+    Mutant(
         "go on past the reserve after a loss of power",
         "qmq/storage/recovery.py",
         "        jump=lost,\n",

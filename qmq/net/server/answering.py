@@ -44,6 +44,7 @@ class Answering:
             commands.Unsubscribed: partial(self._answer, encode=answers.unsubscribed),
             commands.Acked: self._acked,
             commands.HandedBack: self._handed_back,
+            commands.HandedOver: self._handed_over,
             commands.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
             commands.Administered: partial(self._answer, encode=answers.administered),
             commands.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
@@ -124,6 +125,10 @@ class Answering:
     def _handed_back(self, effect: commands.HandedBack) -> None:
         self.changes += 1
         self._answer(effect, answers.handed_back)
+
+    def _handed_over(self, effect: commands.HandedOver) -> None:
+        self.changes += 1
+        self._answer(effect, answers.handed_over)
 
     def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> Connection | None:
         connection = self.connections.get(effect.connection)

@@ -78,6 +78,11 @@ def handed_back(effect: commands.HandedBack) -> bytes:
     return wire.encode_frame(Kind.HANDED_BACK, effect.request)
 
 
+def handed_over(effect: commands.HandedOver) -> bytes:
+    """HANDED_OVER: nothing but that."""
+    return wire.encode_frame(Kind.HANDED_OVER, effect.request)
+
+
 def heartbeat_seen(effect: commands.HeartbeatSeen) -> bytes:
     """HEARTBEAT_SEEN: nothing but that."""
     return wire.encode_frame(Kind.HEARTBEAT_SEEN, effect.request)

@@ -83,6 +83,21 @@ def _hand_back(connection: int, frame: Frame) -> Command:
     return commands.HandBack(connection, frame.request, subscription, start, end, verdict, delay, reason)
 
 
+def _hand_over(connection: int, frame: Frame) -> Command:
+    if frame.flags:
+        raise ProtocolError("HAND_OVER has no flags")
+    fields = wire.unpack_meta(frame.meta)
+    group, delay_us = fields.get("group"), fields.get("delay_us")
+    if not isinstance(group, str) or not (delay_us is None or _is_count(delay_us)):
+        raise ProtocolError("HAND_OVER names a group, and a delay in microseconds or none")
+    attempt, verdict = fields.get("attempt"), fields.get("verdict")
+    if type(attempt) is not int or type(verdict) is not int:
+        raise ProtocolError("HAND_OVER has whole numbers in attempt and verdict")
+    batch = memoryview(bytearray(frame.payload))
+    reason = str(fields.get("reason", ""))[:_MAX_REASON]
+    return commands.HandOver(connection, frame.request, batch, group, attempt, verdict, delay_us, reason)
+
+
 def _administer(connection: int, frame: Frame) -> Command:
     fields = _fields(frame)
     return commands.Administer(connection, frame.request, str(fields.pop("action", "")), fields)
@@ -165,6 +180,7 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.REPORT: _report,
     Kind.ACK: _ack,
     Kind.HAND_BACK: _hand_back,
+    Kind.HAND_OVER: _hand_over,
     Kind.HEARTBEAT: _heartbeat,
     Kind.ADMINISTER: _administer,
 }

@@ -1,0 +1,111 @@
+"""Messages of another broker that a consumer hands over, because that broker is gone: into its group's own log here.
+
+The message is stored as any other, under a subject of that group alone, and synced; then the group's error log, or its
+dead letters, name it. A crash between the two leaves a message that nobody was told of, and that is sent again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from qmq.broker.commands import Effect, HandedOver, HandOver, Now, Refused, Send, Sent
+from qmq.broker.delivery import Delivery
+from qmq.broker.group_settings import MOST_US
+from qmq.broker.held import MessageRange
+from qmq.broker.intake import Intake
+from qmq.broker.kinds import Verdict
+from qmq.broker.ledger import Ledger
+from qmq.errors import BadBatch, InvalidOption, UnknownGroup
+from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS
+from qmq.format.private import check_private
+from qmq.names import check_group
+from qmq.storage.store import Store
+
+#: So many that were handed over are remembered, so that none is twice when it comes twice.
+MOST_DONE: Final = 10_000
+
+_Key = tuple[bytes, int]  # producer id and sequence
+
+
+class HandOvers:
+    """Takes them in, beside the intake, and answers when they are stored and named."""
+
+    def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._intake = intake
+        self._effects = effects
+        self._waiting: dict[tuple[int, int], tuple[HandOver, _Key, int]] = {}  # by connection and request
+        self._stored: list[tuple[HandOver, _Key, int, Sent]] = []  # and not visible yet
+        self._done: OrderedDict[_Key, None] = OrderedDict()
+
+    def take(self, command: HandOver, now: Now) -> None:
+        """Check and stage one. Raises UnknownGroup, InvalidOption, and what a send is refused with."""
+        self._ledger(command)
+        if command.verdict not in (Verdict.NACK, Verdict.REJECT):
+            raise InvalidOption("what is handed over was nacked or rejected")
+        if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MOST_US):
+            raise InvalidOption("attempts are counted from 1, and a message comes again after two years at most")
+        batch = check_batch(command.batch, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT))
+        if batch.header.messages != 1:
+            raise BadBatch(f"one message is handed over at a time, not {batch.header.messages}")
+        name = check_private(batch.names[0], command.group)
+        number = self._store.subject_number(name)
+        if number is None:
+            number = self._store.add_subject(name)
+        key = batch.header.producer_id, batch.header.producer_sequence
+        self._waiting[command.connection, command.request] = command, key, number
+        try:
+            self._intake.send(Send(command.connection, command.request, command.batch, True, number), now)
+        except BaseException:
+            del self._waiting[command.connection, command.request]
+            raise
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for its answers any more: what is not named yet comes again."""
+        for key in [key for key in self._waiting if key[0] == connection]:
+            del self._waiting[key]
+
+    def turn(self, now: Now) -> None:
+        """Name what is stored by now, and visible; answer for it."""
+        if self._waiting:
+            self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
+        if self._stored:
+            stored, self._stored = self._stored, []
+            for command, key, number, sent in stored:
+                if self._intake.visible(sent.partition) > sent.position:
+                    self._name(command, key, number, sent, now)
+                else:
+                    self._stored.append((command, key, number, sent))
+
+    def _is_mine(self, effect: Effect) -> bool:
+        if isinstance(effect, Refused):
+            self._waiting.pop((effect.connection, effect.request), None)
+        if not isinstance(effect, Sent):
+            return False
+        found = self._waiting.pop((effect.connection, effect.request), None)
+        if found is not None:
+            self._stored.append((*found, effect))
+        return found is not None
+
+    def _name(self, command: HandOver, key: _Key, number: int, sent: Sent, now: Now) -> None:
+        if key not in self._done:
+            ledger = self._ledger(command)
+            assert isinstance(sent.first_sequences, int)
+            messages = MessageRange(number, sent.first_sequences, 0, 0, 1)
+            ledger.take_over(
+                messages, command.attempt, Verdict(command.verdict), command.reason, command.delay_us, now.wall_us
+            )
+            self._delivery.handing.members.look(ledger)
+            self._done[key] = None
+            if len(self._done) > MOST_DONE:
+                self._done.popitem(last=False)
+        self._effects.append(HandedOver(command.connection, command.request))
+
+    def _ledger(self, command: HandOver) -> Ledger:
+        group = self._delivery.subscriptions.groups.get(check_group(command.group))
+        if group is None or group.ledger is None:
+            raise UnknownGroup(f"there is no group {command.group!r} here")
+        return group.ledger

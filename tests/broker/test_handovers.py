@@ -1,0 +1,146 @@
+"""Messages of another broker, handed over by a consumer whose own broker is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, HandedOver, HandOver, ListSubjects, Refused, SubjectList
+from qmq.broker.kinds import Verdict
+from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, UnknownGroup
+from qmq.format.private import private_batch
+from tests.broker.harness import Driven, batch_of, bodies_of
+from tests.broker.test_consuming import Consumer, filled, killed
+from tests.format.test_private import run_of
+
+OTHERS = run_of(b"from elsewhere", b"second")
+
+
+def over(
+    driven: Driven,
+    number: int = 0,
+    attempt: int = 1,
+    verdict: Verdict = Verdict.NACK,
+    delay_us: int | None = 0,
+    sequence: int = 0,
+    group: str = "g",
+    batch: memoryview | None = None,
+) -> HandOver:
+    if batch is None:
+        batch = memoryview(bytearray(private_batch(OTHERS, number, group, b"q" * 16, sequence)))
+    return HandOver(9, driven.request(), batch, group, attempt, verdict, delay_us, "broke")
+
+
+def done(driven: Driven, command: HandOver) -> None:
+    answers = [one for one in driven.do(command) if getattr(one, "request", 0) == command.request]
+    assert answers == [HandedOver(9, command.request)], answers
+
+
+def refused(driven: Driven, command: HandOver) -> QmqError:
+    (answer,) = driven.do(command)
+    assert isinstance(answer, Refused)
+    return answer.error
+
+
+def letters(driven: Driven) -> list[dict[str, object]]:
+    (answer,) = driven.do(Administer(1, driven.request(), "dead_letters", {"group": "g"}))
+    assert isinstance(answer, Administered)
+    found: list[dict[str, object]] = answer.fields["rows"]
+    return found
+
+
+def test_the_group_gets_it_with_its_next_attempt_and_nobody_else_does(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull() == [b"0"]
+    done(driven, over(driven, attempt=3))
+    assert consumer.pull() == [b"from elsewhere"]
+    assert consumer.got[1] == (b"from elsewhere", 4)
+    assert consumer.ack() == 0
+    assert bodies_of(driven.pull(driven.subscribe("", group=None, start="first"))) == [b"0"]
+    (listed,) = driven.do(ListSubjects(1, driven.request(), "", 0, 100))
+    assert isinstance(listed, SubjectList)
+    assert [row[0] for row in listed.rows] == ["a.x"]
+    driven.close()
+
+
+def test_it_waits_for_its_delay_and_the_groups_own(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    done(driven, over(driven, delay_us=2_000_000))
+    done(driven, over(driven, number=1, delay_us=None, sequence=1))
+    assert consumer.pull() == []
+    driven.advance(2_000)
+    assert consumer.pull() == [b"from elsewhere"]
+    driven.advance(3_000)
+    assert consumer.pull() == [b"second"]
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_it_is_there_after_a_start(tmp_path: Path, stop: object) -> None:
+    driven = filled(tmp_path, 1)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull() == [b"0"]
+    assert consumer.ack() == 0
+    done(driven, over(driven))
+    stop(driven)  # type: ignore[operator]
+    consumer.join()
+    consumer.got.clear()
+    assert consumer.pull() == [b"from elsewhere"]
+    assert bodies_of(driven.pull(driven.subscribe("", group=None, start="first"))) == [b"0"]
+    driven.close()
+
+
+def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    for _ in range(2):
+        done(driven, over(driven))
+    assert consumer.pull() == [b"from elsewhere"]
+    assert consumer.pull() == []
+
+
+def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    Consumer(driven, "c")
+    done(driven, over(driven, attempt=16))
+    done(driven, over(driven, number=1, verdict=Verdict.REJECT, sequence=1))
+    assert [(row["subject"], row["reason"]) for row in letters(driven)] == [("a.b", "broke")] * 2
+
+
+def test_nothing_is_said_before_it_is_synced_and_a_lost_answer_leaves_nothing(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    Consumer(driven, "c")
+    assert driven.do(over(driven)) == []
+    killed(driven)
+    driven.auto_sync = True
+    consumer = Consumer(driven, "c")
+    assert consumer.pull() == [], "nobody was told of it"
+    done(driven, over(driven))
+    assert consumer.pull() == [b"from elsewhere"]
+
+
+def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    Consumer(driven, "c")
+    assert isinstance(refused(driven, over(driven, group="none")), UnknownGroup)
+    assert isinstance(refused(driven, over(driven, verdict=Verdict.RELEASE)), InvalidOption)
+    assert isinstance(refused(driven, over(driven, attempt=0)), InvalidOption)
+    assert isinstance(refused(driven, over(driven, delay_us=1 << 60)), InvalidOption)
+    foreign = private_batch(OTHERS, 0, "other", b"q" * 16, 0)
+    assert isinstance(refused(driven, over(driven, batch=memoryview(bytearray(foreign)))), InvalidName)
+    two = batch_of({"~g~a.b": [b"1", b"2"]}, 0)
+    assert isinstance(refused(driven, over(driven, batch=two)), BadBatch)
+
+
+def test_no_client_sends_to_a_groups_own_subjects(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    for _ in range(2):  # before there are any, and when that very one is there
+        for contents in ({"~g~a.b": [b"x"]}, {"a.x": [b"y"], "~g~a.b": [b"x"]}):
+            (answer,) = driven.do(driven.send_command(contents))
+            assert isinstance(answer, Refused)
+            assert isinstance(answer.error, InvalidName)
+        done(driven, over(driven))
+    assert consumer.pull() == [b"from elsewhere"]
