@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, Final
 
 import msgpack
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.delivery import Delivery
 from qmq.broker.groups import Begin, Group, Start
+from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind
+from qmq.broker.ledger import unflat
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.untold import Untold
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
+
+#: So many ranges are in one record.
+_MOST_RANGES: Final = 1_000
+#: No consumer pulls so many messages within the time that can be lost.
+_UNSEEN: Final = 1 << 26
 
 
 class Changes:
@@ -51,40 +61,83 @@ class Changes:
         self._subscriptions.forget(group)
 
     def replay(self) -> None:
-        """Do what the pull log says of the time since the checkpoint."""
-        for record in self._store.groups.take_records():
+        """Do what the pull log says of the time since the checkpoint; what it cannot tell is handed out again."""
+        files, untold = self._store.groups, Untold(self._store)
+        holes = deque(files.holes)
+        for record in files.take_records():
+            if holes and holes[0].end <= record.position:
+                holes.popleft()
+                untold.begin(self._subscriptions.groups.values())
             number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
             if record.kind == Kind.GROUP:
-                self._replay_group(number, *fields)
+                self._replay_group(untold, number, *fields)
                 continue
-            group = self._subscriptions.by_ledger.get(number)
-            if group is None:
-                continue
-            if record.kind == Kind.SEEK:
-                start, places, clear_retries = fields
-                self._seek(group, self._begin(start, places), clear_retries)
-            elif record.kind == Kind.DELETE:
-                self._delete(group)
-            elif record.kind == Kind.RESERVE:
-                self._delivery.most_once.replay(group, *fields)
-            else:
-                self._handing.replay(group, record.kind, fields)
-        files = self._store.groups
+            known = self._subscriptions.by_ledger.get(number)
+            if known is not None:
+                self._replay_record(untold, known, record.kind, fields)
+        if holes:
+            untold.begin(self._subscriptions.groups.values())
+        self._hand_out(untold)
+        if files.generations_since:
+            for ledger in self._handing.ledgers.values():
+                ledger.skip_sequences(files.generations_since * _UNSEEN)
         self._delivery.most_once.resume(self._subscriptions.groups.values(), lost=files.is_rotten)
         self._handing.restored()
 
+    def _replay_record(self, untold: Untold, group: Group, kind: int, fields: list[Any]) -> None:
+        if kind == Kind.SEEK:
+            start, places, clear_retries = fields
+            self._seek(group, self._begin(start, places), clear_retries)
+            untold.settle(group)
+        elif kind == Kind.DELETE:
+            untold.settle(group)
+            self._delete(group)
+        elif kind == Kind.RESERVE:
+            self._delivery.most_once.replay(group, *fields)
+        elif kind in (Kind.PULL, Kind.AGAIN) and not untold.takes(group, _ranges(kind, fields)):
+            pass  # that it follows this is lost: it begins there anew
+        elif self._handing.replay(group, kind, fields):
+            untold.told(group, _ranges(kind, fields))
+            if kind == Kind.UNTOLD and fields[-2]:
+                untold.settle(group)
+
+    def _hand_out(self, untold: Untold) -> None:
+        """Have what nobody can tell of handed out again. That is a record too: once is enough."""
+        for group in untold.groups():
+            assert group.ledger is not None
+            found = untold.missing(group) if group.mode != MOST_ONCE else []
+            for at in range(0, max(len(found), 1), _MOST_RANGES):
+                last = at + _MOST_RANGES >= len(found)
+                group.ledger.untold(found[at : at + _MOST_RANGES], self._handing.now.wall_us, last=last)
+
     def _replay_group(
-        self, number: int, name: str, mode: str, prefix: str, start: list[Any], places: list[int]
-    ) -> None:
+        self, untold: Untold, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any],
+        places: list[int],
+    ) -> None:  # fmt: skip
         """A group was made, or began to follow a prefix."""
         group = self._subscriptions.groups.get(name)
+        if group is not None and group.ledger is not None and group.ledger.number != number:
+            untold.settle(group)
+            self._delete(group)  # the record of that is lost
+            group = None
         if group is None:
             group = self._subscriptions.add(name, mode)
             self._handing.revive(group, number)
             self._subscriptions.by_ledger[number] = group
         if prefix not in group.followings:
-            self._arrivals.watch(group.follow(prefix, self._begin(start, places)))
+            following = group.follow(prefix, self._begin(start, places), ordinal)
+            self._arrivals.watch(following)
+            untold.follows(group, following)
 
     def _begin(self, start: list[Any], places: list[int]) -> Begin:
         scan = [self._store.row_at_position(partition, place) for partition, place in enumerate(places)]
         return Begin(Start(*start), scan, places)
+
+
+def _ranges(kind: int, fields: list[Any]) -> list[MessageRange]:
+    """What a record says was given to a consumer, or is handed out again."""
+    if kind == Kind.PULL:
+        return unflat(fields[-1])
+    if kind == Kind.AGAIN:
+        return [MessageRange(*messages[1:7]) for messages in fields[-1]]
+    return unflat(fields[1]) if kind == Kind.UNTOLD else []

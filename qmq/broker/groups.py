@@ -80,7 +80,9 @@ class Waiting:
 class Following:
     """One prefix (or exact subject) that a group follows."""
 
-    def __init__(self, group: Group, prefix: str, start: Start, scan: list[int], places: list[int]) -> None:
+    def __init__(
+        self, group: Group, prefix: str, start: Start, scan: list[int], places: list[int], ordinal: int
+    ) -> None:
         self.group = group
         self.prefix = prefix
         self.start = start
@@ -89,7 +91,7 @@ class Following:
         self.places = places
         self.exact = prefix != "" and not prefix.endswith(".")
         #: Its number among those of its group, from 1 on, for good.
-        self.ordinal = len(group.followings) + 1
+        self.ordinal = ordinal
         self.number: int | None = None  # of an exact subject, once it exists
         #: Of a most_once group: up to which stamp (of an exact subject: sequence) a start passes all that there is, and
         #: what is to make that more.
@@ -142,6 +144,7 @@ class Group:
         self.mode = mode
         self.cursors = Cursors()
         self.followings: dict[str, Following] = {}
+        self._by_ordinal: dict[int, Following] = {}
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
         #: Messages that it was not given and never will be: of other tags, or maybe handed out before a crash.
@@ -149,15 +152,18 @@ class Group:
         self.dirty = True
         self._packed = b""
 
-    def follow(self, prefix: str, begin: Begin) -> Following:
-        """Begin to follow a prefix."""
-        following = self.followings[prefix] = Following(self, prefix, begin.start, list(begin.scan), list(begin.places))
+    def follow(self, prefix: str, begin: Begin, ordinal: int | None = None) -> Following:
+        """Begin to follow a prefix; *ordinal* is its number where it has one."""
+        if ordinal is None:
+            ordinal = 1 + max((following.ordinal for following in self.followings.values()), default=0)
+        following = Following(self, prefix, begin.start, list(begin.scan), list(begin.places), ordinal)
+        self.followings[prefix] = self._by_ordinal[ordinal] = following
         self.dirty = True
         return following
 
-    def following(self, ordinal: int) -> Following:
-        """The one of that number, from 1 on: none is ever taken away."""
-        return next(itertools.islice(self.followings.values(), ordinal - 1, None))
+    def following(self, ordinal: int) -> Following | None:
+        """The one of that number, from 1 on: none is ever taken away. None where the record of it is lost."""
+        return self._by_ordinal.get(ordinal)
 
     def seek(self, begin: Begin) -> None:
         """Go on elsewhere, in all that it follows."""
@@ -185,9 +191,13 @@ class Group:
         that was stored since can be read.
         """
         cursor = int(self.cursors.upto(number + 1)[number])
+        return cursor or self.beginning(store, following, number)
+
+    def beginning(self, store: Store, following: Following, number: int) -> int | None:
+        """Where the start says that the group begins in a subject; None while that cannot be told."""
         start = following.start
-        if cursor or number >= start.subjects or start.kind == "first":
-            return cursor
+        if number >= start.subjects or start.kind == "first":
+            return 0
         if start.kind == "sequence":
             return start.value
         return store.sequence_at_time(number, start.value)
@@ -217,7 +227,13 @@ class Group:
                 "skipped": self.skipped,
                 "cursors": self.cursors.packed(),
                 "followings": [
-                    (following.prefix, tuple(following.start), _places(store, following, visible), following.reserved)
+                    (
+                        following.prefix,
+                        following.ordinal,
+                        tuple(following.start),
+                        _places(store, following, visible),
+                        following.reserved,
+                    )
                     for following in self.followings.values()
                 ],
             }
@@ -229,13 +245,13 @@ class Group:
         """Take over how far it had come."""
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
-        for prefix, start, positions, reserved in packed["followings"]:
+        for prefix, ordinal, start, positions, reserved in packed["followings"]:
             scan = [
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
                 for partition in range(store.partitions)
             ]
             places = [*positions, *[0] * store.partitions][: store.partitions]
-            self.follow(prefix, Begin(Start(*start), scan, places)).reserved = reserved
+            self.follow(prefix, Begin(Start(*start), scan, places), ordinal).reserved = reserved
 
 
 class Begin(NamedTuple):

@@ -197,17 +197,18 @@ class Handing:
     def follows(self, group: Group, following: Following) -> None:
         """A group begins to follow a prefix."""
         if group.name is not None:
-            number, begin = self.ledger_of(group).number, [following.prefix, following.start, following.places]
-            self._store.groups.stage(Kind.GROUP, msgpack.packb([number, group.name, group.mode, *begin]))
+            fields = [self.ledger_of(group).number, group.name, group.mode, following.prefix, following.ordinal]
+            self._store.groups.stage(Kind.GROUP, msgpack.packb([*fields, following.start, following.places]))
 
-    def replay(self, group: Group, kind: int, fields: list[Any]) -> None:
-        """Do what a record says."""
+    def replay(self, group: Group, kind: int, fields: list[Any]) -> bool:
+        """Do what a record says; False when it is of a consumer of whom nothing is known."""
         ledger = group.ledger
         assert ledger is not None
+        is_known = ledger.replay(kind, fields)
         if kind == Kind.PULL:
             _, _, _, _, where, flat = fields
             self._replay_cursors(group, where, unflat(flat))
-        ledger.replay(kind, fields)
+        return is_known
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
         """Move the group behind what it was given."""
@@ -218,9 +219,10 @@ class Handing:
                 cursors = group.cursors.upto(int(rows["subject"].max()) + 1)
                 np.maximum.at(cursors, rows["subject"], ends)
         for prefix, places in where:
-            following = group.followings[prefix]
-            following.scan[:] = [self._store.row_at_position(number, place) for number, place in enumerate(places)]
-            following.places[:] = places
+            following = group.followings.get(prefix)
+            if following is not None:
+                following.scan[:] = [self._store.row_at_position(number, place) for number, place in enumerate(places)]
+                following.places[:] = places
         group.dirty = True
 
     def restored(self) -> None:

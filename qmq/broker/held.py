@@ -36,6 +36,11 @@ class MessageRange(NamedTuple):
         """Of its messages those from number *start* up to, not including, *end*."""
         return self._replace(skip=self.skip + start, total=end - start)
 
+    def overlaps(self, other: MessageRange) -> bool:
+        """Both are of one range, and have messages in common."""
+        same = self[:3] == other[:3]
+        return same and max(self.skip, other.skip) < min(self.skip + self.total, other.skip + other.total)
+
 
 class HeldRange(NamedTuple):
     """A range with what every message of it has in common."""
@@ -71,7 +76,7 @@ class HeldPull:
 class Held:
     """All that a consumer holds."""
 
-    __slots__ = ("acked", "frontier", "next_sequence", "pulls", "returned", "_late", "_bytes", "_handled")
+    __slots__ = ("acked", "frontier", "next_sequence", "pulls", "returned", "_late", "_bytes", "_handled", "_pulled")
 
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
@@ -83,6 +88,7 @@ class Held:
         self._late: deque[tuple[int, int]] = deque(maxlen=RETURNED_KEPT)
         self._handled = Intervals()  # above the frontier, in whichever way
         self._bytes = 0
+        self._pulled = 0  # messages of the pulls
 
     @property
     def count(self) -> int:
@@ -91,8 +97,10 @@ class Held:
 
     @property
     def span(self) -> int:
-        """How far its last message lies above the frontier."""
-        return self.next_sequence - self.frontier
+        """How far its last message lies above the frontier, or a little less: sequences that were passed over do not
+        count, nor what else is handled of the first pull.
+        """
+        return min(self._pulled, self.next_sequence - self.frontier)
 
     @property
     def size(self) -> int:
@@ -105,6 +113,7 @@ class Held:
         self.pulls.append(pull)
         self.next_sequence += pull.total
         self._bytes += size
+        self._pulled += pull.total
         return pull
 
     def ack(self, start: int, end: int) -> tuple[int, int]:
@@ -185,6 +194,7 @@ class Held:
             parts = [HeldRange(MessageRange(*part[:6]), *part[6:]) for part in ranges]
             held.pulls.append(HeldPull(first, parts, size, taken_us, isolated))
             held._bytes += size
+            held._pulled += held.pulls[-1].total
         return held
 
     def _move_frontier(self) -> None:
@@ -195,7 +205,9 @@ class Held:
         for intervals in (self.acked, self.returned, self._handled):
             intervals.drop_below(frontier)
         while self.pulls and self.pulls[0].first + self.pulls[0].total <= frontier:
-            self._bytes -= self.pulls.popleft().size
+            pull = self.pulls.popleft()
+            self._bytes -= pull.size
+            self._pulled -= pull.total
 
 
 def _first(pull: HeldPull) -> int:

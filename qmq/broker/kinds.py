@@ -11,7 +11,11 @@ MOST_RANGES_A_RECORD: Final = 8_192
 
 
 class Kind(enum.IntEnum):
-    """Kinds of records. Each payload is a msgpack list that begins with the group's number."""
+    """Kinds of records. Each payload is a msgpack list that begins with the group's number.
+
+    In those that may make consumers, retries or dead letters the numbers that the next of each gets come next, so that
+    one that is lost changes no number behind it.
+    """
 
     JOIN = 1
     LEAVE = 2
@@ -22,11 +26,12 @@ class Kind(enum.IntEnum):
     SETTINGS = 7
     REVIVE = 8
     FORGET = 9
-    GROUP = 10  # number, name, mode, prefix that it follows from now on, start, places
+    GROUP = 10  # number, name, mode, prefix that it follows from now on, its ordinal, start, places
     SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
     DELETE = 12
     RESERVE = 13  # number, skipped, blocks: [prefix, where it is, where a start is to go on]; written twice
-    OVER = 14  # number, a range, attempt, verdict, reason, delay, now: handed over by a consumer of another broker
+    OVER = 14  # numbers, a range, attempt, verdict, reason, delay, now: handed over by a consumer of another broker
+    UNTOLD = 15  # numbers, ranges that lost records told of and that are handed out again, whether these are the last
 
 
 class Verdict(enum.IntEnum):

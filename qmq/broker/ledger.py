@@ -106,7 +106,9 @@ class Ledger:
             self._do(Kind.LEAVE, [member.number, int(why), now_us])
 
     def _leave(self, number: int, why: int, now_us: int) -> None:
-        member = self.members[number]
+        member = self.members.get(number)
+        if member is None:
+            return
         if why == Leaving.LAPSED:
             self._lapse(member, now_us)
         elif why == Leaving.LEFT:
@@ -139,15 +141,23 @@ class Ledger:
         member.pulled_us = now_us
         return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
 
-    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], flat: list[int]) -> None:
-        held = self.members[number].held
-        held.skip_to(first)
-        held.add([HeldRange(messages, 1, 0) for messages in unflat(flat)], size, now_us)
+    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], flat: list[int]) -> bool:
+        member = self._there(number)
+        if member is None:
+            return False
+        member.held.skip_to(first)
+        member.held.add([HeldRange(messages, 1, 0) for messages in unflat(flat)], size, now_us)
+        return True
+
+    def _there(self, number: int) -> Member | None:
+        """Who a record is of; None when the one by which it joined is lost."""
+        member = self.members.get(number)
+        return None if member is None or member.closed else member
 
     def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> HeldPull:
         """It is given what was taken from the retries."""
         alone = taken[0].retry.isolated
-        which = [[one.retry.number, one.total, *_fields(one.held)] for one in taken]
+        which = [[one.retry.number, *_fields(one.held)] for one in taken]
         self._record(Kind.AGAIN, self._packed([member.number, member.held.next_sequence, size, now_us, alone, which]))
         member.alone = alone
         member.pulled_us = now_us
@@ -155,13 +165,17 @@ class Ledger:
 
     def _pulled_again(
         self, number: int, first: int, size: int, now_us: int, alone: bool, which: list[list[int]]
-    ) -> None:
-        member = self.members[number]
-        for retry, count, *_ in which:
-            self.retries.took(retry, count)
+    ) -> bool:
+        member = self._there(number)
+        if member is None:
+            return False
+        given = [_held(fields) for _, *fields in which]
+        for (retry, *_), held in zip(which, given, strict=True):
+            self.retries.took(retry, held.messages)
         member.held.skip_to(first)
         member.alone = alone
-        member.held.add([_held(fields) for _, _, *fields in which], size, now_us, alone)
+        member.held.add(given, size, now_us, alone)
+        return True
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
@@ -202,9 +216,9 @@ class Ledger:
     def _back(
         self, number: int, start: int, end: int, verdict: int, reason: str, delay_us: int | None, now_us: int
     ) -> None:
-        member = self.members[number]
-        ranges = member.held.give_back(start, end)
-        if ranges is None:
+        member = self._there(number)
+        ranges = None if member is None else member.held.give_back(start, end)
+        if member is None or ranges is None:
             return
         if verdict == Verdict.RELEASE:
             self._release(member, start, ranges, now_us, delay_us or 0)
@@ -297,6 +311,23 @@ class Ledger:
         for number in numbers or ():
             self.dead.take_out(number, number + 1)
 
+    # --- what the pull log cannot tell any more ----------------------------------------------------------------------
+
+    def untold(self, ranges: list[MessageRange], now_us: int, *, last: bool) -> None:
+        """What became of these is not known: they are handed out again, as if for the first time."""
+        flat = [field for messages in ranges for field in messages]
+        self._do(Kind.UNTOLD, [flat, last, now_us])
+
+    def _untold(self, flat: list[int], last: bool, now_us: int) -> None:
+        for messages in unflat(flat):
+            self.retries.add(messages, 1, 0, False, Failure("what became of it is lost", 0, 0, now_us, now_us))
+
+    def skip_sequences(self, count: int) -> None:
+        """No consumer is given a pull sequence that it may have seen in a record that is lost."""
+        self._changed = True
+        for member in self.members.values():
+            member.held.skip_to(member.held.next_sequence + count)
+
     def drop_held(self, now_us: int, *, clear_retries: bool) -> None:
         """The group goes elsewhere: nobody holds anything any more."""
         for member in list(self.members.values()):
@@ -360,27 +391,43 @@ class Ledger:
         return packed
 
     def _do(self, kind: Kind, fields: list[Any]) -> None:
-        self._record(kind, self._packed(fields))
-        self.replay(kind, fields)
+        numbers = [self._next_member, self.retries.next_number, self.dead.next_number]
+        self._record(kind, self._packed([numbers, *fields]))
+        self._apply(kind, fields)
 
     def _record(self, kind: Kind, payload: bytes) -> None:
         self._changed = True
         self._write(kind, payload)
 
-    def replay(self, kind: int, fields: list[Any]) -> None:
-        """Do what a record says."""
+    def replay(self, kind: int, fields: list[Any]) -> bool:
+        """Do what a record says; False when it is of a consumer of whom nothing is known."""
         self._changed = True
+        if kind in (Kind.PULL, Kind.AGAIN, Kind.ACK):
+            return self._follow(kind, fields)
+        (member, retry, dead), *fields = fields
+        self._next_member = max(self._next_member, member)
+        self.retries.skip_to(retry)
+        self.dead.skip_to(dead)
+        if kind != Kind.FORGET or dead == self.dead.next_number:  # a number may be another letter's else
+            self._apply(kind, fields)
+        return True
+
+    def _follow(self, kind: int, fields: list[Any]) -> bool:
+        if kind == Kind.PULL:
+            return self._pulled(*fields)
+        if kind == Kind.AGAIN:
+            return self._pulled_again(*fields)
+        member = self._there(fields[0])
+        if member is not None:
+            self._acked(member, fields[1])
+        return member is not None
+
+    def _apply(self, kind: int, fields: list[Any]) -> None:
         match kind:
             case Kind.JOIN:
                 self._join(*fields)
             case Kind.LEAVE:
                 self._leave(*fields)
-            case Kind.PULL:
-                self._pulled(*fields)
-            case Kind.AGAIN:
-                self._pulled_again(*fields)
-            case Kind.ACK:
-                self._acked(self.members[fields[0]], fields[1])
             case Kind.BACK:
                 self._back(*fields)
             case Kind.OVER:
@@ -391,6 +438,8 @@ class Ledger:
                 self._forget(*fields)
             case Kind.SETTINGS:
                 self._set(*fields)
+            case Kind.UNTOLD:
+                self._untold(*fields)
             case _:
                 raise AssertionError(kind)
 

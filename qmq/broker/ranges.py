@@ -178,6 +178,11 @@ def _in_subjects(rows: Rows) -> Iterator[MessageRange]:
 # Back
 
 
+def prefix_of(messages: MessageRange) -> int:
+    """The number that the prefix has in its group of which the messages are meant; 0 where none is named."""
+    return max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
+
+
 def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
     """What the range of that group names, as far as it is still there. Raises NotAtHand when rows have to be read
     first, and StorageError.
@@ -204,8 +209,10 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
 def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
     """Counted from the range's beginning; where rows are missing, what is there up to its end."""
     partition = messages.log & _PARTITION_BITS
-    number = (messages.log - PARTITIONS) >> _PREFIX_SHIFT
+    number = prefix_of(messages)
     prefix = group.following(number) if number else None
+    if number and prefix is None:
+        return
     row = store.row_at_position(partition, messages.first)
     skip, left, chunk = messages.skip, messages.total, messages.run + _FIRST_ROWS
     begun = False

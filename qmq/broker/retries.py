@@ -14,6 +14,7 @@ import numpy as np
 
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
+from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim
 
 #: So many wait in memory; what is due beyond them waits in the schedule.
@@ -68,17 +69,17 @@ class Retries:
         self._due: deque[Retry] = deque()
         self._alone: deque[Retry] = deque()
         self._next_number = 1
-        #: Taken in records that were read before the items were: by number, how many messages.
-        self._taken: dict[int, int] = {}
+        #: Taken in records that were read before the items were, by number.
+        self._taken: dict[int, list[MessageRange]] = {}
+        #: Numbers of retries that a lost record told of, as far as this start knows.
+        self._lost = Intervals()
         #: Messages that wait here, due or not.
         self.count = 0
         #: Something else is in memory than when this was last set to False.
         self.changed = True
 
     def add(self, messages: MessageRange, attempt: int, lapses: int, isolated: bool, failure: Failure) -> int:
-        """Have them handed out again when they are due; returns the number of the retry. Raises StorageFull or
-        StorageFailed when memory is full and the disk takes no more; it is taken all the same.
-        """
+        """Have them handed out again when they are due; returns the number of the retry."""
         return self.add_all([(messages, attempt, lapses)], isolated, failure)
 
     def add_all(self, several: list[tuple[MessageRange, int, int]], isolated: bool, failure: Failure) -> int:
@@ -103,12 +104,11 @@ class Retries:
         return self._next_number - 1
 
     def _enqueue(self, retry: Retry) -> None:
-        taken = self._taken.pop(retry.number, 0)
-        if taken >= retry.messages.total:
-            return
-        if taken:
-            retry = retry._replace(messages=retry.messages.part(taken, retry.messages.total))
-        (self._alone if retry.isolated else self._due).append(retry)
+        queue = self._alone if retry.isolated else self._due
+        left = [retry.messages]
+        for taken in self._taken.pop(retry.number, ()):
+            left = [part for messages in left for part in _without(messages, taken)]
+        queue.extend(retry._replace(messages=messages) for messages in left)
 
     def load(self, now_us: int) -> bool:
         """Bring in what is due by now; True when something waits to be handed out."""
@@ -119,6 +119,8 @@ class Retries:
             self.changed = True
             for retry in unpacked(items):
                 self._enqueue(retry)
+        if self._lost and not len(self._schedule):  # what was taken of lost ones was counted too
+            self.count = sum(retry.messages.total for queue in (self._due, self._alone) for retry in queue)
         return bool(self._due or self._alone)
 
     @property
@@ -173,21 +175,31 @@ class Retries:
                 queue.popleft()
             queue.appendleft(retry)
 
-    def took(self, number: int, count: int) -> None:
-        """A record says that a pull took so many of a retry's messages; it may not be loaded yet."""
+    def took(self, number: int, messages: MessageRange) -> None:
+        """A record says that a pull took these of a retry's messages; it may not be loaded yet."""
         self.changed = True
-        self.count -= count
+        self.skip_to(number + 1)
+        self.count -= messages.total
         for queue in (self._due, self._alone):
             for at, retry in enumerate(queue):
-                if retry.number != number:
-                    continue
-                total = retry.messages.total
-                if count == total:
+                if (retry.number == number or self._lost) and retry.messages.overlaps(messages):
                     del queue[at]
-                else:
-                    queue[at] = retry._replace(messages=retry.messages.part(count, total))
-                return
-        self._taken[number] = self._taken.get(number, 0) + count
+                    for part in reversed(_without(retry.messages, messages)):
+                        queue.insert(at, retry._replace(messages=part))
+                    return
+        if number not in self._lost:
+            self._taken.setdefault(number, []).append(messages)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next retry gets."""
+        return self._next_number
+
+    def skip_to(self, number: int) -> None:
+        """The next retry gets that number at least: records of those before it are lost."""
+        if number > self._next_number:
+            self._lost.add(self._next_number, number)
+            self._next_number = number
 
     def clear(self) -> None:
         """Nothing waits any more."""
@@ -217,10 +229,19 @@ class Retries:
         """Take over what ``packed`` gave."""
         self._next_number = fields["next_number"]
         self.count = fields["count"]
-        self._taken = dict(fields["taken"])
+        self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
             (self._alone if retry.isolated else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
+
+
+def _without(messages: MessageRange, taken: MessageRange) -> list[MessageRange]:
+    """What is left of a range without those in another one."""
+    if not messages.overlaps(taken):
+        return [messages]
+    start, end = max(taken.skip - messages.skip, 0), min(taken.skip + taken.total - messages.skip, messages.total)
+    parts = (messages.part(0, start), messages.part(end, messages.total))
+    return [part for part in parts if part.total]
 
 
 def split(messages: MessageRange, pieces: int, most: int) -> list[MessageRange]:

@@ -41,6 +41,8 @@ class Checkpointed(Readable):
             file_bytes=min(FILE_BYTES, opened.options.segment_bytes),
         )  # fmt: skip
 
+        opened.report.notes += self.groups.notes
+
     @property
     def unsynced_bytes(self) -> int:
         """What was written since the last checkpoint began."""

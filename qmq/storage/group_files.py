@@ -85,11 +85,16 @@ class GroupFiles:
         #: What else there is to say of it.
         self.notes: list[str] = [what for _, what in found.problems]
         self.notes += [_told(disk, pulls, hole) for hole in found.holes]
+        cut = lost or found.torn or bool(found.holes)
         #: Another one after each start before which records may have been lost.
-        self.generation: int = self._claim.generation + (lost or bool(found.holes))
+        self.generation: int = max(self._claim.generation, found.generation) + cut
+        #: How often that was since the checkpoint.
+        self.generations_since: int = self.generation - self._claim.generation
         #: Records are missing that were there, and not because the power failed.
         self.is_rotten: bool = bool(found.holes) and not lost
-        self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, file_bytes)
+        self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation)
+        if cut:  # it is told to clients before the next checkpoint
+            self._log.begin_sync().run()
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
         self._claimed = self._claimed_before = self._claim.position

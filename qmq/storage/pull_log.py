@@ -3,7 +3,7 @@
 It lies in ``pulls/``, in files named by the position of their first byte (16 hex digits and ``.pulls``):
 
     header (64): magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 |
-                 reserved 20s | crc32c u32 (of the 60 bytes before)
+                 generation u32 | reserved 16s | crc32c u32 (of the 60 bytes before)
     record:      size u32 (of all of it) | crc32c u32 | kind u8 | reserved u8 | reserved u16 | payload
     ...          zeros up to the size that the file was made with
 
@@ -65,6 +65,10 @@ class PullLogFound(NamedTuple):
     #: What is wrong with files beside that: the base of each, and what.
     problems: list[tuple[int, str]]
     end: int
+    #: The highest of its files, 0 where none says.
+    generation: int = 0
+    #: Behind the last record is something else: it was being written, or is rotten.
+    torn: bool = False
 
 
 def pull_file_path(directory: Path, base: int) -> Path:
@@ -99,7 +103,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
     """
     found = PullLogFound([], [], [], claimed)
     bases = list_pull_files(disk, directory)
-    end = claimed
+    end, generation, torn = claimed, 0, False
     for base, following in zip_longest(bases, bases[1:]):
         if following is not None and following <= claimed:
             continue
@@ -109,13 +113,15 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
         except OSError as error:
             raise failure(error, "read", path) from error
         try:
-            _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+            said = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+            generation = max(generation, said)
         except BadBytes as error:  # every record is checked for itself
             found.problems.append((base, str(error)))
         if base > end:
             found.holes.append(Hole(end, base))
         end = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
-    return found._replace(end=max(end, claimed))
+        torn = bytes(data[end - base :]).strip(b"\0") != b""
+    return found._replace(end=max(end, claimed), generation=generation, torn=torn)
 
 
 def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
@@ -206,17 +212,18 @@ def _crc(head: bytes, payload: Buffer, position: int, secret: bytes) -> int:
     return crc32c(payload, crc32c(head[_CRC_OFFSET + 4 :], crc32c(head[:_CRC_OFFSET], seed)))
 
 
-def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> None:
-    """Raises BadBytes and ForeignFile."""
+def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> int:
+    """The generation that a file says. Raises BadBytes and ForeignFile."""
     if len(data) < PULL_FILE_HEADER_SIZE:
         raise BadBytes(f"{path} is shorter than its header")
-    magic, version, _, found_id, _, found_base, _, _, crc = PULL_FILE_HEADER.unpack(data)
+    magic, version, _, found_id, _, found_base, _, generation, _, crc = PULL_FILE_HEADER.unpack(data)
     if magic != PULL_LOG_MAGIC or crc32c(data[:_CHECKED]) != crc:
         raise BadBytes(f"the header of {path} is not what was written")
     if version > PULL_LOG_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {PULL_LOG_VERSION}: use a newer one")
     if found_id != store_id or found_base != base:
         raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, position {found_base:#x})")
+    return int(generation)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -258,8 +265,9 @@ class PullLog:
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int
-    ) -> None:
+        self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int,
+        generation: int = 1,
+    ) -> None:  # fmt: skip
         """Go on at position *base*, in a new file; where the disk has no room for it now, in the rest of the last one,
         or else with the first write that finds some. Raises StorageFailed.
         """
@@ -268,6 +276,7 @@ class PullLog:
         self._store_id = store_id
         self._secret = secret
         self._now_us = now_us
+        self._generation = generation
         self._file_bytes = file_bytes
         self._staged: list[tuple[int, bytes]] = []
         #: Files that are full: closed once a sync has covered them.
@@ -304,7 +313,7 @@ class PullLog:
         """Make a file with room for *needed* bytes of records at least."""
         path = pull_file_path(self._directory, base)
         size = max(self._file_bytes, PULL_FILE_HEADER_SIZE + needed)
-        header = _pack_header(self._store_id, base, self._now_us)
+        header = _pack_header(self._store_id, base, self._now_us, self._generation)
         fd = -1
         try:
             self._disk.mkdir(self._directory)
@@ -408,8 +417,10 @@ class PullLog:
             self._disk.close(fd)
 
 
-def _pack_header(store_id: bytes, base: int, now_us: int) -> bytes:
-    draft = PULL_FILE_HEADER.pack(PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, bytes(20), 0)
+def _pack_header(store_id: bytes, base: int, now_us: int, generation: int) -> bytes:
+    draft = PULL_FILE_HEADER.pack(
+        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, generation, bytes(16), 0
+    )
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 

@@ -1,0 +1,153 @@
+"""What the pull log cannot tell any more, after a start that found bad records in it.
+
+A group's cursors and scans move on by each record of a pull. Where records between are lost, what they told of is what
+the group has passed since, less what the records tell of that are there: it is handed out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.carrying import Many, Rows
+from qmq.broker.groups import Following, Group
+from qmq.broker.held import MessageRange
+from qmq.broker.ranges import parts_of, prefix_of
+from qmq.intervals import Intervals
+from qmq.storage.store import Store
+
+_CHUNK_ROWS: Final = 8_192
+
+
+class _Before:
+    """Where a group was before the first record of it that may be lost, and what it was given since, as far as told."""
+
+    def __init__(self, group: Group) -> None:
+        self.cursors: npt.NDArray[np.uint64] = group.cursors.upto(0).copy()
+        self.scans = {prefix: list(following.scan) for prefix, following in group.followings.items()}
+        self.told: dict[int, Intervals] = {}
+
+    def cursor(self, subject: int) -> int:
+        return int(self.cursors[subject]) if subject < len(self.cursors) else 0
+
+
+class Untold:
+    """Of all groups, while a start reads the pull log. May wait for rows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._before: dict[Group, _Before] = {}
+        #: Something is lost.
+        self.active = False
+
+    def begin(self, groups: Iterable[Group]) -> None:
+        """Records of these groups may be lost from here on."""
+        self.active = True
+        for group in groups:
+            if group not in self._before:
+                self._before[group] = _Before(group)
+
+    def follows(self, group: Group, following: Following) -> None:
+        """It begins to follow a prefix."""
+        if group in self._before:
+            self._before[group].scans[following.prefix] = list(following.scan)
+
+    def told(self, group: Group, ranges: list[MessageRange]) -> None:
+        """These are known to have been given to it."""
+        before = self._before.get(group)
+        for subject, start, end in self._stretches(group, ranges) if before is not None else ():
+            assert before is not None
+            before.told.setdefault(subject, Intervals()).add(start, end)
+
+    def settle(self, group: Group) -> None:
+        """What is lost of it has been told of since, or does not matter any more."""
+        self._before.pop(group, None)
+
+    def groups(self) -> list[Group]:
+        """Those that may lack something."""
+        return list(self._before)
+
+    def takes(self, group: Group, ranges: list[MessageRange]) -> bool:
+        """Whether the group follows what these are of; if not, the record that it does is lost."""
+        if not self.active:
+            return True
+        if any(prefix_of(messages) and group.following(prefix_of(messages)) is None for messages in ranges):
+            return False
+        return all(self._following(group, subject) is not None for subject, _, _ in self._stretches(group, ranges))
+
+    def missing(self, group: Group) -> list[MessageRange]:
+        """What nobody can tell of, by subject and sequence."""
+        before, found = self._before[group], list[MessageRange]()
+        for subject, (lowest, end) in sorted(self._passed(group, before).items()):
+            following = self._following(group, subject)
+            start = before.cursor(subject)
+            if not start and following is not None:
+                first = group.beginning(self._store, following, subject)
+                start = lowest if first is None else first
+            told = before.told.get(subject, Intervals())
+            passed = [MessageRange(subject, start, 0, 0, end - start)] if start < end else []
+            for _, low, high in self._stretches(group, passed):
+                for gap_low, gap_high in told.missing(max(low, start), min(high, end)):
+                    _append(found, subject, gap_low, gap_high)
+        return found
+
+    def _passed(self, group: Group, before: _Before) -> dict[int, tuple[int, int]]:
+        """By subject: the first sequence that a scan has passed, and where the group is now."""
+        now = group.cursors.upto(0)
+        passed = {number: (0, int(now[number])) for number in np.flatnonzero(now).tolist()}
+        for prefix, following in group.followings.items():
+            scan = before.scans.get(prefix)
+            for rows in self._scanned(following, scan) if scan is not None and not following.exact else ():
+                for subject in np.unique(rows["subject"]).tolist():
+                    mine = rows[rows["subject"] == subject]
+                    start = int(mine["first_sequence"].min())
+                    end = int((mine["first_sequence"] + mine["count"]).max())
+                    low, high = passed.get(subject, (start, end))
+                    passed[subject] = min(low, start), max(high, end)
+        return passed
+
+    def _scanned(self, following: Following, scan: list[int]) -> Iterator[Rows]:
+        """The rows that a prefix has passed, those that it takes."""
+        matches = following.matches(self._store)
+        for partition, row in enumerate(scan):
+            stop = following.scan[partition]
+            while row < stop and len(rows := self._store.rows(partition, row, min(_CHUNK_ROWS, stop - row))):
+                row += len(rows)
+                yield rows if matches is None else rows[matches[rows["subject"]]]
+
+    def _following(self, group: Group, subject: int) -> Following | None:
+        name = self._store.subject_name(subject)
+        for prefix, following in group.followings.items():
+            if name == prefix if following.exact else name.startswith(prefix):
+                return following
+        return None
+
+    def _stretches(self, group: Group, ranges: list[MessageRange]) -> Iterator[tuple[int, int, int]]:
+        """Subject, first sequence and the one behind the last of what ranges name, as far as it is there."""
+        for messages in ranges:
+            for part in parts_of(self._store, group, messages):
+                if isinstance(part, Many):
+                    yield from _of_rows(part.rows)
+                else:
+                    first, subject = part.entry[0], part.entry[3]
+                    yield subject, first + part.start, first + part.stop
+
+
+def _of_rows(rows: Rows) -> Iterator[tuple[int, int, int]]:
+    """Rows of a subject that follow each other are one."""
+    ordered = rows[np.lexsort((rows["first_sequence"], rows["subject"]))]
+    firsts: npt.NDArray[Any] = ordered["first_sequence"]
+    ends = firsts + ordered["count"]
+    heads = np.flatnonzero((ordered["subject"][1:] != ordered["subject"][:-1]) | (firsts[1:] != ends[:-1])) + 1
+    for start, stop in zip([0, *heads.tolist()], [*heads.tolist(), len(ordered)], strict=True):
+        yield int(ordered["subject"][start]), int(firsts[start]), int(ends[stop - 1])
+
+
+def _append(found: list[MessageRange], subject: int, start: int, end: int) -> None:
+    if found and found[-1].log == subject and found[-1].first + found[-1].total == start:
+        found[-1] = found[-1]._replace(total=found[-1].total + end - start)
+    else:
+        found.append(MessageRange(subject, start, 0, 0, end - start))

@@ -1,0 +1,213 @@
+"""Rotten records of the pull log: whatever they said is handed out again, and nothing is lost or passes for handled."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pytest
+
+from qmq.broker.commands import Administer, Administered
+from qmq.broker.kinds import Kind, Verdict
+from qmq.errors import Fenced
+from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
+from qmq.storage.disk import Disk
+from qmq.storage.group_claim import GROUP_STATE, GroupClaim
+from qmq.storage.pull_log import PullRecord, list_pull_files, pull_file_path, read_pull_log
+from qmq.storage.verify import verify
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer
+from tests.storage.disks import HastyDisk
+from tests.storage.histories import quick_directory
+from tests.storage.stores import identity_of
+
+FOLLOWED: Final = ((("",), 1), (("a.1", "b."), 2), (("a.", "b.x"), 1))
+SETTINGS: Final = {"max_attempts": 3, "retry_delays_us": (1_000_000, 2_000_000), "max_lapses": 3}
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Path]:
+    with quick_directory() as path:
+        yield path
+
+
+class Killed(NamedTuple):
+    """A broker that was killed in mid-work: what was sent that the group follows, what was confirmed to be handled,
+    and the records of its pull log behind the checkpoint.
+    """
+
+    path: Path
+    prefixes: tuple[str, ...]
+    options: dict[str, int]
+    sent: set[bytes]
+    places: dict[tuple[str, int], bytes]
+    acked: set[bytes]
+    records: list[PullRecord]
+
+
+def lived(path: Path, seed: int) -> Killed:
+    """A random life of a group with three consumers, drawn from *seed*."""
+    chance = random.Random(seed)
+    prefixes, partitions = FOLLOWED[seed % len(FOLLOWED)]
+    options = {
+        "partitions": partitions,
+        "segment_bytes": 64 << 10,
+        "max_frame_bytes": 32 << 10,
+        "reserve_bytes": 1 << 20,
+    }
+    driven = Driven(path, disk=HastyDisk(), **options)
+    sent, places, acked, number = set[bytes](), dict[tuple[str, int], bytes](), set[bytes](), 0
+    consumers = [Consumer(driven, f"c{n}", *prefixes, connection=n + 1, **SETTINGS) for n in range(2)]
+    steps = 100
+    for step in range(steps):
+        if step == steps // 3:
+            driven.checkpoint()
+        if step == steps // 2:
+            consumers.append(Consumer(driven, "late", *prefixes, connection=9))
+        if chance.random() < 0.5:
+            subject = chance.choice(["a.1", "a.2", "b.x", "b.y"])
+            bodies = [b"%s %d" % (subject.encode(), number + at) for at in range(chance.randrange(1, 5))]
+            number += len(bodies)
+            first = int(np.atleast_1d(driven.send(subject, *bodies).first_sequences)[0])
+            places |= {(subject, first + at): body for at, body in enumerate(bodies)}
+            if any(subject == one or (one in ("", "a.", "b.") and subject.startswith(one)) for one in prefixes):
+                sent |= set(bodies)
+        one = chance.choice(consumers)
+        try:
+            _act(chance, driven, one, acked)
+        except Fenced:
+            one.join()
+            one.got.clear()
+            one.expected = one.place.frontier
+    driven.store.close(clean=False)
+    return Killed(path, prefixes, options, sent, places, acked, _records(path))
+
+
+def _act(chance: random.Random, driven: Driven, one: Consumer, acked: set[bytes]) -> None:
+    what = chance.random()
+    mine = sorted(one.got)
+    if what < 0.45:
+        one.pull(chance.randrange(1, 9))
+    elif what < 0.65 and mine:
+        chosen = chance.sample(mine, chance.randrange(1, len(mine) + 1))
+        assert one.ack(*chosen) == 0
+        acked |= {one.got.pop(number)[0] for number in chosen}
+    elif what < 0.8 and mine:
+        number = chance.choice(mine)
+        one.back(number, number + 1, chance.choice(list(Verdict)))
+        del one.got[number]
+    elif what < 0.84:
+        one.nonce = chance.randbytes(4)
+        one.join()
+        one.got.clear()
+    elif what < 0.87:
+        driven.advance(40_000)
+    else:
+        driven.advance(700)
+
+
+def _records(path: Path) -> list[PullRecord]:
+    claims = read_checkpoint(Disk(), path, list_checkpoints(Disk(), path)[0]).claims
+    assert claims is not None
+    identity, claim = identity_of(path), GroupClaim.unpack(claims.state[GROUP_STATE])
+    return read_pull_log(Disk(), path / "pulls", identity.store_id, identity.secret, claim.position).records
+
+
+def spoil(path: Path, record: PullRecord, bit: int) -> Path:
+    """Flip a bit of a record; returns its file."""
+    base = max(base for base in list_pull_files(Disk(), path / "pulls") if base <= record.position)
+    file = pull_file_path(path / "pulls", base)
+    data = bytearray(file.read_bytes())
+    data[record.position - base + bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    return file
+
+
+def drained(driven: Driven, prefixes: tuple[str, ...]) -> Counter[bytes]:
+    """All that a group still gets, whoever held it."""
+    found = Counter[bytes]()
+    consumers = [
+        Consumer(driven, name, *prefixes, nonce=b"another", connection=n + 20)
+        for n, name in enumerate(("c0", "c1", "late"))
+    ]
+    quiet = 0
+    while quiet < 8:
+        driven.advance(2_000)
+        quiet += 1
+        for one in consumers:
+            while one.pull():
+                found.update(body for body, _ in one.got.values())
+                assert one.ack() == 0
+                one.got.clear()
+                quiet = 0
+    return found
+
+
+def dead(driven: Driven, places: dict[tuple[str, int], bytes]) -> set[bytes]:
+    (answer,) = driven.do(Administer(1, driven.request(), "dead_letters", {"group": "g"}))
+    assert isinstance(answer, Administered)
+    return {places[row["subject"], row["sequence"]] for row in answer.fields["rows"]}
+
+
+def check(killed: Killed, path: Path, lost: list[PullRecord], chance: random.Random) -> Counter[bytes]:
+    """Start without the records *lost*, once and once more after another kill; returns what was handed out."""
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(killed.path, path)
+    files = {spoil(path, record, chance.randrange(8 * (12 + len(record.payload)))) for record in lost}
+    torn = killed.records[-1] in lost
+    driven = Driven(path, disk=HastyDisk(), **killed.options)
+    told = "\n".join(driven.store.recovery.notes)
+    if set(lost) - {killed.records[-1]}:
+        assert all(str(file) in told for file in files) or torn
+    assert driven.store.groups.generation == 1 + bool(lost)
+    driven.advance(600_000)
+    driven.store.close(clean=False)
+    driven.open()
+    found = drained(driven, killed.prefixes)
+    missing = killed.sent - killed.acked - dead(driven, killed.places) - set(found)
+    assert not missing, f"lost: {sorted(missing)[:5]}"
+    assert set(found) <= set(killed.places.values())
+    assert not drained(driven, killed.prefixes)
+    driven.checkpoint()
+    driven.checkpoint()
+    driven.store.close(clean=True)
+    assert verify(path, Disk()).is_good
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_rotten_record_said_is_handed_out_again(quick: Path, seed: int) -> None:
+    """Each record that there is, one at a time; a bit of it is flipped."""
+    killed, chance, struck = lived(quick / f"life-{seed}", seed), random.Random(seed), Counter[str]()
+    print(f"seed {seed}: {len(killed.sent)} sent, {len(killed.acked)} acknowledged, {len(killed.records)} records")
+    check(killed, quick / "case", [], chance)
+    for number, record in enumerate(killed.records):
+        if number % 3 == seed % 3 or record.kind in (Kind.PULL, Kind.ACK):
+            try:
+                check(killed, quick / "case", [record], chance)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, record {number} of {len(killed.records)}, {Kind(record.kind).name}")
+                raise
+            struck[Kind(record.kind).name] += 1
+    print(dict(struck))
+    assert len(struck) >= 4, struck
+
+
+@pytest.mark.parametrize("seed", range(10, 16))
+def test_many_rotten_records_lose_nothing(quick: Path, seed: int) -> None:
+    killed, chance = lived(quick / f"life-{seed}", seed), random.Random(seed)
+    for number in range(8):
+        lost = chance.sample(killed.records, chance.randrange(2, len(killed.records)))
+        if number % 2:
+            at = chance.randrange(len(killed.records))
+            lost = killed.records[at : at + chance.randrange(2, 12)]
+        try:
+            check(killed, quick / "case", lost, chance)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, case {number}")
+            raise
