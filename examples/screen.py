@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from examples.tally import GroupTally
+from qmq import GroupInfo
 
 #: Without a terminal: seconds from one line to the next.
 PLAIN_EVERY = 0.5
@@ -26,10 +27,17 @@ class Summary(NamedTuple):
     sending_seconds: float
     groups: Sequence[GroupTally]
     stored: int
+    #: What the broker says of the groups in the end.
+    infos: Sequence[GroupInfo]
+
+    @property
+    def left(self) -> int:
+        """Messages that the broker still has for a group, or has given up."""
+        return sum(info.ready + info.in_flight + info.in_retry + info.dead for info in self.infos)
 
     @property
     def is_right(self) -> bool:
-        return not any(count for group in self.groups for count in group.verdict.values())
+        return not self.left and not any(count for group in self.groups for count in group.verdict.values())
 
 
 class Screen:
@@ -72,38 +80,51 @@ class Screen:
         """Show how far sending and every group are."""
         self._progress.update(self._sending, completed=self.acknowledged)
         for group in self._groups:
-            self._progress.update(self._bars[group.name], completed=group.received - group.left_over)
+            self._progress.update(self._bars[group.name], completed=group.handled - group.left_over)
             for name, consumer in group.consumers.items():
                 if name in self._bars:
-                    self._progress.update(self._bars[name], completed=consumer.received)
+                    self._progress.update(self._bars[name], completed=consumer.handled)
         if not self._console.is_terminal and time.monotonic() - self._said_at >= PLAIN_EVERY:
             self._said_at = time.monotonic()
-            counts = ", ".join(f"{group.name} {group.received:,} of {group.expected:,}" for group in self._groups)
+            counts = ", ".join(f"{group.name} {group.handled:,} of {group.expected:,}" for group in self._groups)
             self._console.print(
-                f"acknowledged {self.acknowledged:,} of {self._to_send:,}; received: {counts}", soft_wrap=True
+                f"acknowledged {self.acknowledged:,} of {self._to_send:,}; handled: {counts}", soft_wrap=True
             )
 
 
 def summary_table(summary: Summary) -> Table:
-    """Sent, received by whom, at which rates, and how that compares with the file."""
-    table = Table("", title=f"Run {summary.run}", title_style="bold", title_justify="left", box=HORIZONTALS)
-    for column in ("invoices", "share", "a second", "missing", "doubled", "changed"):
+    """Sent, handled by whom, at which rates, and how that compares with the file."""
+    table = Table(title=f"Run {summary.run}", title_style="bold", title_justify="left", box=HORIZONTALS)
+    table.add_column("", no_wrap=True)
+    for column in ("invoices", "/s", "attempts", "missing", "doubled", "changed"):
         table.add_column(column, justify="right")
     rate = _rate(summary.sent, summary.sending_seconds)
-    table.add_row("sent, on disk", f"{summary.sent:,}", "", rate, end_section=True)
+    table.add_row("sent, on disk", f"{summary.sent:,}", rate, end_section=True)
     for group in summary.groups:
         verdict = [f"{count:,}" if not count else f"[red]{count:,}[/]" for count in group.verdict.values()]
-        rate = _rate(group.received, group.seconds)
-        table.add_row(group.name, f"{group.received:,}", "", rate, *verdict, style="bold")
+        rate = _rate(group.handled, group.seconds)
+        attempts = f"{group.attempts:,}"
+        table.add_row(group.name, f"{group.handled:,}", rate, attempts, *verdict, style="bold")
         for name, consumer in group.consumers.items():
-            share = f"{consumer.received / group.received:.0%}" if group.received else ""
-            table.add_row(f"  {name}", f"{consumer.received:,}", share, _rate(consumer.received, consumer.seconds))
+            rate = _rate(consumer.handled, consumer.seconds)
+            table.add_row(f"  {name}", f"{consumer.handled:,}", rate, f"{consumer.attempts:,}")
         if group.left_over:
-            table.add_row("  left by earlier runs", f"{group.left_over:,}")
+            table.add_row("  of earlier runs", f"{group.left_over:,}")
         table.add_section()
     runs = "1 run" if summary.run == 1 else f"{summary.run:,} runs"
     table.add_row(f"stored, {runs}", f"{summary.stored:,}")
     return table
+
+
+def account(group: GroupTally, info: GroupInfo) -> str:
+    """Where the attempts of a group went, and what the broker says of it."""
+    handled = ", ".join(f"{count:,} at attempt {attempt}" for attempt, count in sorted(group.by_attempt.items()))
+    again = f" + {group.again:,} again, as a kill came before the acknowledgement" if group.again else ""
+    return (
+        f"{group.name}: {group.attempts:,} attempts = {group.handled:,} handled ({handled or 'none'}){again} "
+        f"+ {group.failed:,} failed + {group.cut_short:,} cut short. The broker says: {info.ready:,} ready, "
+        f"{info.in_flight:,} in flight, {info.in_retry:,} in retry, {info.dead:,} dead."
+    )
 
 
 def _rate(count: int, seconds: float) -> str:

@@ -1,28 +1,32 @@
-"""What each group of the demo received, held against what the file says that it must receive."""
+"""What each group of the demo handled, held against what the file says that it must handle."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from examples.packer import digest
 from examples.retail import InvoiceMessage
 
 
 class ConsumerTally:
-    """What one consumer received. Times are seconds of the monotonic clock."""
+    """What one consumer did. Times are seconds of the monotonic clock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.received = 0
+        self.handled = 0
+        self.attempts = 0
         self.started_at = 0.0
         self.ended_at = 0.0
 
     def count_one(self, now: float) -> None:
-        if not self.received:
+        if not self.handled:
             self.started_at = now
         self.ended_at = now
-        self.received += 1
+        self.handled += 1
 
     @property
     def seconds(self) -> float:
@@ -30,46 +34,85 @@ class ConsumerTally:
 
 
 class GroupTally:
-    """What one group received of this run, invoice by invoice, and what earlier runs had left for it."""
+    """What one group handled of this run, invoice by invoice, and what earlier runs had left for it."""
 
     def __init__(self, name: str, expected: Iterable[InvoiceMessage], consumers: Iterable[str]) -> None:
         self.name = name
         self.consumers = {consumer: ConsumerTally(consumer) for consumer in consumers}
-        #: When anything came last, in seconds of the monotonic clock.
+        #: When anything was heard last, in seconds of the monotonic clock.
         self.heard_at = time.monotonic()
         self.left_over = 0
         self.changed = 0
-        self._expected = {message.key: message for message in expected}
-        self._seen: Counter[str] = Counter()
-        self._unexpected = 0
+        self.failed = 0
+        #: Handled again, where a kill came before the acknowledgement was confirmed: which may happen.
+        self.again = 0
+        #: Handled again, though the acknowledgement was confirmed, or not in the file: which may not.
+        self.doubled = 0
+        #: How many were handled at attempt 1, 2, ...
+        self.by_attempt: Counter[int] = Counter()
+        self._expected = {message.key: (message.subject, digest(message.body)) for message in expected}
+        self._seen: set[str] = set()
+        self._confirmed: set[str] = set()
+        self._progress = asyncio.Event()
 
-    def take(self, consumer: str, message: InvoiceMessage, this_run: bool) -> None:
-        """Count one message that *consumer* received."""
+    def hear(self, consumer: str, what: str, fields: Sequence[Any]) -> None:
+        """Take down what a consumer says; examples/packer.py has the list."""
         self.heard_at = time.monotonic()
-        self.consumers[consumer].count_one(self.heard_at)
-        if not this_run:
+        if what == "began":
+            self.consumers[consumer].attempts += 1
+        elif what == "failed":
+            self.failed += 1
+        elif what == "handled":
+            self._handled(consumer, *fields)
+        elif what == "confirmed":
+            self._confirmed.update(fields[0])
+
+    def _handled(self, consumer: str, subject: str, key: str, body: str, attempt: int, this_run: bool) -> None:
+        if this_run:
+            wanted = self._expected.get(key)
+            if key in self._confirmed or wanted is None:
+                self.doubled += 1
+                return
+            if key in self._seen:
+                self.again += 1
+                return
+            self._seen.add(key)
+            self.changed += wanted != (subject, body)
+        else:
             self.left_over += 1
-            return
-        self._seen[message.key] += 1
-        wanted = self._expected.get(message.key)
-        if wanted is None:
-            self._unexpected += 1
-        elif wanted != message:
-            self.changed += 1
+        self.by_attempt[attempt] += 1
+        self.consumers[consumer].count_one(self.heard_at)
+        self._progress.set()
+
+    async def handles(self, count: int) -> None:
+        """Wait until so many of this run are handled."""
+        while len(self._seen) < count:
+            self._progress.clear()
+            await self._progress.wait()
 
     @property
     def expected(self) -> int:
         return len(self._expected)
 
     @property
-    def received(self) -> int:
+    def handled(self) -> int:
         """Messages of this run, and those of earlier runs."""
-        return sum(consumer.received for consumer in self.consumers.values())
+        return sum(consumer.handled for consumer in self.consumers.values())
+
+    @property
+    def attempts(self) -> int:
+        """Each time that work on a message began."""
+        return sum(consumer.attempts for consumer in self.consumers.values())
+
+    @property
+    def cut_short(self) -> int:
+        """Attempts at whose work the consumer was killed, or stopped."""
+        return self.attempts - self.handled - self.failed - self.again - self.doubled
 
     @property
     def seconds(self) -> float:
         """From the first message to the last."""
-        active = [consumer for consumer in self.consumers.values() if consumer.received]
+        active = [consumer for consumer in self.consumers.values() if consumer.handled]
         if not active:
             return 0.0
         return max(consumer.ended_at for consumer in active) - min(consumer.started_at for consumer in active)
@@ -80,14 +123,9 @@ class GroupTally:
 
     @property
     def missing(self) -> int:
-        return len(self._expected.keys() - self._seen.keys())
-
-    @property
-    def doubled(self) -> int:
-        """Messages that came once too often, or that the file does not have for this group."""
-        return sum(count - 1 for count in self._seen.values()) + self._unexpected
+        return len(self._expected.keys() - self._seen)
 
     @property
     def verdict(self) -> Mapping[str, int]:
-        """All 0 when the group received exactly what the file holds."""
+        """All 0 when the group handled exactly what the file holds."""
         return {"missing": self.missing, "doubled": self.doubled, "changed": self.changed}

@@ -35,10 +35,12 @@ from qmq.errors import (
     TooManyGroups,
     TooManyProducers,
     TooManySubjects,
+    UnknownGroup,
     UnsupportedVersion,
 )
 
 if TYPE_CHECKING:
+    from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo
     from qmq.net.client import Client, SubjectInfo
     from qmq.net.consumer import Consumer
     from qmq.net.messages import Message, MessageBatch
@@ -47,13 +49,17 @@ if TYPE_CHECKING:
     from qmq.net.sync import SyncClient, SyncConsumer
 
 __all__ = [
+    "Admin",
     "BadBatch",
     "BrokerStopping",
     "BrokersMissed",
     "Client",
     "ConnectionLost",
     "Consumer",
+    "ConsumerInfo",
+    "DeadLetter",
     "Fenced",
+    "GroupInfo",
     "GroupMismatch",
     "InvalidName",
     "InvalidOption",
@@ -79,6 +85,7 @@ __all__ = [
     "TooManyGroups",
     "TooManyProducers",
     "TooManySubjects",
+    "UnknownGroup",
     "UnsupportedVersion",
     "connect",
     "connect_sync",
@@ -89,8 +96,12 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 
 #: Loaded when first touched: they take numpy and asyncio with them.
 _LAZY: Final = {
+    "Admin": "qmq.net.admin",
     "Client": "qmq.net.client",
     "Consumer": "qmq.net.consumer",
+    "ConsumerInfo": "qmq.net.admin",
+    "DeadLetter": "qmq.net.admin",
+    "GroupInfo": "qmq.net.admin",
     "Message": "qmq.net.messages",
     "MessageBatch": "qmq.net.messages",
     "Receipt": "qmq.net.receipts",

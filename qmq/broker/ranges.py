@@ -214,16 +214,13 @@ def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[So
     if number and prefix is None:
         return
     row = store.row_at_position(partition, messages.first)
-    skip, left, chunk = messages.skip, messages.total, messages.run + _FIRST_ROWS
-    begun = False
+    if messages.run and int(store.rows(partition, row, 1)["position"][:1].sum()) == messages.first:
+        row += messages.run
+    skip, left, chunk = messages.skip, messages.total, _FIRST_ROWS
     while left and len(rows := store.rows(partition, row, chunk)):
         row += len(rows)
         chunk = min(chunk * 16, _CHUNK_ROWS)
         rows = rows[: int(np.searchsorted(rows["position"], messages.end, "right"))]
-        if not begun and len(rows):
-            begun = True
-            if int(rows["position"][0]) == messages.first:
-                rows = rows[messages.run :]
         if not len(rows):
             return
         if prefix is not None and not len(rows := _taken(store, prefix, rows)):

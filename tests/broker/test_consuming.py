@@ -20,8 +20,11 @@ from qmq.broker.commands import (
     Subscribed,
     Unsubscribe,
 )
+from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.ranges import PARTITIONS
+from qmq.broker.retries import Failure
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
@@ -331,3 +334,16 @@ def test_everything_is_handled_once_whatever_happens(tmp_path: Path, seed: int, 
             break
     assert done == matching, f"seed {seed}: lost {sorted(matching - done)}"
     driven.close()
+
+
+def test_messages_that_are_gone_are_passed_and_those_behind_them_come(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    consumer = Consumer(driven, "one")
+    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    assert ledger is not None
+    gone = MessageRange(PARTITIONS, 1 << 60, 0, 0, 1, 1 << 60)
+    for _ in range(2):
+        ledger.retries.add(gone, 2, 0, False, Failure("", 1, 0, 1, 1))
+    driven.do(driven.send_command({"a": [b"1"]}))
+    assert [*consumer.pull(), *consumer.pull()] == [b"1"]
+    assert ledger.retries.count == 0

@@ -1,4 +1,4 @@
-"""examples/demo.py as people run it: a broker of its own, twice on one directory, stopped in between."""
+"""examples/demo.py, packer.py and processes.py as people run them: twice on one directory, stopped in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def start_demo(data_dir: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "examples.demo", "--data-dir", str(data_dir), *arguments]
-    environment = {**os.environ, "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": "80"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -47,7 +47,13 @@ def test_a_second_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
         assert sum(packed) == 2_025
         assert row(out, "stored, ")[-1] == stored
         assert "all is right" in out
-        assert "left by earlier runs" not in out
+        assert "of earlier runs" not in out
+        assert "kill -9 of packer-3" in out
+        assert "kill -9 of the broker" in out
+        told = " ".join(out.split())
+        assert "fulfilment: " in told
+        assert " at attempt 2" in told
+        assert told.count("0 ready, 0 in flight, 0 in retry, 0 dead") == 2
     assert verify(tmp_path / "data", Disk()).is_good
 
 
@@ -55,7 +61,7 @@ def test_a_run_that_is_stopped_takes_its_broker_with_it(tmp_path: Path) -> None:
     with start_demo(tmp_path / "data", "--handling-ms", "100") as demo:
         assert demo.stdout is not None
         assert "serves on qmq://" in demo.stdout.readline()
-        while "received" not in demo.stdout.readline():
+        while "handled" not in demo.stdout.readline():
             pass
         demo.send_signal(signal.SIGTERM)
         demo.communicate(timeout=60)
@@ -65,7 +71,7 @@ def test_a_run_that_is_stopped_takes_its_broker_with_it(tmp_path: Path) -> None:
     exit_code, out, _ = run_demo(tmp_path / "data", "--handling-ms", "0")
     assert exit_code == 0
     assert "Run 2" in out
-    assert "left by earlier runs" in out
+    assert "of earlier runs" in out
 
 
 def test_a_broker_that_does_not_start_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from examples.packer import digest
 from examples.retail import InvoiceMessage
-from examples.screen import Screen, Summary, summary_table
+from examples.screen import Screen, Summary, account, summary_table
 from examples.tally import GroupTally
+from qmq import GroupInfo
 
 INVOICES = [InvoiceMessage("retail.eire.order", str(number), b"{}") for number in range(3)]
 
@@ -17,8 +19,22 @@ def group() -> GroupTally:
     return GroupTally("fulfilment", INVOICES, ["packer-1", "packer-2"])
 
 
+def nothing_left(**counts: int) -> GroupInfo:
+    fields = dict.fromkeys(GroupInfo._fields, 0) | {"name": "fulfilment", "prefixes": ["retail."], "settings": {}}
+    return GroupInfo(**(fields | counts))  # type: ignore[arg-type]
+
+
+def summary(group: GroupTally, run: int = 1, stored: int = 3, **counts: int) -> Summary:
+    return Summary(run, 3, 0.5, [group], stored, [nothing_left(**counts)])
+
+
+def handles(group: GroupTally, consumer: str, invoice: InvoiceMessage, attempt: int = 1, this_run: bool = True) -> None:
+    group.hear(consumer, "began", [invoice.key])
+    group.hear(consumer, "handled", [invoice.subject, invoice.key, digest(invoice.body), attempt, this_run])
+
+
 def shown_table(summary: Summary) -> str:
-    console = Console(width=100)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(summary_table(summary))
     return capture.get()
@@ -27,40 +43,69 @@ def shown_table(summary: Summary) -> str:
 def test_all_of_them_once_is_right(group: GroupTally) -> None:
     for invoice in INVOICES:
         assert not group.complete
-        group.take("packer-1", invoice, this_run=True)
+        handles(group, "packer-1", invoice)
     assert group.complete
     assert group.verdict == {"missing": 0, "doubled": 0, "changed": 0}
-    assert Summary(1, 3, 0.5, [group], 3).is_right
-    assert (group.consumers["packer-1"].received, group.consumers["packer-2"].received) == (3, 0)
+    assert summary(group).is_right
+    assert (group.consumers["packer-1"].handled, group.consumers["packer-2"].handled) == (3, 0)
+
+
+def test_what_the_broker_still_has_is_not_right(group: GroupTally) -> None:
+    for invoice in INVOICES:
+        handles(group, "packer-1", invoice)
+    for where in ("ready", "in_flight", "in_retry", "dead"):
+        assert not summary(group, **{where: 1}).is_right
 
 
 def test_what_is_wrong_is_counted(group: GroupTally) -> None:
-    group.take("packer-1", INVOICES[0], this_run=True)
-    group.take("packer-2", INVOICES[0], this_run=True)  # twice
-    group.take("packer-2", INVOICES[1]._replace(body=b"{ }"), this_run=True)  # other bytes
-    group.take("packer-2", INVOICES[1]._replace(key="C9"), this_run=True)  # not in the file
+    handles(group, "packer-1", INVOICES[0])
+    group.hear("packer-1", "confirmed", [[INVOICES[0].key]])
+    handles(group, "packer-2", INVOICES[0])  # though the acknowledgement is confirmed
+    handles(group, "packer-2", INVOICES[1]._replace(body=b"{ }"))  # other bytes
+    handles(group, "packer-2", INVOICES[1]._replace(key="C9"))  # not in the file
     assert group.verdict == {"missing": 1, "doubled": 2, "changed": 1}
     assert not group.complete
-    assert not Summary(1, 3, 0.5, [group], 3).is_right
+    assert not summary(group).is_right
+
+
+def test_what_comes_again_before_it_was_confirmed_is_no_fault(group: GroupTally) -> None:
+    handles(group, "packer-1", INVOICES[0])
+    for invoice in INVOICES:
+        handles(group, "packer-2", invoice)
+    assert (group.handled, group.again, group.doubled) == (3, 1, 0)
+    assert summary(group).is_right
+    assert "4 attempts = 3 handled (3 at attempt 1) + 1 again, as a kill" in account(group, nothing_left())
+
+
+def test_the_attempts_add_up(group: GroupTally) -> None:
+    group.hear("packer-1", "began", [INVOICES[0].key])  # and was killed at it
+    group.hear("packer-2", "began", [INVOICES[1].key])
+    group.hear("packer-2", "failed", [INVOICES[1].key])
+    handles(group, "packer-2", INVOICES[0])
+    handles(group, "packer-2", INVOICES[1], attempt=2)
+    handles(group, "packer-2", INVOICES[2])
+    told = account(group, nothing_left())
+    assert "5 attempts = 3 handled (2 at attempt 1, 1 at attempt 2) + 1 failed + 1 cut short." in told
+    assert "0 ready, 0 in flight, 0 in retry, 0 dead" in told
 
 
 def test_what_earlier_runs_left_counts_for_nothing_else(group: GroupTally) -> None:
     for invoice in INVOICES:
-        group.take("packer-1", invoice, this_run=False)
+        handles(group, "packer-1", invoice, this_run=False)
     assert (group.left_over, group.missing, group.doubled) == (3, 3, 0)
-    assert "left by earlier runs" in shown_table(Summary(2, 3, 0.5, [group], 6))
+    assert "of earlier runs" in shown_table(summary(group, run=2, stored=6))
 
 
-def test_the_table_shows_who_received_what(group: GroupTally) -> None:
+def test_the_table_shows_who_handled_what(group: GroupTally) -> None:
     for invoice, packer in zip(INVOICES, ["packer-1", "packer-2", "packer-1"], strict=True):
-        group.take(packer, invoice, this_run=True)
-    shown = shown_table(Summary(2, 3, 0.5, [group], 6))
+        handles(group, packer, invoice)
+    shown = shown_table(summary(group, run=2, stored=6))
     for words in (
         ["Run 2"],
         ["sent", "3", "6"],
         ["fulfilment", "3", "0 "],
-        ["packer-1", "2", "67%"],
-        ["packer-2", "1", "33%"],
+        ["packer-1", "2"],
+        ["packer-2", "1"],
     ):
         assert any(all(word in line for word in words) for line in shown.splitlines()), words
     assert "stored, 2 runs" in shown
@@ -70,15 +115,15 @@ def test_without_a_terminal_progress_is_lines(group: GroupTally, monkeypatch: py
     monkeypatch.setattr("examples.screen.PLAIN_EVERY", 0)
     console = Console(width=200, force_terminal=False)
     with console.capture() as capture, Screen(console, 3, [group]) as screen:
-        group.take("packer-1", INVOICES[0], this_run=True)
+        handles(group, "packer-1", INVOICES[0])
         screen.acknowledged = 2
         screen.refresh()
-    assert capture.get() == "acknowledged 2 of 3; received: fulfilment 1 of 3\n"
+    assert capture.get() == "acknowledged 2 of 3; handled: fulfilment 1 of 3\n"
 
 
 def test_on_a_terminal_progress_is_bars(group: GroupTally) -> None:
     console = Console(width=100, force_terminal=True)
     with console.capture() as capture, Screen(console, 3, [group]) as screen:
-        group.take("packer-1", INVOICES[0], this_run=True)
+        handles(group, "packer-1", INVOICES[0])
         screen.refresh()
     assert all(name in capture.get() for name in ("acknowledged", "fulfilment", "packer-1", "packer-2", "1/3"))

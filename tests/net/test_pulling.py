@@ -379,6 +379,25 @@ async def test_a_subscription_without_a_number_is_made_again() -> None:
 # --- reconnects ------------------------------------------------------------------------------------------------------
 
 
+async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
+    async with subscribed(group="billing", consumer="billing-1") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"m"))
+        (message,) = await pulling
+        s.peer.drop()
+        message.ack()
+        pulling, flushing = asyncio.ensure_future(s.consumer.pull()), asyncio.ensure_future(s.consumer.flush())
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        ack = await peer.frame(Kind.ACK)
+        peer.answer(Kind.ACKED, ack.request, payload=wire.ACKED.pack(0))
+        await flushing
+        request, _ = await peer.pulled()
+        peer.messages(request, batch(b"n", at=1))
+        assert bodies(await pulling) == [b"n"]
+
+
 async def test_a_fault_of_another_request_ends_no_pull() -> None:
     """The broker finds fault with the connection, say because another request of it was damaged on the way."""
     async with subscribed(group="g") as s:

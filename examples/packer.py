@@ -1,0 +1,96 @@
+"""One consumer of the demo, a process of its own, so that it can be killed. It says on stdout what it does.
+
+    python -m examples.packer URL GROUP NAME RUN HANDLING_MS PREFIX...
+
+A line is a JSON list: ["following"], ["began", key], ["failed", key], ["handled", subject, key, digest, attempt, is it
+of this run], and ["confirmed", keys]: the broker has the acknowledgements of these. It ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import sys
+from zlib import crc32
+
+import qmq
+
+#: For one invoice in so many the label printer jams at the first attempt; it comes again after JAM seconds.
+JAMS_ONE_IN = 25
+JAM = 0.5
+
+
+def digest(body: bytes) -> str:
+    """What tells two bodies apart."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def say(*what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+class Packer:
+    """What it handles of the run with that number, and how far the broker has been told."""
+
+    def __init__(self, run: str, handling: float) -> None:
+        self._run = run
+        self._handling = handling
+        self._handled: list[str] = []
+
+    async def work(self, consumer: qmq.Consumer) -> None:
+        """Handle message after message. One that raises comes again; one that does not is acknowledged."""
+        async for message in consumer:
+            async with message:
+                await self._pack(message)
+
+    async def _pack(self, message: qmq.Message) -> None:
+        key = message.key or ""
+        say("began", key)
+        await asyncio.sleep(self._handling)
+        if message.attempt == 1 and crc32(key.encode()) % JAMS_ONE_IN == 0:
+            say("failed", key)
+            raise qmq.Retry("the label printer jams", after=JAM)
+        this_run = message.properties.get("run") == self._run
+        say("handled", message.subject, key, digest(message.body), message.attempt, this_run)
+        if this_run:
+            self._handled.append(key)
+
+    async def confirm(self, consumer: qmq.Consumer) -> None:
+        """Say again and again which acknowledgements the broker has for sure."""
+        while True:
+            await asyncio.sleep(0.05)
+            # The last one is acknowledged only when its block is left.
+            asked, self._handled = self._handled[:-1], self._handled[-1:]
+            try:
+                await consumer.flush()
+            except qmq.Fenced:
+                continue  # some of them it has not: they come again
+            if asked:
+                say("confirmed", asked)
+
+
+async def run(url: str, group: str, name: str, number: str, handling: float, prefixes: list[str]) -> None:
+    """Follow until stdin ends."""
+    packer = Packer(number, handling)
+    async with qmq.connect(url) as client, client.subscribe(*prefixes, group=group, consumer=name) as consumer:
+        say("following")
+        tasks = [asyncio.create_task(packer.work(consumer)), asyncio.create_task(packer.confirm(consumer))]
+        ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+
+def main() -> None:
+    logging.getLogger("qmq").setLevel(logging.ERROR)
+    url, group, name, number, handling_ms, *prefixes = sys.argv[1:]
+    asyncio.run(run(url, group, name, number, float(handling_ms) / 1000, prefixes))
+
+
+if __name__ == "__main__":
+    main()
