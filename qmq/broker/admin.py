@@ -61,7 +61,7 @@ class Admin:
         name = check_group_name(fields.get("group", ""))
         group = self._delivery.subscriptions.groups.get(name)
         if group is None or group.ledger is None:
-            raise UnknownGroup(f"there is no group {name!r}")
+            raise UnknownGroup(f"there is no group {name!r}; `qmq groups` lists those there are")
         return group, group.ledger
 
     def _all(self, fields: Fields) -> list[tuple[Group, Ledger]]:

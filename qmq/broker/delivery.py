@@ -93,7 +93,7 @@ class Delivery:
 
     def unsubscribe(self, connection: int, number: int) -> None:
         """Leave; parked pulls of it are answered with nothing."""
-        subscription = self.subscriptions.get(connection, number)
+        subscription = self.subscriptions.known(connection, number)
         for waiting in list(self._parked.get(connection, {}).values()):
             if waiting.subscription is subscription:
                 self._answer_empty(waiting)

@@ -15,7 +15,7 @@ from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolv
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import BROADCAST, MEMBER_MARK, MOST_ONCE, check_mode, group_of
-from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownSubscription
+from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import check_consumer, check_prefix
 from qmq.storage.store import Store
 
@@ -129,8 +129,6 @@ class Subscriptions:
         """It is deleted: nobody subscribes to it any more."""
         assert group.name is not None
         assert group.ledger is not None
-        for subscription in self.of(group):
-            self.leave(subscription)
         for following in group.followings.values():
             self._arrivals.unwatch(following)
         del self.groups[group.name], self.by_ledger[group.ledger.number]
@@ -140,11 +138,19 @@ class Subscriptions:
             if not self.broadcasts[broadcast]:
                 del self.broadcasts[broadcast]
 
-    def get(self, connection: int, number: int) -> Subscription:
-        """Raises UnknownSubscription."""
+    def known(self, connection: int, number: int) -> Subscription:
+        """Also when its group was deleted. Raises UnknownSubscription."""
         subscription = self._by_number.get((connection, number))
         if subscription is None:
             raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
+        return subscription
+
+    def get(self, connection: int, number: int) -> Subscription:
+        """Raises UnknownSubscription, and UnknownGroup when its group was deleted."""
+        subscription = self.known(connection, number)
+        name = subscription.group.name
+        if name is not None and self.groups.get(name) is not subscription.group:
+            raise UnknownGroup(f"group {name!r} was deleted")
         return subscription
 
     def leave(self, subscription: Subscription) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Effect, Refused
+from qmq.broker.commands import Administer, Administered, Effect, Refused, Unsubscribe, Unsubscribed
 from qmq.broker.kinds import Verdict
-from qmq.errors import Fenced, InvalidOption, UnknownGroup, UnknownSubscription
+from qmq.errors import Fenced, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
 
@@ -165,10 +165,26 @@ def test_a_deleted_group_is_gone_with_all_it_had(tmp_path: Path) -> None:
         with pytest.raises(UnknownGroup, match="'g'"):
             ask(driven, action, group="g")
     assert ask(driven, "groups")["rows"] == []
-    with pytest.raises(UnknownSubscription):
-        consumer.ack(0)
+    for late in (lambda: consumer.ack(0), consumer.pull, lambda: consumer.back(0, 1)):
+        with pytest.raises(UnknownGroup, match="'g' was deleted"):
+            late()
     consumer.join()
     assert (len(consumer.pull()), counts(driven)) == (10, (0, 10, 0, 0))
+    assert isinstance(driven.do(Unsubscribe(1, driven.request(), 1))[0], Unsubscribed)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_group_made_anew_is_another_one(tmp_path: Path, restarts: bool) -> None:
+    """Or acknowledgements of what the old one handed out would go for messages of the new one."""
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    before = consumer.place
+    ask(driven, "delete_group", group="g")
+    if restarts:
+        driven.restart()
+    driven.advance(1)
+    consumer.join()
+    assert consumer.place.since_us > before.since_us
 
 
 def test_a_pull_that_waits_for_a_deleted_group_ends_with_an_error(tmp_path: Path) -> None:
