@@ -102,8 +102,8 @@ def consume(
     run(printer.run(server, subscribed))
 
 
-def start_of(text: str | None) -> Start:
-    """What --start says. Raises InvalidOption."""
+def start_of(text: str | None, option: str = "--start") -> Start:
+    """What --start, or an option like it, says. Raises InvalidOption."""
     if text is None or text == "first" or text == "last":
         return text  # type: ignore[return-value]  # equal to one of the literals
     if text.isascii() and text.isdigit():
@@ -114,7 +114,7 @@ def start_of(text: str | None) -> Start:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidOption(
-            f"--start {text!r} is not first, last, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
+            f"{option} {text!r} is not first, last, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
         )
     return time
 

@@ -8,7 +8,7 @@ import sys
 import click
 
 from qmq import connect
-from qmq.cli.ages import age, age_of, iso
+from qmq.cli.brief import age, age_of, iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.names import check_group
 from qmq.net.admin import ConsumerInfo
@@ -59,11 +59,11 @@ def _print_table(found: list[ConsumerInfo]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"{len(found):,} consumers", caption_justify="left", box=HORIZONTALS)
+    table = Table(caption=number(len(found), "consumer"), caption_justify="left", box=HORIZONTALS)
     table.add_column("consumer", style="bold", overflow="fold")
     for name in ("state", "holds", "since", "last pull", "heard of", "loop stood"):
         table.add_column(name, justify="right", no_wrap=True)
     for info in found:
-        held = f"{info.held:,}", age_of(info.held_since), age_of(info.last_pull)
+        held = number(info.held), age_of(info.held_since), age_of(info.last_pull)
         table.add_row(info.name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
     Console().print(table)

@@ -8,6 +8,7 @@ import sys
 import click
 
 from qmq import connect
+from qmq.cli.brief import age_of, number
 from qmq.cli.connecting import run, server_option
 from qmq.names import check_group
 from qmq.net.admin import DeadLetter
@@ -71,15 +72,18 @@ def delete(group: str, ids: tuple[str, ...], server: str) -> None:
 
 
 def _print_table(found: list[DeadLetter]) -> None:
+    from rich.box import HORIZONTALS
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(caption=f"{len(found):,} dead letters", caption_justify="left")
-    table.add_column("id", style="bold", no_wrap=True)
-    for name in ("subject", "died at", "attempts", "lapses", "reason"):
-        table.add_column(name, overflow="fold")
+    table = Table(caption=number(len(found), "dead letter"), caption_justify="left", box=HORIZONTALS)
+    table.add_column("message\n  subject", overflow="fold", min_width=32)
+    for name in ("died", "attempts", "lapses"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
     for letter in found:
-        died_at = letter.died_at.strftime("%Y-%m-%d %H:%M:%S")
         counts = str(letter.attempts), str(letter.lapses)
-        table.add_row(letter.id or "(unreadable)", letter.subject or "", died_at, *counts, letter.reason)
+        name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}"
+        table.add_row(name, age_of(letter.died_at), *counts, escape(letter.reason))
     Console().print(table)

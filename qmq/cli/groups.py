@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from qmq import connect
-from qmq.cli.ages import age_of, iso
+from qmq.cli.brief import age_of, iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.consume import start_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group
 from qmq.net.admin import GroupInfo
+from qmq.net.group_settings import packed_settings
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
@@ -56,6 +57,7 @@ def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
     (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all).
     """
     given = dict(setting_of(text) for text in settings)
+    packed_settings(given)  # what is wrong is said before anything else
     check_group(group)
 
     async def change() -> dict[str, Any]:
@@ -76,7 +78,7 @@ def seek(group: str, to: str, clear_retries: bool, server: str) -> None:
 
     What its consumers hold is dropped; their late acknowledgements are refused.
     """
-    begin = start_of(to)
+    begin = start_of(to, "--to")
     assert begin is not None
     check_group(group)
 
@@ -85,6 +87,7 @@ def seek(group: str, to: str, clear_retries: bool, server: str) -> None:
             await client.admin.seek(group, begin, clear_retries=clear_retries)
 
     run(change())
+    click.echo(f"{group} goes on at {to}")
 
 
 @groups.command("delete", short_help="Forget a group.")
@@ -99,6 +102,7 @@ def delete(group: str, server: str) -> None:
             await client.admin.delete_group(group)
 
     run(change())
+    click.echo(f"{group} is deleted")
 
 
 def setting_of(text: str) -> tuple[str, Any]:
@@ -151,14 +155,15 @@ def _print_table(found: list[GroupInfo]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"{len(found):,} groups", caption_justify="left", box=HORIZONTALS)
-    table.add_column("group\n  follows", overflow="fold")
-    for name in ("online", "ready", "oldest", "in flight", "in retry", "dead", "skipped"):
-        table.add_column(name, justify="right", no_wrap=name != "skipped")
+    table = Table(caption=number(len(found), "group"), caption_justify="left", box=HORIZONTALS, pad_edge=False)
+    table.add_column("group\n  follows", overflow="fold", min_width=13)
+    skipped = any(info.skipped for info in found)
+    for name in ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *(["skipped"] if skipped else [])):
+        table.add_column(name, justify="right", no_wrap=True)
     for info in found:
-        mode = "" if info.mode == "reliable" else f" ({info.mode})"
+        mode = "" if info.mode == "reliable" else f"\n  ({info.mode})"
         follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
-        counts = (info.in_flight, info.in_retry, info.dead, info.skipped)
-        row = [f"{info.consumers:,}", f"{info.ready:,}", age_of(info.oldest), *(f"{count:,}" for count in counts)]
+        counts = (info.in_flight, info.in_retry, info.dead, *([info.skipped] if skipped else []))
+        row = [number(info.consumers), number(info.ready), age_of(info.oldest), *map(number, counts)]
         table.add_row(f"[bold]{info.name}[/]{mode}{follows}", *row)
     Console().print(table)

@@ -1,4 +1,4 @@
-"""qmq/cli/ages.py: how long ago something was, for tables."""
+"""qmq/cli/brief.py: numbers and times for tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from qmq.cli.ages import age, age_of, iso
+from qmq.cli.brief import age, age_of, iso, number
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,18 @@ from qmq.cli.ages import age, age_of, iso
 )
 def test_an_age_is_a_number_and_a_unit(seconds: float, shown: str) -> None:
     assert age(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0"), (999_999, "999,999"), (1_000_000, "1.0 M"), (12_345_678, "12.3 M"), (12_345_678_901, "12,345 M")],
+)
+def test_a_large_number_is_short(count: int, shown: str) -> None:
+    assert number(count) == shown
+
+
+def test_things_are_counted_in_their_number() -> None:
+    assert [number(count, "group") for count in (0, 1, 1_000)] == ["0 groups", "1 group", "1,000 groups"]
 
 
 def test_times_are_ages_and_texts() -> None:

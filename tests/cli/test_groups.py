@@ -1,0 +1,215 @@
+"""qmq/cli/groups.py, consumers.py and dead_letters.py against a real broker: what is shown, and what is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import qmq
+from qmq.cli import consumers, dead_letters, groups
+from qmq.errors import Fenced
+from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq as run
+
+LONG_AGO = datetime.now(UTC) - timedelta(days=3)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("groups")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[qmq.SyncClient]:
+    with qmq.connect_sync(broker.url) as client:
+        yield client
+
+
+def lines(*arguments: str, server: BrokerProcess) -> list[dict[str, Any]]:
+    shown = run(*arguments, "--json", server=server.url)
+    assert (shown.exit_code, shown.stderr) == (0, ""), shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def group_row(broker: BrokerProcess, name: str) -> dict[str, Any]:
+    (row,) = [row for row in lines("groups", server=broker) if row["group"] == name]
+    return row
+
+
+def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send_many("shown.a", [b"%d" % number for number in range(10)])
+    with client.subscribe("shown.", group="shown", consumer="shown-1") as consumer:
+        first, second, third, *_ = consumer.pull(max_count=6)
+        first.ack()
+        second.nack(delay=3_600)
+        third.reject("bad address")
+        consumer.flush()
+        row = group_row(broker, "shown")
+        counts = {"ready": 4, "in_flight": 3, "in_retry": 1, "dead": 1, "skipped": 0, "consumers": 1}
+        assert row | counts == row
+        assert (row["prefixes"], row["mode"]) == (["shown."], "reliable")
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(row["oldest"])) < timedelta(minutes=10)
+        (one,) = lines("consumers", "shown", server=broker)
+        assert one | {"consumer": "shown-1", "online": True, "held": 3, "incarnation": 1} == one
+        assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["held_since"])
+        assert 0 <= one["silent"] < 600
+        listed = run("groups", "list", server=broker.url).stdout.splitlines()
+        assert any(line.startswith("shown\tshown.\t1\t4\t3\t1\t1\t0\t") for line in listed)
+        assert run("consumers", "shown", server=broker.url).stdout.startswith("shown-1\tonline\t3\t")
+    (one,) = lines("consumers", "shown", server=broker)
+    assert (one["online"], one["held"]) == (False, 0)
+
+
+def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send_many("sought.a", [b"1", b"2", b"3"])
+    with client.subscribe("sought.", group="sought", consumer="c") as consumer:
+        held, handed_back, _ = consumer.pull(min_count=3)
+        handed_back.nack(delay=3_600)
+        done = run("groups", "seek", "sought", "--to", "first", server=broker.url)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "sought goes on at first\n", "")
+        assert group_row(broker, "sought")["ready"] == 3
+        held.ack()
+        with pytest.raises(Fenced):
+            consumer.flush()
+        assert [message.body for message in consumer.pull(min_count=3)] == [b"1", b"2", b"3"]
+    assert group_row(broker, "sought")["in_retry"] == 4
+    for to in ("last", datetime.now(UTC).isoformat()):
+        assert run("groups", "seek", "sought", "--to", to, "--clear-retries", server=broker.url).exit_code == 0
+        row = group_row(broker, "sought")
+        assert (row["ready"], row["in_flight"], row["in_retry"]) == (0, 0, 0)
+
+
+def test_a_deleted_group_is_gone_and_who_waits_is_told(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send("deleted.a", b"1")
+    with client.subscribe("deleted.", group="deleted", consumer="c") as consumer:
+        assert len(consumer.pull()) == 1
+        done = run("groups", "delete", "deleted", server=broker.url)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "deleted is deleted\n", "")
+        with pytest.raises(qmq.UnknownGroup, match="'deleted' was deleted"):
+            consumer.pull(timeout=60)
+    assert "deleted" not in [row["group"] for row in lines("groups", server=broker)]
+
+
+def test_settings_are_changed_and_shown(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    with client.subscribe("set.", group="set"):
+        done = run("groups", "set", "set", "max_attempts=3", "retry_delays=0.5,2", server=broker.url)
+    assert done.exit_code == 0, done.stderr
+    assert {"max_attempts=3", "retry_delays=0.5,2"} <= set(done.stdout.splitlines())
+    assert group_row(broker, "set")["settings"]["retry_delays"] == [0.5, 2]
+
+
+def test_dead_letters_are_listed_handed_out_again_and_deleted(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send_many("dead.a", [b"%d" % number for number in range(4)])
+    with client.subscribe("dead.", group="dead", consumer="c") as consumer:
+        for number, message in enumerate(consumer.pull(min_count=4)):
+            message.reject(f"reason {number}")
+        rows = lines("dead-letters", "list", "dead", server=broker)
+        assert [row["reason"] for row in rows] == [f"reason {number}" for number in range(4)]
+        assert {row["subject"] for row in rows} == {"dead.a"}
+        assert [letter.id for letter in client.admin.dead_letters("dead")] == [row["id"] for row in rows]
+        again = run("dead-letters", "retry", "dead", rows[2]["id"].upper(), server=broker.url)
+        assert (again.exit_code, again.stdout) == (0, "1 handed out again\n")
+        (message,) = consumer.pull(timeout=60)
+        assert (message.body, message.attempt, message.id) == (b"2", 1, rows[2]["id"])
+        message.ack()
+        gone = run("dead-letters", "delete", "dead", rows[0]["id"], server=broker.url)
+        assert (gone.exit_code, gone.stdout) == (0, "1 deleted\n")
+        assert run("dead-letters", "retry", "dead", server=broker.url).stdout == "2 handed out again\n"
+        assert lines("dead-letters", "list", "dead", server=broker) == []
+        assert {message.body for message in consumer.pull(min_count=2, timeout=60)} == {b"1", b"3"}
+
+
+def test_an_id_that_is_none_of_them_changes_nothing(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send("absent.a", b"1")
+    with client.subscribe("absent.", group="absent") as consumer:
+        (message,) = consumer.pull()
+        message.reject("no")
+    (row,) = lines("dead-letters", "list", "absent", server=broker)
+    for action in ("retry", "delete"):
+        done = run("dead-letters", action, "absent", row["id"], "0" * 32, server=broker.url)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "1 of these ids" in done.stderr
+    assert len(lines("dead-letters", "list", "absent", server=broker)) == 1
+
+
+WITH_A_GROUP: list[list[str]] = [
+    ["consumers"], ["groups", "delete"], ["groups", "seek", "--to", "last"], ["dead-letters", "list"],
+    ["dead-letters", "retry"], ["dead-letters", "delete"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITH_A_GROUP, ids=" ".join)
+def test_an_unknown_group_is_an_error_that_names_it(broker: BrokerProcess, command: list[str]) -> None:
+    done = run(*command, "nobody", server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("qmq: there is no group 'nobody'")
+    assert "qmq groups" in done.stderr
+
+
+@pytest.mark.parametrize("command", WITH_A_GROUP, ids=" ".join)
+def test_a_bad_name_and_no_broker_end_with_one_line(command: list[str]) -> None:
+    done = run(*command, "a b", server="qmq://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "group" in done.stderr
+    done = run(*command, "g", server="qmq://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("qmq: no broker")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seek", "g", "--to", "yesterday"], "--to 'yesterday'"),
+        (["seek", "g", "--to", "2026-01-31T12:00:00"], "zone"),
+        (["seek", "g"], "--to"),
+        (["set", "g"], "KEY=VALUE"),
+        (["set", "g", "max_attempts"], "KEY=VALUE"),
+        (["set", "g", "max_attempts=many"], "number"),
+        (["set", "g", "colour=1"], "colour"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_what_is_called_wrongly_ends_with_2(arguments: list[str], said: str) -> None:
+    done = run("groups", *arguments, server="qmq://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    many = 12_345_678
+    infos = [
+        GroupInfo("hotel-billing", "reliable", ["hotel.order."], 12, many, LONG_AGO, many, many, many, 0, {}),
+        GroupInfo("solo", "broadcast", [""], 0, 0, None, 0, 0, 0, many, {}),
+    ]
+    groups._print_table(infos)
+    consumers._print_table(
+        [
+            ConsumerInfo("billing-1", 1, True, many, LONG_AGO, LONG_AGO, 3.2, 12.5),
+            ConsumerInfo("a-host-with-a-long-name-4711-1a2b3c4d", 1, False, 0, None, None, 99_999, 0.0),
+        ]
+    )
+    dead_letters._print_table([DeadLetter(1, "0" * 32, "hotel.order.created", 1, 16, 0, "bad address", LONG_AGO)])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    for text in (
+        "hotel-billing",
+        "hotel.order.",
+        "(all)",
+        "(broadcast)",
+        "12.3 M",
+        "skipped",
+        "3 d",
+        "online",
+        "12.5 s",
+        "0" * 32,
+    ):
+        assert text in shown, text
