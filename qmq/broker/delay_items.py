@@ -29,6 +29,8 @@ class Stretch(NamedTuple):
 
 def items_of(position: int, due: npt.NDArray[np.uint64]) -> Items:
     """The items of the batch at *position* whose messages fall due at these times: DELAY_DTYPE[n]."""
+    if len(due) == 1:
+        return np.array([(int(due[0]), position, position, 1, 0)], DELAY_DTYPE)
     starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]]))
     items = np.zeros(len(starts), DELAY_DTYPE)
     items["due_us"] = due[starts]

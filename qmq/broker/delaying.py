@@ -29,8 +29,9 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import BATCH_HEADER_SIZE, DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.storage.store import Schedule, ScheduleClaim, Store
 
-#: Items that are delivered between two looks at what else there is to do: about 10 ms.
-_SLICE: Final = 64
+#: Items and messages, about, that are delivered between two looks at what else there is to do: 10 ms at most.
+_SLICE_ITEMS: Final = 64
+_SLICE_MESSAGES: Final = 4_096
 #: What could not be delivered (a full disk) is tried again so often, and the clock is looked at.
 _AGAIN_US: Final = 100_000
 _LOOK_US: Final = 1_000_000
@@ -131,24 +132,39 @@ class Delaying:
         due_us = self._schedule.next_due_us()
         if due_us is None or due_us > now.wall_us or now.monotonic_us < self._try_at_us:
             return
-        try:
-            items = self._schedule.pop(now.wall_us, _SLICE)
-        except StorageError as error:
-            self._postpone(error, now)
-            return
-        self._late_us = max(self._late_us, int(items["due_us"].max()))
-        for number, stretch in enumerate(stretches := stretches_of(items)):
+        stretches = self._take_due(now)
+        for number, stretch in enumerate(stretches):
             try:
                 self._deliver(stretch, now)
-            except StorageError as error:
+            except StorageError:
                 for left in stretches[number + 1 :]:
                     self._push(left.item())
-                self._postpone(error, now)
+                self._try_at_us = now.monotonic_us + _AGAIN_US
                 break
         self._intake.turn()
 
-    def _postpone(self, error: QmqError, now: Now) -> None:
-        self._try_at_us = now.monotonic_us + _AGAIN_US
+    def _take_due(self, now: Now) -> list[Stretch]:
+        """Some of what is due, out of the schedule."""
+        taken, messages = list[Any](), 0
+        try:
+            while len(taken) < _SLICE_ITEMS and messages < _SLICE_MESSAGES:
+                items = self._schedule.pop(now.wall_us, 1)
+                if not len(items):
+                    break
+                taken.append(items)
+                messages += int(items["count"][0])
+        except StorageError:
+            self._try_at_us = now.monotonic_us + _AGAIN_US
+        if not taken:
+            return []
+        stretches = stretches_of(np.concatenate(taken))
+        self._late_us = max(self._late_us, *(stretch.due_us for stretch in stretches))
+        last = stretches[-1]
+        most = max(last.stop - (messages - _SLICE_MESSAGES), last.start + 1)
+        if most < last.stop:  # the rest of a large batch is for the next time
+            stretches[-1] = last._replace(stop=most)
+            self._push(last._replace(start=most).item())
+        return stretches
 
     def _deliver(self, stretch: Stretch, now: Now) -> None:
         """Append what is left of a stretch to the message log. Raises StorageError: it is scheduled again then."""

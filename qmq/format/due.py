@@ -6,6 +6,7 @@ of creation, tags and key; the column deliver_at is left out, and origin_id says
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,13 +14,15 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.batch import CheckedBatch, Header, parse_header
+from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header
 from qmq.format.build import records_of, sealed_head
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
+    BEFORE_CRC_COLUMN_BYTES,
     DELAY_END_US,
     DELIVER_UNIT_US,
+    FIXED_COLUMN_BYTES,
     HAS_DELIVER_AT,
     HAS_ORIGIN_ID,
     MESSAGE_ID,
@@ -27,13 +30,17 @@ from qmq.format.layout import (
     OPTIONAL_COLUMNS,
     RUN,
     RUN_DTYPE,
+    RUN_SIZE,
 )
 from qmq.format.pieces import bad_messages, seeds_of, stored_runs
 from qmq.format.run import Run, cut_data
-from qmq.format.table import table_of
+from qmq.format.table import names_of, table_of
 
 #: The producer of what falls due: no client is called that, as theirs are random or hashes.
 DUE_PRODUCER: Final = b"qmq: falling due"
+
+#: deliver_at of one message.
+_TIME: Final = struct.Struct("<Q")
 
 Times = npt.NDArray[np.uint64]
 
@@ -48,6 +55,10 @@ class Due(NamedTuple):
 
 def due_times(batch: memoryview, header: Header, stored_at_us: int) -> Times:
     """When each message of a batch that *batch* begins with falls due, rounded up: u64[messages]."""
+    if header.messages == 1:
+        (time,) = _TIME.unpack_from(batch, header.data_start + COLUMN_BYTES[header.flags & (HAS_DELIVER_AT - 1)])
+        time += stored_at_us if time < DELAY_END_US else 0
+        return np.array([-(-time // DELIVER_UNIT_US) * DELIVER_UNIT_US], np.uint64)
     columns = [run.column(HAS_DELIVER_AT) for run in stored_runs(batch, header)]
     times = np.concatenate([column for column in columns if column is not None])
     due = np.where(times < DELAY_END_US, times + np.uint64(stored_at_us), times)
@@ -61,6 +72,10 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
     Their ids name *partition*. None when none of them is sound. Raises BadBatch when the header lies.
     """
     header = parse_header(batch)
+    if header.messages == 1 and header_crc_of(batch, header.data_start) == header.header_crc:
+        single = _cut_single(batch, header, partition)
+        if single is not None:
+            return single
     parts, lost = list[Run](), 0
     for run in stored_runs(batch, header):
         first, last = max(start - run.ordinal, 0), min(stop - run.ordinal, run.count)
@@ -76,6 +91,34 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
     joined = [(subject, _joined(runs, partition)) for subject, runs in _by_subject(parts).items()]
     flags = (header.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID
     return Due(*_build(header, flags, joined), lost)
+
+
+def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None:
+    """A batch of one message, as most are, without numpy; None when it is not what was written."""
+    start, flags = header.data_start, header.flags
+    data = bytes(batch[start : header.size])
+    if crc32c(data) != header.data_crc:
+        return None
+    before = COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]
+    end = COLUMN_BYTES[flags]
+    seed = int.from_bytes(data[4:6], "little")
+    origin = MESSAGE_ID.pack(header.store_id, partition, header.position)
+    kept = data[FIXED_COLUMN_BYTES:before] + data[before + 8 : end] + origin
+    for place in range(0, len(kept), 4):
+        seed ^= int.from_bytes(kept[place : place + 4], "little")
+    payload = data[end:]
+    made = data[:BEFORE_CRC_COLUMN_BYTES] + crc32c(payload, seed).to_bytes(4, "little") + kept + payload
+    table = bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start])
+    crc = crc32c(made)
+    record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
+    size = BATCH_HEADER_SIZE + RUN_SIZE + len(table) + len(made)
+    fields = (
+        header.magic, header.version, 0, (flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, size, len(table), 1, 1, 0, 0,
+        header.created_at_us, 0, header.store_id, DUE_PRODUCER, 0, crc, 0, bytes(8),
+    )  # fmt: skip
+    buffer = bytearray(sealed_head(fields, record + table) + made)
+    checked = CheckedBatch(parse_header(memoryview(buffer)), names_of(table), RUN.unpack(record), None)
+    return Due(buffer, checked, 0)
 
 
 def _sound_parts(run: Run) -> list[Run | int]:

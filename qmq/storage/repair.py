@@ -79,7 +79,7 @@ def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None =
     _check_is_ours(directory, disk)
     done = _repair_one(directory, disk, now_us, progress)
     delayed = directory / DELAYED_NAME
-    if disk.exists(delayed):
+    if any(disk.exists(delayed / name) for name in COPY_NAMES):
         also = _repair_one(delayed, disk, now_us, progress)
         done.treated += also.treated
         done.notes += also.notes

@@ -53,8 +53,17 @@ def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> Rep
     report = verify_one(directory, disk, progress)
     delayed = directory / DELAYED_NAME
     if disk.exists(delayed):
-        verify_one(delayed, disk, progress, report)
+        if _is_being_made(disk, delayed):
+            report.note(delayed, None, "holds nothing yet: it was being made", _REPLACED)
+        else:
+            verify_one(delayed, disk, progress, report)
     return report
+
+
+def _is_being_made(disk: Disk, directory: Path) -> bool:
+    """Whether a stop came before the directory had anything that it cannot do without."""
+    names = disk.listdir(directory)
+    return not any(name in (*COPY_NAMES, SUBJECTS_NAME, CONSUMER_LOG_NAME) or _is_checkpoint(name) for name in names)
 
 
 def verify_one(directory: Path, disk: Disk, progress: Progress | None, report: Report | None = None) -> Report:

@@ -247,6 +247,20 @@ def test_flush_waits_for_the_delay_log_and_hides_what_is_not_synced(tmp_path: Pa
     driven.close()
 
 
+def test_what_is_not_synced_is_hidden_behind_what_is(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, auto_sync=False)
+    said = driven.do(command(driven, "a", [1], flush=False), command(driven, "a", [1], flush=True, first=1))
+    assert [type(effect) for effect in said] == [Sent]
+    driven.advance(1_000)
+    subscription = follow(driven)
+    assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
+    driven.sync()
+    driven.advance(1)
+    assert [body for body, _ in pulled(driven, subscription)] == [b"1"]
+    driven.auto_sync = True
+    driven.close()
+
+
 def test_a_clock_that_is_set_back_delays_by_no_more_than_that(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     delay(driven, "a", 10 * S)
