@@ -1,0 +1,203 @@
+"""Who lives keeps what it holds, who is silent does not: a real broker with a short lapse time, and real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import pytest
+
+import qmq
+from tests.broker_process import BrokerProcess, broker_process
+
+#: Long enough for a loaded machine to get six heartbeats through, mostly.
+LAPSE_S: Final = 4.0
+PATIENCE_S: Final = 60
+
+#: Takes one message, says so, does what it is told, acknowledges, and says what came of that.
+WORKER: Final = """
+import asyncio, sys, time, qmq
+
+async def main(url, name, work):
+    async with qmq.connect(url) as client, client.subscribe("a", group="g", consumer=name) as consumer:
+        while True:
+            (message,) = await consumer.pull(1)
+            print("took", message.body.decode(), message.attempt, flush=True)
+            if work == "block":
+                time.sleep(float(sys.stdin.readline()))
+            else:
+                await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+            message.ack()
+            try:
+                await consumer.flush()
+                print("confirmed", flush=True)
+            except qmq.Fenced:
+                print("fenced", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Worker:
+    """A process of its own."""
+
+    def __init__(self, url: str, name: str, work: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, url, name, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        self._out: IO[str] = self._process.stdout
+        self._in: IO[str] = self._process.stdin
+
+    def says(self) -> str:
+        """Its next line."""
+        return self._out.readline().strip()
+
+    def tell(self, line: str) -> None:
+        self._in.write(line + "\n")
+        self._in.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self._in.close()
+        self._out.close()
+
+
+@contextmanager
+def worker(url: str, name: str, work: str = "wait") -> Iterator[Worker]:
+    made = Worker(url, name, work)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path / "data", lapse_ms=int(LAPSE_S * 1_000)) as started:
+        yield started
+
+
+async def consumers(client: qmq.Client) -> dict[str, tuple[bool, int, float]]:
+    """By name: online, held, stalled seconds."""
+    return {row.name: (row.online, row.held, row.stalled) for row in await client.admin.consumers("g")}
+
+
+async def until_offline(client: qmq.Client, name: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await consumers(client))[name][0]:  # noqa: ASYNC110  # the broker tells who asks
+            await asyncio.sleep(0.1)
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_message(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("a", b"long work")
+        with worker(broker.url, "blocked", "block") as blocked:
+            assert await asyncio.to_thread(blocked.says) == "took long work 1"
+            blocked.tell(str(1.5 * LAPSE_S))
+            stalled = 0.0
+            async with client.subscribe("a", group="g", consumer="other") as other:
+                ended = asyncio.create_task(asyncio.to_thread(blocked.says))
+                while not ended.done():
+                    assert await other.pull(1, timeout=0.2) == [], "somebody lives who holds it"
+                    online, _, now_stalled = (await consumers(client))["blocked"]
+                    stalled = max(stalled, now_stalled)
+                    assert online
+                assert await ended == "confirmed"
+                assert stalled > LAPSE_S, "it says for how long its loop has not turned"
+                assert await other.pull(1, timeout=0.2) == []
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_message_while_the_broker_is_started_again(
+    broker: BrokerProcess,
+) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("a", b"long work")
+        with worker(broker.url, "blocked", "block") as blocked:
+            assert await asyncio.to_thread(blocked.says) == "took long work 1"
+            blocked.tell(str(1.5 * LAPSE_S))
+            ended = asyncio.create_task(asyncio.to_thread(blocked.says))
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+            async with client.subscribe("a", group="g", consumer="other") as other:
+                while not ended.done():
+                    assert await other.pull(1, timeout=0.2) == [], "a start takes no live consumer for dead"
+                assert await ended == "confirmed"
+
+
+async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goes_on(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("a", b"1")
+        with worker(broker.url, "stopped") as stopped:
+            assert await asyncio.to_thread(stopped.says) == "took 1 1"
+            stopped.signal(signal.SIGSTOP)
+            await until_offline(client, "stopped")
+            async with client.subscribe("a", group="g", consumer="other") as other:
+                (message,) = await other.pull(1, timeout=PATIENCE_S)
+                assert (message.body, message.attempt) == (b"1", 1), "a lapse is no attempt"
+                stopped.tell("acknowledge it")
+                stopped.signal(signal.SIGCONT)
+                assert await asyncio.to_thread(stopped.says) == "fenced"
+                message.ack()
+                await other.flush()
+            await client.send("a", b"2")
+            assert await asyncio.to_thread(stopped.says) == "took 2 1", "after a blip it consumes again"
+            stopped.tell("acknowledge it")
+            assert await asyncio.to_thread(stopped.says) == "confirmed"
+            assert (await consumers(client))["stopped"][:2] == (True, 0)
+
+
+async def test_another_process_under_the_same_id_takes_over_at_once(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("a", b"1")
+        with worker(broker.url, "fixed") as first, worker(broker.url, "idle"):
+            assert await asyncio.to_thread(first.says) == "took 1 1"
+            with worker(broker.url, "fixed") as second:
+                assert await asyncio.to_thread(second.says) == "took 1 1", "it holds what the one before held"
+                first.tell("acknowledge it")
+                assert await asyncio.to_thread(first.says) == "fenced"
+                second.tell("acknowledge it")
+                assert await asyncio.to_thread(second.says) == "confirmed"
+
+
+async def test_a_client_out_of_touch_stops_its_handler_and_goes_on_later(broker: BrokerProcess) -> None:
+    """The broker stands still: nobody hears of anybody."""
+    async with qmq.connect(broker.url) as client, client.subscribe("a", group="g", consumer="c") as consumer:
+        await client.send("a", b"1")
+        began, stopped, came = asyncio.Event(), asyncio.Event(), asyncio.Queue[bytes]()
+
+        async def work() -> None:
+            async for message in consumer:
+                async with message:
+                    if not began.is_set():
+                        began.set()
+                        try:
+                            await asyncio.sleep(1_000)
+                        finally:
+                            stopped.set()
+                    came.put_nowait(message.body)
+
+        working = asyncio.create_task(work())
+        await began.wait()
+        broker.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE_S):
+            await stopped.wait()
+        broker.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await came.get() == b"1"
+            await client.send("a", b"2")
+            assert await came.get() == b"2"
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

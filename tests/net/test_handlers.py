@@ -1,0 +1,296 @@
+"""`async with message`: what becomes of a message when its handler ends, and how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qmq
+from qmq.errors import Fenced
+from qmq.net import pulling, wire
+from qmq.net.holding import Verdict
+from qmq.net.wire import Kind
+from tests.broker_process import running_broker
+from tests.net.test_pulling import Subscribed, batch, subscribed
+
+
+@asynccontextmanager
+async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Message]]]:
+    """A consumer of a group that was given these messages."""
+    async with subscribed(group="g", consumer="c") as s:
+        task = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(*wanted))
+        yield s, await task
+
+
+async def handed_back(s: Subscribed) -> tuple[Verdict, int, int | None, str]:
+    """The next frame, which hands one message back: how, which, its delay, why."""
+    frame = await s.peer.frame(Kind.HAND_BACK)
+    _, verdict, _, start, end, delay = wire.HAND_BACK.unpack(frame.payload)
+    assert end == start + 1
+    s.peer.answer(Kind.HANDED_BACK, frame.request)
+    reason = wire.unpack_meta(frame.meta)["reason"]
+    return Verdict(verdict), start, None if delay == wire.OWN_DELAY else delay, reason
+
+
+async def handle(message: qmq.Message, raising: BaseException | None = None) -> None:
+    async with message:
+        if raising is not None:
+            raise raising
+
+
+async def test_a_handler_that_ends_well_acknowledges() -> None:
+    async with given(b"1") as (s, (message,)):
+        await handle(message)
+        frame = await s.peer.frame(Kind.ACK)
+        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
+
+
+async def test_a_handler_that_raises_hands_back_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with given(b"1", b"2", b"3") as (s, messages):
+        errors = list[Exception]()
+        s.consumer.on_error = errors.append
+        for message in messages:
+            handling = asyncio.ensure_future(handle(message, ValueError("no such hotel")))
+            found = await handed_back(s)
+            assert found[:3] == (Verdict.NACK, messages.index(message), None)
+            assert found[3] == "ValueError: no such hotel"
+            await handling
+        assert len(errors) == 3
+        assert caplog.text.count("a handler has failed") == 1, "said at a limited rate"
+
+
+async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async with given(b"1") as (s, (message,)):
+        handling = asyncio.ensure_future(handle(message, qmq.Retry(after=2.5)))
+        assert (await handed_back(s))[:3] == (Verdict.NACK, 0, 2_500_000)
+        await handling
+        assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
+async def test_what_ends_a_task_releases_and_goes_on_up(error: BaseException) -> None:
+    async with given(b"1") as (s, (message,)):
+        with pytest.raises(type(error)):
+            await handle(message, error)
+        assert (await handed_back(s))[:2] == (Verdict.RELEASE, 0)
+
+
+async def test_a_cancelled_nack_is_brought_to_the_broker_all_the_same() -> None:
+    async with given(b"1") as (s, (message,)):
+        nacking = asyncio.ensure_future(message.nack())
+        frame = await s.peer.frame(Kind.HAND_BACK)
+        nacking.cancel()
+        await asyncio.gather(nacking, return_exceptions=True)
+        s.peer.drop()  # before it is answered
+        s = s._replace(peer=await s.broker.peer())
+        await s.peer.subscribed()
+        assert wire.HAND_BACK.unpack(frame.payload)[1] == Verdict.NACK
+        assert (await handed_back(s))[:2] == (Verdict.NACK, 0)
+
+
+async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 60)
+    async with given(b"1", b"2") as (s, messages):
+        messages[0].ack()
+        s.peer.drop()
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        frame = await peer.frame(Kind.ACK)
+        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
+        peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        await peer.unsubscribed()
+        await leaving
+
+
+async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.net.holder.ACK_DELAY", 1_000)
+    monkeypatch.setattr("qmq.net.holder.ACK_COUNT", 3)
+    async with given(*[b"%d" % number for number in range(10)]) as (s, messages):
+        for number in (0, 2, 4, 6):
+            messages[number].ack()
+        frame = await s.peer.frame(Kind.ACK)
+        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1, 2, 3, 4, 5, 6, 7])[0]
+
+
+async def test_flush_says_how_many_were_refused() -> None:
+    async with given(b"1", b"2", b"3") as (s, messages):
+        for message in messages:
+            message.ack()
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        frame = await s.peer.frame(Kind.ACK)
+        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(2))
+        with pytest.raises(Fenced, match="2 acknowledgements"):
+            await flushing
+        await s.consumer.flush()  # said once
+
+
+async def test_acknowledgements_are_refused_when_another_has_taken_over() -> None:
+    async with given(b"1", b"2", b"3") as (s, messages):
+        for message in messages:
+            message.ack()
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        frame = await s.peer.frame(Kind.ACK)
+        s.peer.refuse(frame.request, Fenced("another"))
+        with pytest.raises(Fenced, match="3 acknowledgements"):
+            await flushing
+        pull = asyncio.ensure_future(s.consumer.pull())
+        frame = await s.peer.frame(Kind.SUBSCRIBE)
+        assert wire.unpack_meta(frame.meta)["known"][2] == 1, "it says as whom it comes back"
+        s.peer.refuse(frame.request, Fenced("another program has taken over"))
+        with pytest.raises(Fenced, match="taken over"):
+            await pull
+
+
+async def test_acknowledgements_of_before_it_lost_touch_count_when_the_broker_has_held_on() -> None:
+    async with given(b"1", b"2") as (s, messages):
+        messages[0].ack()
+        s.consumer._puller.holders[0].fence(Fenced("out of touch"), for_good=False)
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        said = await s.peer.subscribed()
+        assert said["known"][4:] == [0, 1]
+        await flushing
+        messages[1].ack()
+        with pytest.raises(Fenced, match="1 acknowledgements"):
+            await s.consumer.flush()
+
+
+# --- not held any more ----------------------------------------------------------------------------------------------
+
+
+async def waits(stopped: asyncio.Event) -> None:
+    await stopped.wait()
+
+
+async def swallows(stopped: asyncio.Event) -> None:
+    try:
+        await stopped.wait()
+    except asyncio.CancelledError:
+        pass
+
+
+async def fails(stopped: asyncio.Event) -> None:
+    try:
+        await stopped.wait()
+    finally:
+        raise ValueError("in the end")
+
+
+@pytest.mark.parametrize("body", [waits, swallows, fails])
+async def test_a_handler_of_what_is_not_held_is_stopped_and_the_program_goes_on(
+    body: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
+) -> None:
+    async with given(b"1", b"2") as (s, messages):
+        went_on = list[bytes]()
+        stopped = asyncio.Event()
+
+        async def work() -> str:
+            for message in messages:
+                async with message:
+                    await body(stopped)
+                    if body is waits:
+                        went_on.append(message.body)
+            await asyncio.sleep(0)
+            return "through"
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        s.consumer._puller.holders[0].fence(Fenced("silent"))
+        assert await working == "through"
+        assert went_on == []
+        assert not working.cancelling()
+
+
+async def test_a_handler_that_never_waits_leaves_no_cancellation_behind() -> None:
+    async with given(b"1") as (s, (message,)):
+        s.consumer._puller.holders[0].fence(Fenced("silent"))
+
+        async def work() -> str:
+            async with message:
+                pass
+            await asyncio.sleep(0)
+            return "through"
+
+        assert await asyncio.create_task(work()) == "through"
+
+
+async def test_who_is_cancelled_by_somebody_else_too_ends() -> None:
+    async with given(b"1") as (s, (message,)):
+
+        async def work() -> None:
+            async with message:
+                await asyncio.Event().wait()
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        s.consumer._puller.holders[0].fence(Fenced("silent"))
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+
+async def test_messages_without_a_verdict_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with given(b"1", b"2") as (s, messages):
+        messages[0].ack()
+        messages.clear()
+        task = asyncio.ensure_future(s.consumer.pull())
+        while "without a verdict" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+            await asyncio.sleep(0)
+        assert "let go of 1 messages" in caplog.text
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# --- a real broker ---------------------------------------------------------------------------------------------------
+
+
+async def test_each_way_to_end_has_its_outcome(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await client.send_many("a", [b"good", b"fails", b"later", b"bad", b"unstarted"])
+        async with client.subscribe("a", group="g", consumer="c") as consumer:
+            good, fails_once, later, bad, unstarted = await consumer.pull(10, 5)
+            await handle(good)
+            await handle(fails_once, qmq.Retry(after=0))
+            await handle(later, qmq.Retry(after=3_600))
+            await bad.reject("nobody can handle this")
+            unstarted.release()
+            came = {}
+            while len(came) < 2:
+                for message in await consumer.pull(10):
+                    came[message.body] = message.attempt
+                    message.ack()
+            assert came == {b"fails": 2, b"unstarted": 1}
+            await consumer.flush()
+            with pytest.raises(Fenced):
+                await good.nack()
+        (group,) = await client.admin.groups("g")
+        assert (group.ready, group.in_flight, group.in_retry, group.dead) == (0, 0, 1, 1)
+
+
+async def test_leaving_hands_back_what_was_not_begun(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await client.send_many("a", [b"1", b"2", b"3"])
+        async with client.subscribe("a", group="g", consumer="c") as consumer:
+            (await consumer.pull(10, 3))[0].ack()
+        async with client.subscribe("a", group="g", consumer="d") as consumer:
+            messages = await consumer.pull(10, 2)
+            assert [(message.body, message.attempt) for message in messages] == [(b"2", 1), (b"3", 1)]
+
+
+async def test_a_seek_drops_what_is_held_and_its_consumers_go_on(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await client.send_many("a", [b"1", b"2"])
+        async with client.subscribe("a", group="g", consumer="c") as consumer:
+            before = await consumer.pull(10, 2)
+            await client.admin.seek("g", "first")
+            before[0].ack()
+            with pytest.raises(Fenced, match="1 acknowledgements"):
+                await consumer.flush()
+            assert [message.body for message in await consumer.pull(10, 2)] == [b"1", b"2"]
