@@ -232,9 +232,15 @@ class MessageBatch(Sequence[Message]):
 
     def ack(self) -> None:
         """All of them are handled, as ``Message.ack``."""
-        for run in self._runs:
-            if run.holder is not None:
-                run.holder.ack(run.pull_sequence, run.pull_sequence + run.count)
+        holder, start, end = None, 0, 0
+        for run in self._runs:  # what goes on from the run before is acknowledged with it
+            if run.holder is not holder or run.pull_sequence != end:
+                if holder is not None:
+                    holder.ack(start, end)
+                holder, start = run.holder, run.pull_sequence
+            end = run.pull_sequence + run.count
+        if holder is not None:
+            holder.ack(start, end)
 
     @property
     def subjects(self) -> list[str]:
