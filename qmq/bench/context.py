@@ -27,6 +27,8 @@ class Size(NamedTuple):
     subjects: int
     restart_bytes: int
     memory_bytes: int
+    backlog: int
+    errors: int
 
     def bulk(self, body_bytes: int) -> int:
         """Messages of that size that take about as long as ``messages`` of 100 B."""
@@ -34,8 +36,8 @@ class Size(NamedTuple):
 
 
 SIZES_OF_RUNS: Final[dict[str, Size]] = {
-    "quick": Size(2_000_000, 3_000, 3.0, 100_000, 1 << 30, 1 << 30),
-    "full": Size(8_000_000, 20_000, 20.0, 100_000, 10 << 30, 4 << 30),
+    "quick": Size(2_000_000, 3_000, 3.0, 100_000, 1 << 30, 1 << 30, 10_000_000, 20_000),
+    "full": Size(8_000_000, 20_000, 20.0, 100_000, 10 << 30, 4 << 30, 100_000_000, 1_000_000),
 }
 
 

@@ -14,9 +14,17 @@ MIB = 1 << 20
 
 
 def parked(bench: Bench) -> Iterator[Value]:
-    """1,000 pulls wait: share of one processor that the broker takes."""
+    """1,000 pulls wait, of consumers alone and of a group's with heartbeats: share of a core that the broker takes."""
+    for group, what in ((None, "pulls"), ("bench", "consumers")):
+        cpu, rss = _parked(bench, group)
+        yield Value(f"1,000 {what}, cpu", cpu, "cores")
+        yield Value(f"1,000 {what}, RssAnon", rss / MIB, "MiB")
+
+
+def _parked(bench: Bench, group: str | None) -> tuple[float, int]:
+    """Share of a core, and bytes."""
     with bench.broker() as broker:
-        options = {"url": broker.url, "clients": 10, "consumers": 100}
+        options = {"url": broker.url, "clients": 10, "consumers": 100, "group": group}
         with Worker(bench.directory, "receiving.park", options) as worker:
             time.sleep(0.5)
             before, started = broker.cpu_s(), time.perf_counter()
@@ -27,8 +35,7 @@ def parked(bench: Bench) -> Iterator[Value]:
             waiting = worker.result()["parked"]
     if waiting != 1_000:
         raise BenchFailed(f"{waiting} of 1,000 pulls were parked")
-    yield Value("1,000 pulls, cpu", share, "cores")
-    yield Value("1,000 pulls, RssAnon", memory / MIB, "MiB")
+    return share, memory
 
 
 def restart(bench: Bench) -> Iterator[Value]:

@@ -168,13 +168,15 @@ async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
     await check_end(consumer)
 
 
-async def park(gate: Gate, *, url: str, clients: int, consumers: int) -> dict[str, Any]:
+async def park(gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None) -> dict[str, Any]:
     """Have *clients* times *consumers* pulls parked on a subject that nobody sends to, until the parent says enough."""
     opened = [connect(url) for _ in range(clients)]
     for client in opened:
         await client.__aenter__()
     subscribed = [
-        await client.subscribe(f"bench.idle.{number}").__aenter__() for client in opened for number in range(consumers)
+        await client.subscribe(f"bench.idle.{number}", group=group).__aenter__()
+        for client in opened
+        for number in range(consumers)
     ]
     pulls = [asyncio.ensure_future(consumer.pull()) for consumer in subscribed]
     await asyncio.sleep(0.5)

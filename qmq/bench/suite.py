@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.bench import cold, footing, strangers, throughput, waiting
+from qmq.bench import backlog, cold, footing, strangers, throughput, waiting
 from qmq.bench.context import Bench, Measurement
 from qmq.bench.values import Summary, Value
 from qmq.errors import InvalidOption
@@ -32,6 +32,9 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "subjects": Measurement(throughput.subjects),
     "parked": Measurement(footing.parked, own_broker=True),
     "memory": Measurement(footing.memory, own_broker=True),
+    "backlog": Measurement(backlog.backlog, own_broker=True),
+    "ready_subjects": Measurement(backlog.ready_subjects, own_broker=True),
+    "errors": Measurement(backlog.errors),
     "cold": Measurement(cold.cold, own_broker=True),
     "strangers": Measurement(strangers.strangers, own_broker=True),
     "restart": Measurement(footing.restart, own_broker=True),

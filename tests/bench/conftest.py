@@ -10,7 +10,16 @@ import pytest
 from qmq.bench.children import BrokerProcess, broker_in
 from qmq.bench.context import Bench, Size
 
-TINY = Size(messages=4_000, singles=20, seconds=0.05, subjects=2_000, restart_bytes=1 << 20, memory_bytes=1 << 20)
+TINY = Size(
+    messages=4_000,
+    singles=20,
+    seconds=0.05,
+    subjects=2_000,
+    restart_bytes=1 << 20,
+    memory_bytes=1 << 20,
+    backlog=20_000,
+    errors=500,
+)
 
 
 def no_gate(**_: object) -> None:

@@ -21,7 +21,9 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
     assert suite.chosen([], own_broker=True) == list(suite.MEASUREMENTS)
     assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
     without = suite.chosen([], own_broker=False)
-    assert set(suite.MEASUREMENTS) - set(without) == {"parked", "memory", "restart", "cold", "strangers"}
+    assert set(suite.MEASUREMENTS) - set(without) == {
+        "parked", "memory", "restart", "cold", "strangers", "backlog", "ready_subjects"
+    }  # fmt: skip
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:
@@ -56,7 +58,10 @@ def test_measurements_on_next_to_nothing(bench: Bench, name: str) -> None:
 
 def test_measurements_that_need_a_broker_of_their_own(tmp_path: Path) -> None:
     bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
-    found = measured(bench, "memory", "restart")
+    found = measured(bench, "memory", "restart", "backlog", "ready_subjects", "errors")
+    assert {("backlog", what) for name, what in GOALS if name == "backlog"} <= found.keys()
+    assert {("ready_subjects", what) for name, what in GOALS if name == "ready_subjects"} <= found.keys()
+    assert {("errors", what) for name, what in GOALS if name == "errors"} <= found.keys()
     assert found["restart", "log"] > 0
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 

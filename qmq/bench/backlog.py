@@ -1,0 +1,139 @@
+"""What waits must cost nothing: pulls and acks beside a long backlog, many subjects, and a full error log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Final
+
+from qmq import connect
+from qmq.bench.checking import SILENCE_S, missing
+from qmq.bench.context import Bench
+from qmq.bench.values import Value
+from qmq.bench.worker import Gate
+
+_MIB: Final = 1 << 20
+#: Messages a pull, and what is pulled of a short log in one go.
+PULL: Final = 100
+_PULLS: Final = 300
+_PAIRS: Final = 5
+#: Of the single messages of a round, for one of these.
+_A_PULL: Final = 10
+_A_PAIR: Final = 500
+#: Of the shortest bodies, so that a long log is few bytes.
+_BATCH: Final = 10_000
+_SUBJECTS: Final = 1_000
+_NACKS_IN_FLIGHT: Final = 500
+_LATER_S: Final = 3_600.0
+
+
+def _measured(bench: Bench) -> tuple[int, int]:
+    """How many pulls in one go, and how many goes of either kind in turn."""
+    singles = bench.size.singles
+    return min(max(singles // _A_PULL, 2), _PULLS), min(max(singles // _A_PAIR, 1), _PAIRS)
+
+
+def backlog(bench: Bench) -> Iterator[Value]:
+    """A pull of 100 with its acks, one at a time: with many messages waiting, of one with next to none; and memory."""
+    pulls, pairs = _measured(bench)
+    few = pairs * pulls * PULL
+    messages = -(-max(bench.size.backlog, few) // _BATCH) * _BATCH
+    with bench.broker() as long, bench.broker() as short:
+        for broker, count in ((long, messages), (short, few)):
+            subject, batches = "bench.waiting", -(-count // _BATCH)
+            bench.run("raw.ingest", url=broker.url, subject=subject, size=1, count=_BATCH, batches=batches, flush=False)
+        times: dict[str, list[float]] = {long.url: [], short.url: []}
+        for _ in range(pairs):
+            for url in times:
+                found = bench.run("backlog.pulls", url=url, prefix="bench.", pulls=pulls)
+                times[url].append(found["p50_ms"])
+        yield Value("messages waiting", messages, "")
+        yield Value("pull and ack, p50", median(times[long.url]), "ms")
+        ratios = [mine / other for mine, other in zip(times[long.url], times[short.url], strict=True)]
+        yield Value("pull and ack, p50, of none waiting", median(ratios), "")
+        yield Value("RssAnon", long.anonymous_bytes() / _MIB, "MiB")
+        bench.check_content(long.url, "bench.waiting", 1, messages, _BATCH)
+
+
+def ready_subjects(bench: Bench) -> Iterator[Value]:
+    """A pull over 1,000 ready subjects, of one over a single subject: the broker's time for it, and until it is here.
+
+    Of 1,000 subjects a client gets 1,000 runs to decode instead of one: that is its time, not the broker's.
+    """
+    pulls, pairs = _measured(bench)
+    batches = pairs * pulls // 2 + 1
+    with bench.broker() as broker:
+        many, one = bench.prefix(), bench.prefix()
+        options: dict[str, Any] = {"url": broker.url, "size": 100, "count": _SUBJECTS, "batches": batches}
+        bench.run("raw.ingest_many", prefix=many, subjects=_SUBJECTS, **options)
+        bench.run("raw.ingest", subject=one + "single", flush=False, **options)
+        times: dict[str, list[float]] = {many: [], one: []}
+        cpu_s = {many: 0.0, one: 0.0}
+        for _ in range(pairs):
+            for prefix in times:
+                before = broker.cpu_s()
+                found = bench.run("backlog.pulls", url=broker.url, prefix=prefix, pulls=pulls // 2, count=_SUBJECTS)
+                cpu_s[prefix] += broker.cpu_s() - before
+                times[prefix].append(found["p50_ms"])
+        messages = batches * _SUBJECTS
+        bench.run("checking.spread", url=broker.url, prefix=many, subjects=_SUBJECTS, size=100, messages=messages)
+        bench.check_content(broker.url, one + "single", 100, messages)
+    yield Value("cpu of the broker, of a single subject", cpu_s[many] / max(cpu_s[one], 0.01), "")
+    yield Value("pull of 1,000 and ack, p50", median(times[many]), "ms")
+    ratios = [mine / other for mine, other in zip(times[many], times[one], strict=True)]
+    yield Value("pull of 1,000 and ack, p50, of a single subject", median(ratios), "")
+
+
+def errors(bench: Bench) -> Iterator[Value]:
+    """The rate of fresh messages, pulled and acknowledged 1,000 at a time, with many in the error log, of before."""
+    nacked, (pulls, _) = bench.size.errors, _measured(bench)
+    with bench.target() as target:
+        prefix = bench.prefix()
+        messages = nacked // 1_000 * 1_000 + (2 * pulls + 2) * 1_000
+        bench.fill(target.url, prefix + "fresh", 100, messages)
+        options: dict[str, Any] = {"url": target.url, "prefix": prefix, "pulls": pulls, "count": 1_000}
+        before = bench.run("backlog.pulls", **options)["p50_ms"]
+        took = bench.run("backlog.nacks", url=target.url, prefix=prefix, messages=nacked)
+        after = bench.run("backlog.pulls", **options)["p50_ms"]
+        bench.check_content(target.url, prefix + "fresh", 100, messages)
+    yield Value("messages in the error log", nacked, "")
+    yield Value("nacks", nacked / took["seconds"], "msg/s")
+    yield Value("fresh, of before", before / after, "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers
+
+
+async def pulls(gate: Gate, *, url: str, prefix: str, pulls: int, count: int = PULL) -> dict[str, Any]:
+    """So many pulls of *count*, each acknowledged and that confirmed before the next; by one group, which goes on."""
+    took = []
+    async with connect(url) as client, client.subscribe(prefix, group="bench", consumer="c", start="first") as consumer:
+        gate()
+        for number in range(pulls):
+            started = time.perf_counter()
+            batch = await consumer.pull_batch(count, count, timeout=SILENCE_S)
+            batch.ack()
+            await consumer.flush()
+            took.append(1e3 * (time.perf_counter() - started))
+            if len(batch) != count:
+                raise missing(number * count + len(batch), pulls * count)
+    return {"p50_ms": median(took)}
+
+
+async def nacks(gate: Gate, *, url: str, prefix: str, messages: int) -> dict[str, Any]:
+    """Hand back so many, to come again much later."""
+    came = 0
+    async with connect(url) as client, client.subscribe(prefix, group="bench", consumer="c", start="first") as consumer:
+        gate()
+        started = time.perf_counter()
+        while came < messages:
+            pulled = await consumer.pull(min(_NACKS_IN_FLIGHT, messages - came), timeout=SILENCE_S)
+            if not pulled:
+                raise missing(came, messages)
+            await asyncio.gather(*(message.nack(delay=_LATER_S, reason="bench") for message in pulled))
+            came += len(pulled)
+        seconds = time.perf_counter() - started
+    return {"messages": came, "seconds": seconds}
