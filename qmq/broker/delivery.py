@@ -10,6 +10,7 @@ from typing import Final
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
+from qmq.broker.choosing import Choosing
 from qmq.broker.commands import (
     Ack,
     Acked,
@@ -33,6 +34,7 @@ from qmq.broker.modes import MOST_ONCE
 from qmq.broker.most_once import MostOnce, Reserve
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.selection import Selection
+from qmq.broker.sieve import Sifted
 from qmq.broker.subscriptions import Subscriptions, hidden_since
 from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
@@ -63,6 +65,7 @@ class Delivery:
         self.arrivals = Arrivals(store)
         self.most_once = MostOnce(store)
         self.handing = Handing(store, limits.lapse_ms * 1_000, self._wake, visible)
+        self._choosing = Choosing(store, limits, self.handing)
         self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing)
 
     def _wake(self, ledger: Ledger) -> None:
@@ -197,7 +200,7 @@ class Delivery:
             pull = pull._replace(max_count=most, max_bytes=size)
         need = 1 if final else min(self._need(pull), pull.max_count)
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
-        selection = self._select(waiting, pull.max_count, need, max_bytes)
+        selection, sifted = self._choosing.choose(waiting, pull.max_count, need, max_bytes)
         if self._is_ahead(waiting, selection):
             return self._reserve(waiting, selection)
         wanted = selection.wanted
@@ -206,7 +209,7 @@ class Delivery:
             selection.take_back()
             return self._serve_with_waits(waiting)
         if selection.count >= need:
-            return self._answer(waiting, selection, final)
+            return self._answer(waiting, selection, sifted, final)
         if selection.failed is not None:
             selection.take_back()
             self._refuse(waiting, selection.failed)
@@ -218,7 +221,7 @@ class Delivery:
             self.arrivals.make_ready(followings)  # much to pass over: go on later
         reading = any(following.reading for following in followings)
         if not reading and (final or (bound and selection.count)):
-            return self._answer(waiting, selection, final)
+            return self._answer(waiting, selection, sifted, final)
         if selection.count:
             selection.take_back()  # else all that was passed is for others, and need not be looked at again
         return selection.count
@@ -264,46 +267,45 @@ class Delivery:
         self._effects.append(Messages(pull.connection, pull.request, *said))
         return None
 
-    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False) -> Selection:
-        """Choose from what the subscription follows, but for what is being read."""
-        max_count = min(max_count, self._limits.max_pull_count)
-        undo = undo or need > 1 or waiting.subscription.group.mode == MOST_ONCE
-        selection = Selection(self._store, max_count, max_bytes, need, undo)
-        for following in waiting.subscription.in_turn():
-            if not following.reading:
-                selection.take(following)
-                if selection.full:
-                    break
-        return selection
-
     def _serve_with_waits(self, waiting: Waiting) -> int | None:
         """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
         with self._waiting():
-            selection = self._select(waiting, waiting.pull.max_count, 1, _WAITED_BYTES, undo=True)
+            most = waiting.pull.max_count
+            selection, sifted = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
             carrier = Carrier(self._store, self.damaged)
-            buffers = carrier.carry(selection.parts)
+            buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
             failed = carrier.failed or selection.failed
             if failed is None or (buffers and carrier.failed is None):
-                return self._say(waiting, selection, carrier, buffers, False)
+                return self._say(waiting, selection, sifted, carrier, buffers, False)
             selection.take_back()
             self._refuse(waiting, failed)
             return None
 
-    def _answer(self, waiting: Waiting, selection: Selection, final: bool) -> int | None:
+    def _answer(self, waiting: Waiting, selection: Selection, sifted: Sifted | None, final: bool) -> int | None:
         """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
         carrier = Carrier(self._store, self.damaged)
-        return self._say(waiting, selection, carrier, carrier.carry(selection.parts), final)
+        buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
+        return self._say(waiting, selection, sifted, carrier, buffers, final)
 
     def _say(
-        self, waiting: Waiting, selection: Selection, carrier: Carrier, buffers: list[Buffer], final: bool
+        self,
+        waiting: Waiting,
+        selection: Selection,
+        sifted: Sifted | None,
+        carrier: Carrier,
+        buffers: list[Buffer],
+        final: bool,
     ) -> int | None:
         pull, subscription = waiting.pull, waiting.subscription
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
+        if selection.count and sifted is not None:
+            self._choosing.passed(subscription, sifted)
         if subscription.member is not None and selection.count:
-            buffers, size, ranges = self._given(subscription, selection, carrier, buffers, size)
+            given = sifted or Sifted(selection.parts, selection.count, [], 0, selection.count)
+            buffers, size, ranges = self._given(subscription, given, carrier, buffers, size)
         if selection.count and not buffers and not final:
             self.arrivals.make_ready(subscription.followings)
             return 0
@@ -318,11 +320,11 @@ class Delivery:
         return None
 
     def _given(
-        self, subscription: Subscription, selection: Selection, carrier: Carrier, buffers: list[Buffer], size: int
+        self, subscription: Subscription, sifted: Sifted, carrier: Carrier, buffers: list[Buffer], size: int
     ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
-        """Note who has it, and which pull sequences that is; where something could not be read, without that."""
-        start, end = self.handing.gave(subscription, selection.parts, size)
-        if not carrier.left_out:
+        """Note who has it, and which pull sequences that is; without what has expired or could not be read."""
+        start, end = self._choosing.give(subscription, sifted, size)
+        if not carrier.left_out and not sifted.expired:
             return buffers, size, ((start, end - start, 1),)
         with self._waiting():
             answer = self.handing.redelivery.carry(

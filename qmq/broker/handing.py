@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import numpy as np
@@ -22,6 +22,8 @@ from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.store import Store
+
+EXPIRED_REASON: Final = "expired"
 
 
 class Handing:
@@ -163,6 +165,12 @@ class Handing:
             del ranges[:MOST_RANGES_A_RECORD]
         ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
         return start, member.held.next_sequence
+
+    def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
+        """What a consumer was given is past its expiry: it is dead."""
+        ledger, member = ledger_and_member(subscription)
+        for start, end in intervals:
+            ledger.hand_back(member, start, end, Verdict.REJECT, EXPIRED_REASON, None, self.now.wall_us)
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""

@@ -341,7 +341,7 @@ class Intake:
             store.stage(partition.local, position, view, entry_of(batch, position, stored_at_us, numbers, first))
         else:
             assert batch.runs is not None
-            rows = entries_of(batch.runs, header.size, position, stored_at_us, numbers)
+            rows = entries_of(batch.runs, header, position, stored_at_us, numbers)
             store.stage(partition.local, position, view, rows)
         ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
         if command is not None:

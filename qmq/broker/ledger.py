@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 
 from qmq.broker.commands import Known
 from qmq.broker.group_settings import GroupSettings
@@ -273,14 +274,13 @@ class Ledger:
     def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
         """Each message is a letter of its own: they are handed out again or deleted one by one."""
         messages = held.messages
-        letters = [
-            Retry(
-                0, now_us, messages.part(at, at + 1), held.attempt, held.lapses, False, consumer, start + at,
-                now_us, reason,
-            )
-            for at in range(messages.total)
-        ]  # fmt: skip
-        self.dead.add(packed(letters))
+        first = Retry(
+            0, now_us, messages.part(0, 1), held.attempt, held.lapses, False, consumer, start, now_us, reason
+        )  # fmt: skip
+        letters, places = np.repeat(packed([first]), messages.total), np.arange(messages.total)
+        letters["skip"] += places.astype(np.uint32)
+        letters["pull_sequence"] += places.astype(np.uint64)
+        self.dead.add(letters)
 
     # --- dead letters ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from qmq.broker.member import Member
 from qmq.broker.members import Offer, What
 from qmq.broker.ranges import Parts, parts_of
 from qmq.broker.retries import Taken
+from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.storage.store import NotAtHand, Store
 
 #: Stretches of pull sequences that one answer has, at most.
@@ -54,7 +55,23 @@ class Redelivery:
             taken = ledger.retries.take(fits)
         ledger.was_again = True
         given = ledger.pulled_again(member, taken, max_bytes, now_us)
+        self._bury_expired(subscription, given.first, taken, now_us)
         return self.carry(subscription, given.first, given.first + given.total, given.total, max_bytes, now_us)
+
+    def _bury_expired(self, subscription: Subscription, first: int, taken: list[Taken], now_us: int) -> None:
+        """What was taken is past its expiry by now: it is dead."""
+        ledger, member = ledger_and_member(subscription)
+        sieve, sequence = Sieve(self._store, ledger.settings, now_us, tags=False), first
+        for one in taken:
+            parts = self._at_hand(subscription.group, one.held.messages)
+            is_whole = sum(_extent(part)[0] for part in parts) == one.total  # else who is who is found out later
+            if is_whole and sieve.has_work(parts):
+                start = sequence
+                for state, _, total in sieve.stretches(parts):
+                    if state == EXPIRED:
+                        ledger.hand_back(member, start, start + total, Verdict.REJECT, "expired", None, now_us)
+                    start += total
+            sequence += one.total
 
     def _take(self, ledger: Ledger, what: What, max_count: int) -> list[Taken]:
         if what is What.ALONE:

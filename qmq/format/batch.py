@@ -22,6 +22,7 @@ from qmq.format.layout import (
     BATCH_PREFIX_SIZE,
     BATCH_VERSION,
     CREATED_AT_END_US,
+    ENTRY_BATCH_FLAGS,
     ENTRY_DTYPE,
     FIXED_COLUMN_BYTES,
     MARK_SIZE,
@@ -322,6 +323,11 @@ def stored_names(view: memoryview, header: Header) -> tuple[str, ...]:
     return names_of(bytes(view[start : header.data_start]))
 
 
+def entry_flags(run: int, batch: int) -> int:
+    """The flags of an entry, made of those of its run and of its batch."""
+    return run | (batch & ENTRY_BATCH_FLAGS) << 8
+
+
 def entry_of(
     batch: CheckedBatch, position: int, stored_at_us: int, subject_number: int, first_sequence: int
 ) -> EntryRow:
@@ -330,12 +336,13 @@ def entry_of(
     assert run is not None
     header = batch.header
     return (
-        first_sequence, position, stored_at_us, subject_number, run[4], 0, run[1], 1, run[2], run[6], header.size,
+        first_sequence, position, stored_at_us, subject_number, run[4], 0, run[1], 1, entry_flags(run[2], header.flags),
+        run[6], header.size,
     )  # fmt: skip
 
 
 def entries_of(
-    runs: Runs, size: int, position: int, stored_at_us: int, subject_numbers: npt.NDArray[Any]
+    runs: Runs, header: Header, position: int, stored_at_us: int, subject_numbers: npt.NDArray[Any]
 ) -> npt.NDArray[np.void]:
     """The consumer-log entries of a stamped batch: ENTRY_DTYPE[runs]. *subject_numbers* goes by run."""
     entries = np.empty(len(runs), ENTRY_DTYPE)
@@ -347,7 +354,7 @@ def entries_of(
     entries["run"] = np.arange(len(runs), dtype=np.uint16)
     entries["lane"] = runs["lane"]
     entries["runs"] = len(runs)
-    entries["flags"] = runs["flags"]
+    entries["flags"] = runs["flags"] | np.uint16(entry_flags(0, header.flags))
     entries["run_size"] = runs["size"]
-    entries["batch_size"] = size
+    entries["batch_size"] = header.size
     return entries

@@ -150,10 +150,15 @@ INDEX_DTYPE: Final = np.dtype([("position", "<u8"), ("stored_at_us", "<u8")])
 # Consumer log: one entry a run, in position order; and its order by (subject, lane, sequence)
 
 #: first_sequence u64 | position u64 (of the batch) | stored_at_us u64 | subject u32 (store-wide number) | count u32 |
-#: run u16 (index in the batch) | lane u16 | runs u16 (of the batch) | flags u16 (of the run) | run_size u32 |
+#: run u16 (index in the batch) | lane u16 | runs u16 (of the batch) | flags u16 (low byte: of the run; high byte: those
+#: of the batch that ENTRY_BATCH_FLAGS has) | run_size u32 |
 #: batch_size u32
 ENTRY: Final = struct.Struct("<QQQIIHHHHII")
 ENTRY_SIZE: Final = 48
+#: What an entry tells of its batch, so that a pull need not look there: flag << 8.
+ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT
+ENTRY_HAS_TAGS: Final = HAS_TAGS << 8
+ENTRY_HAS_EXPIRE_AT: Final = HAS_EXPIRE_AT << 8
 ENTRY_DTYPE: Final = np.dtype(
     [
         ("first_sequence", "<u8"),

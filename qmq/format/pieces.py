@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise, repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,13 @@ class StoredBatch:
         """Header and body sizes of the messages of a run, in bytes: u32[its count]."""
         record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
         return np.frombuffer(self._data, "<u4", record[4], record[5])
+
+    def column(self, run_number: int, flag: int) -> npt.NDArray[Any]:
+        """An optional column of a run, which the batch has: tags u32, origin ids 16 bytes, others u64."""
+        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
+        count, offset = record[4], record[5] + COLUMN_BYTES[self.header.flags & (flag - 1)] * record[4]
+        size = COLUMN_BYTES[flag] - COLUMN_BYTES[0]
+        return np.frombuffer(self._data, f"<u{size}" if size <= 8 else f"V{size}", count, offset)
 
     def _ordinal(self, run_number: int) -> int:
         """Messages before that run in the batch."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.format.batch import EntryRow, Header, entries_of, parse_header, runs_of, stored_names
+from qmq.format.batch import EntryRow, Header, entries_of, entry_flags, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN, RUN_SIZE
 from qmq.storage.order import Rows
 from qmq.storage.subjects import SubjectTable
@@ -47,11 +47,12 @@ class RowMaker:
                 number = self.number(stored_names(batch, header)[subject])
                 if len(self._by_table) < _TABLES_KEPT and len(table) < _TABLE_BYTES_KEPT and subject == 0:
                     self._by_table[table] = number
+            flags = entry_flags(flags, header.flags)
             return (first, header.position, header.stored_at_us, number, count, 0, lane, 1, flags, size, header.size)
         names = stored_names(batch, header)
         runs = runs_of(batch, header)
         numbers = np.fromiter(map(self.number, names), np.int64, len(names))[runs["subject"]]
-        return entries_of(runs, header.size, header.position, header.stored_at_us, numbers)
+        return entries_of(runs, header, header.position, header.stored_at_us, numbers)
 
     def damaged(self, prefix: bytes) -> list[Damaged]:
         """The runs of a bad batch, of which *prefix* is header, runs and table, all good."""

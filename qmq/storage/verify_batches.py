@@ -23,6 +23,7 @@ from qmq.format.layout import (
     BATCH_MAGIC,
     BATCH_PREFIX_SIZE,
     BATCH_VERSION,
+    ENTRY_BATCH_FLAGS,
     ENTRY_DTYPE,
     KNOWN_FLAGS,
     MARK_SIZE,
@@ -243,7 +244,7 @@ def _rows(heads: Columns, runs: _Runs, numbers: list[int]) -> Rows:
     rows["run"] = runs.within
     rows["lane"] = records["lane"]
     rows["runs"] = heads["runs"][batch]
-    rows["flags"] = records["flags"]
+    rows["flags"] = records["flags"] | (heads["flags"][batch] & np.uint16(ENTRY_BATCH_FLAGS)) << np.uint16(8)
     rows["run_size"] = records["size"]
     rows["batch_size"] = heads["size"][batch]
     return rows

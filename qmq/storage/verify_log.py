@@ -254,7 +254,7 @@ class PartitionCheck:
         numbers = [self._number_of(name) for name in batch.names]
         place = (position, header.stored_at_us)
         runs = runs_of(view, header)
-        return entries_of(runs, header.size, *place, np.array(numbers, np.uint32)[runs["subject"]]), header.size
+        return entries_of(runs, header, *place, np.array(numbers, np.uint32)[runs["subject"]]), header.size
 
     def _header(self, file: _File, position: int, stop: int) -> Header:
         """The header at *position*, which bears this store's mark, so its sizes can be believed. Raises BadBatch."""

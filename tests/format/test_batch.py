@@ -180,7 +180,7 @@ def test_entries_say_what_the_runs_say() -> None:
     view = stored(runs)
     header = parse_header(view)
     records = runs_of(view, header)
-    entries = entries_of(records, header.size, POSITION, STORED_US, np.array([7, 9, 8]))
+    entries = entries_of(records, header, POSITION, STORED_US, np.array([7, 9, 8]))
     assert entries.dtype == ENTRY_DTYPE
     for number, (entry, record) in enumerate(zip(entries.tolist(), records.tolist(), strict=True)):
         subject = [7, 9, 8][number]
@@ -194,7 +194,9 @@ def test_one_run_makes_the_same_entry_on_both_roads() -> None:
     checked = check_batch(sent, LIMITS)
     view = stored([plain("a", 2)])
     single = entry_of(checked, POSITION, STORED_US, 7, first_sequences_of([[]])[0])
-    (many,) = entries_of(runs_of(view, parse_header(view)), len(view), POSITION, STORED_US, np.array([7])).tolist()
+    (many,) = entries_of(
+        runs_of(view, parse_header(view)), parse_header(view), POSITION, STORED_US, np.array([7])
+    ).tolist()
     assert single == many
     assert ENTRY.unpack(ENTRY.pack(*single)) == many
 

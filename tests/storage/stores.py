@@ -77,7 +77,7 @@ class Sender:
             by_run = np.array(numbers)[batch.runs["subject"]]
             firsts = store.ends[by_run]
             stamp(view, batch, first_sequences=firsts, **where)
-            store.stage(partition, position, buffer, entries_of(batch.runs, len(buffer), position, stamp_us, by_run))
+            store.stage(partition, position, buffer, entries_of(batch.runs, batch.header, position, stamp_us, by_run))
             counts = batch.runs["count"].astype(np.uint64)
             store.ends[by_run] += counts
             names = [batch.names[place] for place in batch.runs["subject"].tolist()]

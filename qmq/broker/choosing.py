@@ -1,0 +1,116 @@
+"""What a pull gets of what is handed out for the first time: chosen by cursors, then sifted by tags and expiry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq.broker.carrying import Many
+from qmq.broker.group_settings import GroupSettings
+from qmq.broker.groups import Subscription, Waiting
+from qmq.broker.handing import Handing
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.ranges import Parts
+from qmq.broker.selection import MAX_PIECES, Selection
+from qmq.broker.sieve import Sieve, Sifted, sift
+from qmq.storage.store import Store
+
+#: Of what may not be wanted at least so much is looked at at a time.
+WIDE_COUNT: Final = 8_192
+WIDE_BYTES: Final = 16 << 20
+#: One pull looks so often at what nothing comes of, before it is put off to the next turn.
+_MOST_ROUNDS: Final = 16
+_NOTHING: Final = Sifted([], 0, [], 0, 0)
+_NO_SETTINGS: Final = GroupSettings()
+
+
+class Choosing:
+    """For all pulls."""
+
+    def __init__(self, store: Store, limits: BrokerLimits, handing: Handing) -> None:
+        self._store = store
+        self._limits = limits
+        self._handing = handing
+
+    def choose(
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False
+    ) -> tuple[Selection, Sifted | None]:
+        """A choice whose ``count`` is what the pull would get of it; and that, where it is not all that was chosen.
+
+        What nothing comes of is passed at once.
+        """
+        rounds = _MOST_ROUNDS
+        while True:
+            again = rounds < _MOST_ROUNDS
+            selection, sifted = self._sifted(waiting, max_count, need, max_bytes, undo=undo, again=again)
+            if sifted is None or sifted.kept or not sifted.messages:
+                return selection, sifted
+            self.passed(waiting.subscription, sifted)
+            if sifted.expired:
+                self.give(waiting.subscription, sifted, 0)
+            rounds -= 1
+            if not rounds or not selection.full or selection.wanted is not None or selection.failed is not None:
+                return selection, _NOTHING
+
+    def _sifted(
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, *, undo: bool, again: bool
+    ) -> tuple[Selection, Sifted | None]:
+        subscription = waiting.subscription
+        ledger = subscription.group.ledger
+        settings = _NO_SETTINGS if ledger is None else ledger.settings
+        sieve = Sieve(self._store, settings, self._handing.now.wall_us, buries=subscription.member is not None)
+        most, size = max_count, max_bytes
+        if settings.tags or settings.expire_after_us or again:
+            most, size, undo = max(max_count, WIDE_COUNT), max(max_bytes, WIDE_BYTES), True
+        selection = self._select(waiting, most, need, size, undo)
+        if not sieve.has_work(selection.parts):
+            return selection, None
+        chosen = selection.count
+        sifted = sift(sieve.stretches(selection.parts), max_count, MAX_PIECES)
+        fits = _fitting(sifted, max_bytes)
+        if fits < sifted.kept:
+            sifted = sift(sieve.stretches(selection.parts), fits, MAX_PIECES)
+        if sifted.messages < chosen:  # what lies behind is for the next pull: choose again, and no more than this
+            selection.take_back()
+            selection = self._select(waiting, sifted.messages, sifted.messages, size, undo=True)
+            sifted = sift(sieve.stretches(selection.parts), max_count, MAX_PIECES)
+        selection.count = sifted.kept
+        return selection, sifted
+
+    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> Selection:
+        """Choose from what the subscription follows, but for what is being read."""
+        max_count = min(max_count, self._limits.max_pull_count)
+        undo = undo or need > 1 or waiting.subscription.group.mode == MOST_ONCE
+        selection = Selection(self._store, max_count, max_bytes, need, undo)
+        for following in waiting.subscription.in_turn():
+            if not following.reading:
+                selection.take(following)
+                if selection.full:
+                    break
+        return selection
+
+    def passed(self, subscription: Subscription, sifted: Sifted) -> None:
+        """What a pull skips is gone for good."""
+        subscription.group.skipped += sifted.skipped
+        subscription.group.dirty = True
+
+    def give(self, subscription: Subscription, sifted: Sifted, size: int) -> tuple[int, int]:
+        """Note that a consumer has it, and that what has expired is dead: the pull sequences."""
+        start, end = self._handing.gave(subscription, sifted.parts, size)
+        self._handing.expire(subscription, [(start + low, start + high) for low, high in sifted.expired])
+        return start, end
+
+
+def _fitting(sifted: Sifted, max_bytes: int) -> int:
+    """About how many of the messages have room in so many bytes: one at least."""
+    size = _bytes(sifted.parts)
+    return sifted.kept if size <= max_bytes else max(sifted.kept * max_bytes // size, 1)
+
+
+def _bytes(parts: Parts) -> int:
+    return sum(
+        int(part.rows["run_size"].sum(dtype="u8"))
+        if isinstance(part, Many)
+        else part.entry[9] * (part.stop - part.start) // part.entry[4]
+        for part in parts
+    )

@@ -1,0 +1,175 @@
+"""Tags and expiry of groups: what is kept, skipped and dead, against one message at a time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered, Send, Subscribe, Subscribed
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.hashing import tag_bits
+from tests.broker.harness import START_US, Driven, bodies_of
+from tests.broker.test_consuming import Consumer, killed
+
+SECOND = 1_000_000
+
+
+def sent(driven: Driven, contents: dict[str, list[tuple[bytes, tuple[str, ...], int]]]) -> None:
+    """A batch of messages with tags and expiry (0: never)."""
+    runs = [
+        RunContent(
+            subject,
+            [body for body, _, _ in messages],
+            [make_header(None, tags, None, 0, at) for _, tags, at in messages],
+        )
+        for subject, messages in contents.items()
+    ]
+    driven.change_producer()
+    parts = build_batch(runs, created_at_us=START_US, producer_id=driven.producer, producer_sequence=0)
+    driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    driven.change_producer()
+
+
+def row(driven: Driven) -> dict[str, Any]:
+    (answer,) = driven.do(Administer(1, driven.request(), "groups", {"group": "g"}))
+    assert isinstance(answer, Administered)
+    return dict(answer.fields["rows"][0])
+
+
+def dead(driven: Driven) -> list[tuple[str, int]]:
+    (answer,) = driven.do(Administer(1, driven.request(), "dead_letters", {"group": "g"}))
+    assert isinstance(answer, Administered)
+    return [(letter["reason"], letter["sequence"]) for letter in answer.fields["rows"]]
+
+
+def numbered(count: int, tags: list[tuple[str, ...]], expire_at: int = 0) -> list[tuple[bytes, tuple[str, ...], int]]:
+    return [(b"%d" % number, tags[number % len(tags)], expire_at) for number in range(count)]
+
+
+@pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
+@pytest.mark.parametrize("stop", [Driven.restart, killed, None])
+def test_only_messages_with_one_of_the_tags_come(tmp_path: Path, prefix: str, stop: Any) -> None:
+    driven = Driven(tmp_path)
+    sent(driven, {"a.x": numbered(100, [("vip",), ("eu",), ("eu", "vip"), ()])})
+    driven.send("a.x", b"plain")
+    consumer = Consumer(driven, "c", prefix, tags=["vip"])
+    assert consumer.pull(30) == [b"%d" % number for number in range(60) if number % 2 == 0]
+    consumer.ack()
+    if stop is not None:
+        stop(driven)
+        consumer.join()
+    assert consumer.pull(3) == [b"60", b"62", b"64"]
+    assert consumer.pull() == [b"%d" % number for number in range(66, 100) if number % 2 == 0]
+    consumer.ack()
+    assert consumer.pull() == []
+    assert row(driven)["in_flight"] == 0
+    assert row(driven)["skipped"] == 51 or stop is killed  # which loses what was counted since the checkpoint
+    driven.close()
+
+
+def test_the_first_of_many_is_found_and_the_window_is_kept(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for start in range(0, 30_000, 10_000):
+        sent(
+            driven,
+            {"a.x": [(b"%d" % n, ("vip",) if n % 9_999 == 5 else ("eu",), 0) for n in range(start, start + 10_000)]},
+        )
+    consumer = Consumer(driven, "c", "a.", tags=["vip"], max_unacked=2)
+    assert consumer.pull(1) == [b"5"]
+    assert consumer.pull() == [b"10004"]
+    assert consumer.pull() == []
+    consumer.ack()
+    assert consumer.pull() == [b"20003"]
+    driven.close()
+
+
+def test_a_pull_that_waits_gets_what_has_the_tag(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    consumer = Consumer(driven, "c", "a.", tags=["vip"])
+    waiting = driven.pull_command(consumer.subscription, timeout_ms=60_000)._replace(expected=0)
+    assert driven.do(waiting) == []
+    sent(driven, {"a.x": numbered(3, [("eu",)])})
+    assert row(driven)["skipped"] == 3
+    runs = [RunContent("a.x", [b"yes", b"no"], [make_header(None, ("vip",)), make_header(None, ("eu",))])]
+    driven.change_producer()
+    batch = b"".join(build_batch(runs, created_at_us=START_US, producer_id=driven.producer, producer_sequence=0))
+    said = driven.do(Send(1, driven.request(), memoryview(bytearray(batch)), True))
+    assert consumer.take([effect for effect in said if getattr(effect, "request", 0) == waiting.request]) == [b"yes"]
+    driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a.x"])
+def test_what_has_expired_is_dead_when_it_would_be_handed_out(tmp_path: Path, prefix: str) -> None:
+    driven = Driven(tmp_path)
+    now = driven.now.wall_us
+    sent(driven, {"a.x": [*numbered(5, [()], now + 10 * SECOND), (b"last", (), 0)]})
+    consumer = Consumer(driven, "c", prefix)
+    assert consumer.pull(2) == [b"0", b"1"]
+    consumer.back(0, 1, delay_us=20 * SECOND)
+    driven.advance(9_000)
+    assert consumer.pull(1) == [b"2"]
+    driven.advance(1_000)
+    assert consumer.pull() == [b"last"]
+    assert dead(driven) == [("expired", 3), ("expired", 4)]
+    consumer.ack()
+    driven.advance(20_000)
+    assert consumer.pull() == []  # what was nacked has expired meanwhile
+    assert dead(driven) == [("expired", 3), ("expired", 4), ("expired", 0)]
+    killed(driven)
+    consumer.join()
+    assert consumer.pull() == []
+    assert len(dead(driven)) == 3
+    assert row(driven)["in_flight"] == 0
+    driven.close()
+
+
+def test_a_group_may_have_all_expire(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for _ in range(20):
+        sent(driven, {"a.x": numbered(1_000, [()])})
+    driven.advance(60_000)
+    driven.send("a.x", b"fresh")
+    consumer = Consumer(driven, "c", "a.", expire_after_us=30 * SECOND, max_unacked=100)
+    assert consumer.pull() + consumer.pull() == [b"fresh"]
+    assert row(driven)["dead"] == 20_000
+    driven.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_as_one_message_at_a_time(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    driven = Driven(tmp_path, partitions=1 + seed % 2)
+    mode = chance.choice(["reliable", "most_once"])
+    tags = chance.choice([(), ("a",), ("a", "b")])
+    bits, expected, late = tag_bits(tags), set[bytes](), set[bytes]()
+    number, now = 0, driven.now.wall_us
+    for _ in range(chance.randrange(1, 12)):
+        contents: dict[str, list[tuple[bytes, tuple[str, ...], int]]] = {}
+        has_tags, has_expiry = chance.random() < 0.7, chance.random() < 0.5
+        for _ in range(chance.choice([1, 5, 200])):
+            mine = tuple(chance.sample(["a", "b", "c", "d"], chance.randrange(3))) if has_tags else ()
+            at = chance.choice([0, now + 1, now + 3_600 * SECOND]) if has_expiry else 0
+            body = b"%d" % number
+            contents.setdefault(chance.choice(["a.x", "a.y", "b"]), []).append((body, mine, at))
+            number += 1
+            if not bits or tag_bits(mine) & bits:
+                (late if at == now + 1 else expected).add(body)
+        sent(driven, contents)
+    driven.advance(1_000)
+    command = Subscribe(1, driven.request(), "g", ("",), "c", None, b"n", b"c", settings=(("tags", tags),), mode=mode)
+    answer = driven.do(command)[-1]
+    assert isinstance(answer, Subscribed)
+    got = list[bytes]()
+    limits = {"max_count": chance.choice([1, 7, 1_000]), "max_bytes": chance.choice([300, 4 << 20])}
+    while runs := driven.pull(answer.subscription, **limits):
+        assert sum(run.count for run in runs) <= limits["max_count"]
+        got += bodies_of(runs)
+    assert sorted(got) == sorted(expected), f"seed {seed}"
+    unwanted = number - len(expected)
+    assert (row(driven)["skipped"], row(driven)["dead"]) == (
+        (unwanted, 0) if mode == "most_once" else (unwanted - len(late), len(late))
+    )
+    driven.close()
