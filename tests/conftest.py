@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,12 @@ settings.load_profile("qmq")
 # A shell's background jobs, and what nohup starts, ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers keep their state where no other test's do."""
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state" / uuid4().hex))
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
 from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, check_delay
+from qmq.net.keeping import WRITE_COUNT, Keeping
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -40,6 +41,8 @@ class Holder:
         self.on_error: Callable[[Exception], object] | None = None
         #: Called when nothing that was held is held any more.
         self.on_dropped: list[Callable[[], None]] = []
+        #: Keeps acknowledgements in a file, too.
+        self.keeping: Keeping | None = None
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
         self._consumer = consumer
@@ -64,6 +67,19 @@ class Holder:
             return None
         place, handled = holding.place, [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS]
         return Known(place.since_us, place.generation, place.incarnation, holding.expected, tuple(handled))
+
+    def snapshot(self) -> tuple[Known | None, int]:
+        """What the next process under this id should know, and how many acknowledgements are not confirmed."""
+        holding, unconfirmed = self.holding, self.unconfirmed
+        if holding is None:
+            return None, 0
+        handled = Intervals()
+        flat = holding.acknowledged(MOST_INTERVALS)
+        for start, end in (*self._undecided, *zip(flat[::2], flat[1::2], strict=True)):
+            handled.add(start, end)
+        numbers = [number for pair in handled for number in pair][: 2 * MOST_INTERVALS]
+        place = holding.place
+        return Known(place.since_us, place.generation, 0, holding.expected, tuple(numbers)), unconfirmed
 
     def joined(self, place: Place) -> None:
         """The broker has said who we are: what was held still is, or other things are."""
@@ -112,6 +128,10 @@ class Holder:
     def want_send(self) -> None:
         """Send acknowledgements soon; at once, when there are many."""
         assert self.loop is not None
+        if self.keeping is not None:
+            self.keeping.want_write()
+            if self.holding is not None and self.holding.pending >= WRITE_COUNT:
+                self.keeping.hurry()
         if self._timer is None:
             self._timer = self.loop.call_later(ACK_DELAY, self._due)
         elif not self._hurries and self.holding is not None and self.holding.pending >= ACK_COUNT:
@@ -292,5 +312,7 @@ class Holder:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            if self.keeping is not None:
+                await self.keeping.close()
             for task in (*self._tasks, *([self._sending] if self._sending is not None else [])):
                 task.cancel()

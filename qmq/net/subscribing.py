@@ -15,7 +15,8 @@ from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
 from qmq.net.group_settings import Terms, shown_settings
 from qmq.net.holder import Holder
-from qmq.net.holding import Place
+from qmq.net.holding import Known, Place
+from qmq.net.keeping import Keeping
 from qmq.net.link import Link
 from qmq.net.options import Start, make_consumer_id, start_of
 from qmq.net.resume import Progress, without_covered
@@ -68,10 +69,14 @@ class Subscribing:
         self._warned_of_settings = False
         self._transient = consumer is None if is_transient is None else is_transient
         self._nonce = secrets.token_bytes(16)  # who we are over reconnects
+        #: What is known from before this process, if anything.
+        self._before: Known | None = None
         self._task: asyncio.Task[None] | None = None
         self._backoff = Backoff()
         if self.holder is not None:
             self.holder.on_connected = self._begin
+            if not self._transient and group is not None:
+                self.holder.keeping = Keeping(group, self.id, self.holder.snapshot)
             self.holder.on_dropped.append(self.forget)
 
     async def enter(self) -> None:
@@ -150,6 +155,8 @@ class Subscribing:
 
     async def _subscribe_on(self, connection: Connection) -> None:
         store_id, asked_at = self._link.store_id, asyncio.get_running_loop().time()
+        if self.holder is not None and self.holder.keeping is not None:
+            self._before = await self.holder.keeping.open(store_id) or self._before
         answer = await connection.request(Kind.SUBSCRIBE, self._said(store_id))
         subscription = answer.meta.get("subscription")
         if type(subscription) is not int or not 0 <= subscription < 1 << 32:
@@ -193,7 +200,7 @@ class Subscribing:
             meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings)}
         if self.holder is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
-            known = self.holder.known()
+            known = self.holder.known() or self._before
             if known is not None:
                 numbers = [*known[:4], *known.handled]
                 meta |= {"known": numbers, "known_crc": wire.pack_numbers(numbers)[1]}
