@@ -3,10 +3,10 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz errors kills mutants
+.PHONY: help env demo serve test lint bench sim fuzz errors kills consumer-kills mutants
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 env: .venv/ready  ## .venv with the qmq command in it
 .venv/ready: pyproject.toml requirements.lock
@@ -41,6 +41,9 @@ errors: env  ## an I/O error of each kind at every operation of a broker's life,
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))
+
+consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP, ROUNDS=100 faults (SEED=... for the same again)
+	@$(BIN)/python -m tests.faults.consumer_kills --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
 mutants: env  ## switch off each safeguard, one at a time: some test must fail (ARGS='NAME'... for some)
 	@$(BIN)/python -m tests.mutants $(ARGS)
