@@ -11,6 +11,7 @@ from typing import Any, Final
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.connection import Answer, Connection, Welcome
+from qmq.net.elsewhere import Elsewhere
 from qmq.net.failover import Failover
 from qmq.net.gathering import Gathering
 from qmq.net.link import Link
@@ -47,6 +48,8 @@ class Brokers:
         )
         self._listeners: list[asyncio.Future[None]] = []  # for batches to end
         self._moving: asyncio.TimerHandle | None = None
+        #: What takes messages that failed whose broker is gone.
+        self.elsewhere = Elsewhere(self)
         self._refused: set[Link] = set()  # by their brokers, for good, as far as these know
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -99,6 +102,7 @@ class Brokers:
     def close(self, error: QmqError) -> None:
         """End it: whatever is waited for raises *error*."""
         self._ended = error
+        self.elsewhere.close()
         if self._moving is not None:
             self._moving.cancel()
         for link in self.links:
@@ -107,6 +111,7 @@ class Brokers:
     async def aclose(self, error: QmqError) -> None:
         """As ``close``, and wait for the connections to end."""
         self._ended = error
+        self.elsewhere.close()
         if self._moving is not None:
             self._moving.cancel()
         await asyncio.gather(*(link.aclose(error) for link in self.links))
@@ -170,7 +175,11 @@ class Brokers:
 
     def changed(self) -> None:
         """Have every batch at a broker that may have it, and see to it again when that may be another one by time."""
-        if len(self.links) == 1 or self._ended is not None:
+        if self._ended is not None:
+            return
+        if any(link.connection is not None for link in self.links):
+            self.elsewhere.broker_came()
+        if len(self.links) == 1:
             return
         assert self._loop is not None
         self._failover.rebalance(self._loop.time())

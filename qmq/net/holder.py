@@ -12,7 +12,8 @@ from qmq.errors import Fenced, QmqError, Retry, UnknownSubscription
 from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
-from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, check_delay
+from qmq.net.elsewhere import Elsewhere
+from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, Whole, check_delay
 from qmq.net.keeping import WRITE_COUNT, Keeping
 from qmq.net.wire import Kind
 
@@ -45,6 +46,8 @@ class Holder:
         self.keeping: Keeping | None = None
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
+        #: What takes whole messages of this group when their broker is gone.
+        self.elsewhere: tuple[Elsewhere, str] | None = None
         self._consumer = consumer
         self._subscribed = subscribed
         # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.
@@ -211,21 +214,43 @@ class Holder:
     # --- other verdicts ----------------------------------------------------------------------------------------------
 
     async def hand_back(
-        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+        self,
+        holding: Holding,
+        start: int,
+        end: int,
+        verdict: Verdict,
+        delay_us: int | None,
+        reason: str,
+        whole: Whole | None = None,
     ) -> None:
-        """Hand messages back; returns once the broker has that durably. Raises Fenced."""
+        """Hand messages back; returns once the broker has that durably, or another one has *whole*. Raises Fenced."""
         holding.take_back(start, end)
         # Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
-        await asyncio.shield(self._spawn(self._hand_back(holding, start, end, verdict, delay_us, reason)))
+        await asyncio.shield(self._spawn(self._hand_back(holding, start, end, verdict, delay_us, reason, whole)))
 
     async def _hand_back(
-        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+        self,
+        holding: Holding,
+        start: int,
+        end: int,
+        verdict: Verdict,
+        delay_us: int | None,
+        reason: str,
+        whole: Whole | None = None,
     ) -> None:
         tried = False
         while True:
-            connection, subscription = await self._subscribed()
+            subscribed = await self._subscribed_unless_gone(whole)
             if holding.fenced is not None:
                 raise Fenced(str(holding.fenced))
+            if subscribed is None:
+                assert self.elsewhere is not None
+                assert whole is not None
+                elsewhere, group = self.elsewhere
+                await elsewhere.take(*whole, group, verdict, delay_us, reason)
+                holding.moved(start, end)
+                return
+            connection, subscription = subscribed
             delay = wire.OWN_DELAY if delay_us is None else delay_us
             payload = wire.HAND_BACK.pack(subscription, verdict, b"", start, end, delay)
             try:
@@ -240,6 +265,16 @@ class Holder:
                     raise
             tried = True
             await asyncio.sleep(ACK_DELAY)
+
+    async def _subscribed_unless_gone(self, whole: Whole | None) -> Subscribed | None:
+        """Connection and subscription; None when the broker stays away, and others can have the *whole* message."""
+        if self.elsewhere is None or whole is None:
+            return await self._subscribed()
+        try:
+            async with asyncio.timeout(self.elsewhere[0].after):
+                return await self._subscribed()
+        except TimeoutError:
+            return None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self.loop is not None
@@ -261,14 +296,14 @@ class Holder:
             return  # it has a verdict, or is not held: as good as released
         self._spawn(self._hand_back(holding, start, end, Verdict.RELEASE, None, ""))
 
-    async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
+    async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
         """A handler has raised: its message comes again."""
         after = error.after if isinstance(error, Retry) else None
         if not isinstance(error, Retry):
             self._warn(error)
         try:
             reason = f"{type(error).__name__}: {error}"
-            await self.hand_back(holding, sequence, sequence + 1, Verdict.NACK, check_delay(after), reason)
+            await self.hand_back(holding, sequence, sequence + 1, Verdict.NACK, check_delay(after), reason, whole)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
 

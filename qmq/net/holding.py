@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.errors import Fenced, InvalidOption, ProtocolError
+from qmq.format.private import origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 
@@ -47,18 +48,29 @@ class Owner(Protocol):
         """There is something to send."""
 
     async def hand_back(
-        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
+        self,
+        holding: Holding,
+        start: int,
+        end: int,
+        verdict: Verdict,
+        delay_us: int | None,
+        reason: str,
+        whole: Whole | None = None,
     ) -> None:
-        """Hand messages back; returns once the broker has that durably. Raises Fenced."""
+        """Hand messages back; returns once the broker has that durably, or another one has *whole*. Raises Fenced."""
 
     def release(self, holding: Holding, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
 
-    async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
+    async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
         """A handler has raised: its message comes again."""
 
     def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""
+
+
+#: A run, and which of its messages.
+Whole = tuple[Run, int]
 
 
 class Lease:
@@ -139,6 +151,7 @@ class Holding:
                     run, at = next(left), 0
                 size = min(run.count - at, end - sequence)
                 part = run if size == run.count else run.slice(at, at + size)
+                part.subject = origin_subject(part.subject)
                 part.holder, part.pull_sequence, part.attempt, part.lease = self, sequence, attempt, lease
                 numbered.append(part)
                 sequence += size
@@ -188,6 +201,12 @@ class Holding:
         if start < self._floor or self._done.overlaps(start, end):
             raise Fenced("this message was acknowledged or handed back before")
         self._done.add(start, end)
+
+    def moved(self, start: int, end: int) -> None:
+        """What was to be handed back is elsewhere: here it is handled."""
+        if self.fenced is None:
+            self._pending.add(start, end)
+            self.owner.want_send()
 
     # --- to the broker -----------------------------------------------------------------------------------------------
 

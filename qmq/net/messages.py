@@ -130,7 +130,9 @@ class Message:
         if holder is None:
             raise InvalidOption("who follows alone has no group to hand a message back to")
         sequence = self._run.pull_sequence + self._index
-        await holder.owner.hand_back(holder, sequence, sequence + 1, verdict, check_delay(delay), reason)
+        await holder.owner.hand_back(
+            holder, sequence, sequence + 1, verdict, check_delay(delay), reason, (self._run, self._index)
+        )
 
     async def __aenter__(self) -> Self:
         holder = self._run.holder
@@ -160,7 +162,7 @@ class Message:
             self.release()
             return False
         sequence = self._run.pull_sequence + self._index
-        await holder.owner.failed(holder, sequence, error)
+        await holder.owner.failed(holder, sequence, error, (self._run, self._index))
         return True
 
     def __repr__(self) -> str:

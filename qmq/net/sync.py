@@ -322,7 +322,8 @@ class SyncMessage(Message):
         if not isinstance(error, Exception):
             self.release()
             return False
-        self._wait(holder.owner.failed(holder, self._run.pull_sequence + self._index, error))
+        sequence = self._run.pull_sequence + self._index
+        self._wait(holder.owner.failed(holder, sequence, error, (self._run, self._index)))
         return True
 
 

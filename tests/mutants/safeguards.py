@@ -146,6 +146,20 @@ SAFEGUARDS: Final = (
         ("tests/net/test_merging.py",),
     ),
     Mutant(
+        "acknowledge a message that another broker has taken",
+        "qmq/net/holder.py",
+        "                holding.moved(start, end)\n",
+        "",
+        ("tests/net/test_elsewhere.py",),
+    ),
+    Mutant(
+        "leave a spool file to the client that writes it",
+        "qmq/net/spool.py",
+        "        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        if os.fstat",
+        "        if os.fstat",
+        ("tests/net/test_spool.py",),
+    ),
+    Mutant(
         "keep a group's own messages from prefixes",
         "qmq/broker/groups.py",
         " and not is_private(name)",

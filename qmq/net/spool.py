@@ -1,0 +1,197 @@
+"""Messages that failed while no broker could be reached, kept on this machine until one takes them.
+
+Each client has files of its own, ``<random>.spool`` in the directory ``spool`` of the user's state, held by a lock as
+long as its process lives; what a process left behind is for any client that knows one of the same brokers.
+
+    header       magic "QMQSPOOL" 8s | version u16 | reserved 6s
+    record       size u32 (of what follows the checksum) | crc32c u32 | msgpack
+
+The first record is a list of the addresses of the client; each other one a map, what a HAND_OVER says, its batch among
+it. A record that is not whole at the end was being written when its process ended: nobody was told of it; or its size
+is wrong. The file is then set aside when what can be read of it is with a broker.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgpack
+from crc32c import crc32c
+
+from qmq.errors import StorageFailed
+from qmq.net.state_file import state_directory
+
+log = logging.getLogger("qmq.client")
+
+SUFFIX: Final = ".spool"
+_HEADER: Final = struct.Struct("<8sH6s")
+_MAGIC: Final = b"QMQSPOOL"
+_VERSION: Final = 1
+_RECORD: Final = struct.Struct("<II")
+
+Record = dict[str, Any]
+
+
+class Waiting(NamedTuple):
+    """A file whose process has ended or that is this client's own, held by a lock: what waits in it."""
+
+    path: Path
+    fd: int
+    records: list[Record]
+    #: There are bytes that are bad, or no whole record.
+    is_damaged: bool
+
+
+class Spool:
+    """Of one client. Every method is for a thread, one at a time."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._directory = state_directory() / "spool"
+        self._path: Path | None = None
+        self._fd = -1
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether there may be anything for ``take``."""
+        return self._directory.is_dir()
+
+    def put(self, record: Record) -> None:
+        """Keep it: it is on disk when this returns. Raises StorageFailed."""
+        try:
+            if self._path is None:
+                self._begin()
+            end = os.fstat(self._fd).st_size
+            try:
+                _write(self._fd, _packed(record))
+                os.fdatasync(self._fd)
+            except OSError:
+                os.ftruncate(self._fd, end)
+                raise
+        except OSError as error:
+            raise StorageFailed(
+                f"no broker can be reached, and {self._directory} can't be written: {error}; set QMQ_STATE_DIR to a "
+                "directory that can"
+            ) from error
+
+    def _begin(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}"
+        new = path.with_suffix(".new")  # so that nobody else locks it first
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + _packed(self._addresses))
+            new.rename(path)
+            directory = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except BaseException:
+            os.close(fd)
+            new.unlink(missing_ok=True)
+            raise
+        self._path, self._fd = path, fd
+
+    def close(self) -> None:
+        """This client writes no more; what is in its file is for others."""
+        if self._path is not None:
+            os.close(self._fd)
+            self._path = None
+
+    def take(self) -> list[Waiting]:
+        """The files that wait for a broker of this client: its own, and those of processes that have ended.
+
+        Each is to be ``removed`` or ``kept``. What cannot be read is left alone, and logged.
+        """
+        own, own_fd, self._path = self._path, self._fd, None
+        found = list[Waiting]()
+        try:
+            names = sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
+        except OSError:
+            names = []
+        for path in names:
+            try:
+                fd = own_fd if path == own else _locked(path)
+            except OSError as error:
+                log.warning("%s can't be read: %s", path, error)
+                continue
+            if fd is None:
+                continue
+            waiting = _read(path, fd, set(self._addresses))
+            if waiting is None:
+                os.close(fd)
+            else:
+                found.append(waiting)
+        return found
+
+    @staticmethod
+    def removed(waiting: Waiting) -> None:
+        """A broker has all of it; a file with bad bytes is set aside."""
+        with suppress(OSError):
+            if waiting.is_damaged:
+                log.error("%s has bytes that are no whole record: it was set aside as .bad", waiting.path)
+                waiting.path.rename(waiting.path.with_suffix(".bad"))
+            else:
+                waiting.path.unlink()
+        os.close(waiting.fd)
+
+    @staticmethod
+    def kept(waiting: Waiting) -> None:
+        """No broker takes it now: it waits on."""
+        os.close(waiting.fd)
+
+
+def _locked(path: Path) -> int | None:
+    """The open file, when no other process holds it, and it is still there."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _read(path: Path, fd: int, addresses: set[str]) -> Waiting | None:
+    """What is in a file; None when it is not for a client of these brokers."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (_MAGIC, _VERSION):
+        return None
+    contents, at, is_damaged = list[Any](), _HEADER.size, False
+    while at + _RECORD.size <= len(data):
+        size, crc = _RECORD.unpack_from(data, at)
+        body = data[at + _RECORD.size : at + _RECORD.size + size]
+        if len(body) < size:
+            break
+        if crc32c(body) != crc:
+            is_damaged = True
+        else:
+            contents.append(msgpack.unpackb(body))
+        at += _RECORD.size + size
+    if not contents or not isinstance(contents[0], list):
+        log.warning("%s is damaged where it says for whom it is; it is left alone", path)
+        return None
+    return Waiting(path, fd, contents[1:], is_damaged or at < len(data)) if addresses & set(contents[0]) else None
+
+
+def _packed(content: object) -> bytes:
+    body: bytes = msgpack.packb(content)
+    return _RECORD.pack(len(body), crc32c(body)) + body
+
+
+def _write(fd: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])

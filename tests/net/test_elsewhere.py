@@ -1,0 +1,194 @@
+"""Messages that fail when the broker they came from is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qmq
+from qmq.net import elsewhere
+from tests.broker_process import BrokerProcess
+from tests.net.several import connections, put, several, until
+
+CONSUMER = """
+import asyncio, os, signal, sys, qmq
+
+async def main(url):
+    async with (
+        qmq.connect(url, failover_after=0.1) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        (message,) = await consumer.pull(timeout=30)
+        print("got", flush=True)
+        sys.stdin.readline()
+        await message.nack(delay=0.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(sys.argv[1]))
+"""
+LAPSE_MS = 600_000  # nothing lapses here: what comes again was handed over
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(elsewhere, "AGAIN_AFTER", 0.05)
+    return tmp_path / "state" / "spool"
+
+
+def waiting(directory: Path) -> list[str]:
+    """The files of what is kept."""
+    return os.listdir(directory) if directory.is_dir() else []
+
+
+def started(url: str) -> subprocess.Popen[str]:
+    """A consumer in a process of its own, which nacks when it is told to, and is killed at once."""
+    command = [sys.executable, "-c", CONSUMER, url]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+async def test_another_broker_gets_the_whole_message_and_gives_it_to_its_group_only(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.url, failover_after=0.2) as client,
+        client.subscribe("", group="g", consumer="c") as consumer,
+        client.subscribe("", group="other") as other,
+    ):
+        await client.send("a.b", b"body", key="key", tags=["red"], properties={"p": "v"})
+        (message,) = await consumer.pull(timeout=30)
+        (same,) = await other.pull(timeout=30)
+        same.ack()
+        await other.flush()
+        await brokers.stop(0)
+        await message.nack(delay=0.0, reason="broke")
+        (again,) = await consumer.pull(timeout=30)
+        assert (again.id, again.subject, again.body, again.attempt) == (message.id, "a.b", b"body", 2)
+        assert (again.key, again.tags, again.properties) == ("key", ("red",), {"p": "v"})
+        assert again.created_at_us == message.created_at_us
+        again.ack()
+        await brokers.start(0)
+        await until(lambda: connections(client) == [True, True], "it is connected to both again")
+        await consumer.flush()
+        held = [row.held for row in await client.admin.consumers("g")]
+        assert held == [0, 0], "its own broker has the acknowledgement"
+        assert await consumer.pull(timeout=0.2) == []
+        assert await other.pull(timeout=0.2) == []
+        with pytest.raises(qmq.Fenced):
+            await message.nack()
+
+
+async def test_a_handler_that_fails_and_one_that_rejects_go_there_too(tmp_path: Path) -> None:
+    async with (
+        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.url, failover_after=0.2) as client,
+        client.subscribe("a", group="g") as consumer,
+    ):
+        await client.send_many("a", [b"fails", b"rejected"])
+        fails, rejected = await consumer.pull(min_count=2, timeout=30)
+        await brokers.stop(0)
+        async with fails:
+            raise qmq.Retry("later", after=0.0)
+        await rejected.reject("bad address")
+        (again,) = await consumer.pull(timeout=30)
+        assert (again.body, again.attempt) == (b"fails", 2)
+        again.ack()
+        letters = [letter async for letter in client.admin.dead_letters("g")]
+        assert [(letter.subject, letter.reason) for letter in letters] == [("a", "bad address")]
+        await brokers.start(0)
+
+
+async def test_a_short_absence_moves_nothing(tmp_path: Path, directory: Path) -> None:
+    async with (
+        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.url, failover_after=60) as client,
+        client.subscribe("a", group="g", consumer="c") as consumer,
+    ):
+        await client.send("a", b"x")
+        (message,) = await consumer.pull(timeout=30)
+        await brokers.stop(0)
+        nacking = asyncio.ensure_future(message.nack(delay=0.0))
+        await brokers.start(0)
+        await nacking
+        (again,) = await consumer.pull(timeout=30)
+        assert again.attempt == 2
+        again.ack()
+        assert [row.in_retry for row in await client.admin.groups()] == [0, 0]
+    assert not waiting(directory)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_with_no_broker_there_it_is_kept_here_and_handed_over_once(
+    tmp_path: Path, directory: Path, count: int
+) -> None:
+    async with (
+        several(tmp_path, count, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.url, failover_after=0.1) as client,
+        client.subscribe("a", group="g", consumer="c") as consumer,
+    ):
+        await client.send_many("a", [b"1", b"2", b"3"])
+        messages = await consumer.pull(min_count=3, timeout=30)
+        for number in range(count):
+            await brokers.stop(number)
+        await asyncio.gather(*(message.nack(delay=0.0) for message in messages))
+        assert len(waiting(directory)) == 1
+        for number in range(count):
+            await brokers.start(number)
+        came: list[qmq.Message] = []
+        while len(came) < 3:
+            more = await consumer.pull(timeout=30)
+            assert more, f"only {len(came)} came"
+            came += more
+        assert sorted(message.body for message in came) == [b"1", b"2", b"3"]
+        assert {message.attempt for message in came} == {2}
+        for message in came:
+            message.ack()
+        await consumer.flush()
+        await until(lambda: not waiting(directory), "nothing waits any more")
+        assert await consumer.pull(timeout=0.2) == []
+
+
+async def test_what_a_killed_process_kept_is_handed_over_by_another(tmp_path: Path, directory: Path) -> None:
+    """The broker is killed, then a consumer that has nacked; a second consumer's client finds what that kept."""
+    broker = BrokerProcess(tmp_path / "data", lapse_ms=LAPSE_MS)
+    try:
+        broker.start()
+        await put(broker.url, "a", [b"body"])
+        consumer = started(broker.url)
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == "got\n"
+        broker.kill()
+        await asyncio.to_thread(consumer.communicate, "go\n", 60)
+        assert consumer.returncode == -signal.SIGKILL
+        await asyncio.to_thread(broker.start)
+        async with qmq.connect(broker.url) as client, client.subscribe("a", group="g") as second:
+            (message,) = await second.pull(timeout=30)
+            assert (message.body, message.attempt) == (b"body", 2)
+            message.ack()
+            await until(lambda: not waiting(directory), "nothing waits any more")
+    finally:
+        broker.close()
+
+
+async def test_a_group_that_is_nowhere_keeps_its_messages_here(tmp_path: Path, directory: Path) -> None:
+    async with (
+        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.one(0)) as alone,
+        qmq.connect(brokers.url, failover_after=0.1) as client,
+    ):
+        await alone.send("a", b"x")
+        async with client.subscribe("a", group="g") as consumer:
+            (message,) = await consumer.pull(timeout=30)
+            async with qmq.connect(brokers.one(1)) as other:
+                await until(lambda: connections(client) == [True, True], "it is connected to both")
+                await other.admin.delete_group("g")
+            await brokers.stop(0)
+            await message.nack(delay=0.0)
+            assert len(waiting(directory)) == 1
+            await brokers.start(0)
+            await until(lambda: not waiting(directory), "its own broker has taken it")

@@ -1,0 +1,134 @@
+"""Messages kept on this machine until a broker takes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import StorageFailed
+from qmq.net.spool import Record, Spool, Waiting
+
+HERE = ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path))
+    return tmp_path / "spool"
+
+
+def records(count: int) -> list[Record]:
+    return [{"group": "g", "batch": bytes([number]) * 100} for number in range(count)]
+
+
+def filled(count: int = 3, addresses: list[str] = HERE) -> Spool:
+    spool = Spool(addresses)
+    for record in records(count):
+        spool.put(record)
+    return spool
+
+
+def taken(spool: Spool) -> Waiting:
+    (waiting,) = spool.take()
+    return waiting
+
+
+def test_what_was_put_is_taken_once(directory: Path) -> None:
+    spool = filled()
+    waiting = taken(spool)
+    assert waiting.records == records(3)
+    assert not waiting.is_damaged
+    spool.removed(waiting)
+    assert spool.take() == []
+    assert not list(directory.iterdir())
+
+
+def test_what_no_broker_took_waits_on(directory: Path) -> None:
+    spool = filled()
+    spool.kept(taken(spool))
+    spool.put({"group": "g", "batch": b"more"})
+    found = sorted(len(waiting.records) for waiting in spool.take())
+    assert found == [1, 3]
+
+
+def test_a_file_is_its_clients_while_that_lives_and_anyones_after() -> None:
+    spool, other = filled(), Spool(HERE[1:])
+    assert other.take() == []
+    spool.close()
+    waiting = taken(other)
+    assert waiting.records == records(3)
+    assert Spool(HERE).take() == [], "it is being handed over"
+    other.removed(waiting)
+
+
+def test_a_client_of_other_brokers_leaves_it_alone() -> None:
+    filled().close()
+    assert Spool(["127.0.0.1:3"]).take() == []
+    assert len(Spool(HERE).take()) == 1
+
+
+def test_cut_at_any_byte_what_was_whole_is_there(directory: Path) -> None:
+    filled(2).close()
+    (path,) = directory.iterdir()
+    data, counts = path.read_bytes(), set()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        found = Spool(HERE).take()
+        counts.update(len(waiting.records) for waiting in found)
+        for waiting in found:
+            assert waiting.records == records(2)[: len(waiting.records)]
+            Spool.kept(waiting)
+    assert counts == {0, 1}
+
+
+def test_one_flipped_bit_costs_one_record_at_most_and_the_file_is_set_aside(directory: Path) -> None:
+    filled(3).close()
+    (path,) = directory.iterdir()
+    data, struck = path.read_bytes(), 0
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        for waiting in Spool(HERE).take():
+            assert all(record in records(3) for record in waiting.records)
+            assert len(waiting.records) == 3 or waiting.is_damaged, "what is missing is never thrown away"
+            struck += waiting.is_damaged
+            Spool.kept(waiting)
+    assert struck > 300
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    path.write_bytes(flipped)
+    waiting = taken(Spool(HERE))
+    assert waiting.records == records(2)
+    Spool.removed(waiting)
+    assert [left.suffix for left in directory.iterdir()] == [".bad"]
+
+
+def test_a_file_of_something_else_is_left_alone(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "x.spool").write_bytes(b"something else")
+    assert Spool(HERE).take() == []
+    assert (directory / "x.spool").exists()
+
+
+def test_where_nothing_can_be_written_it_says_so(directory: Path) -> None:
+    directory.parent.mkdir(exist_ok=True)
+    directory.write_bytes(b"a file stands where the directory must")
+    with pytest.raises(StorageFailed, match="QMQ_STATE_DIR"):
+        filled(1)
+
+
+def test_what_a_killed_process_has_put_is_there(directory: Path) -> None:
+    script = (
+        "import os, signal\nfrom qmq.net.spool import Spool\n"
+        f"spool = Spool({HERE!r})\nspool.put({{'group': 'g', 'batch': b'kept'}})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ.copy(), timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert taken(Spool(HERE)).records == [{"group": "g", "batch": b"kept"}]
