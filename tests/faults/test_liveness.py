@@ -57,9 +57,10 @@ class Worker:
         self._out: IO[str] = self._process.stdout
         self._in: IO[str] = self._process.stdin
 
-    def says(self) -> str:
+    async def says(self) -> str:
         """Its next line."""
-        return self._out.readline().strip()
+        async with asyncio.timeout(PATIENCE_S):
+            return (await asyncio.to_thread(self._out.readline)).strip()
 
     def tell(self, line: str) -> None:
         self._in.write(line + "\n")
@@ -105,11 +106,11 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message(broker: BrokerPr
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"long work")
         with worker(broker.url, "blocked", "block") as blocked:
-            assert await asyncio.to_thread(blocked.says) == "took long work 1"
+            assert await blocked.says() == "took long work 1"
             blocked.tell(str(1.5 * LAPSE_S))
             stalled = 0.0
             async with client.subscribe("a", group="g", consumer="other") as other:
-                ended = asyncio.create_task(asyncio.to_thread(blocked.says))
+                ended = asyncio.create_task(blocked.says())
                 while not ended.done():
                     assert await other.pull(1, timeout=0.2) == [], "somebody lives who holds it"
                     online, _, now_stalled = (await consumers(client))["blocked"]
@@ -126,9 +127,9 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message_while_the_broker
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"long work")
         with worker(broker.url, "blocked", "block") as blocked:
-            assert await asyncio.to_thread(blocked.says) == "took long work 1"
+            assert await blocked.says() == "took long work 1"
             blocked.tell(str(1.5 * LAPSE_S))
-            ended = asyncio.create_task(asyncio.to_thread(blocked.says))
+            ended = asyncio.create_task(blocked.says())
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.start)
             async with client.subscribe("a", group="g", consumer="other") as other:
@@ -141,7 +142,7 @@ async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goe
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"1")
         with worker(broker.url, "stopped") as stopped:
-            assert await asyncio.to_thread(stopped.says) == "took 1 1"
+            assert await stopped.says() == "took 1 1"
             stopped.signal(signal.SIGSTOP)
             await until_offline(client, "stopped")
             async with client.subscribe("a", group="g", consumer="other") as other:
@@ -149,27 +150,27 @@ async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goe
                 assert (message.body, message.attempt) == (b"1", 1), "a lapse is no attempt"
                 stopped.tell("acknowledge it")
                 stopped.signal(signal.SIGCONT)
-                assert await asyncio.to_thread(stopped.says) == "fenced"
+                assert await stopped.says() == "fenced"
                 message.ack()
                 await other.flush()
             await client.send("a", b"2")
-            assert await asyncio.to_thread(stopped.says) == "took 2 1", "after a blip it consumes again"
+            assert await stopped.says() == "took 2 1", "after a blip it consumes again"
             stopped.tell("acknowledge it")
-            assert await asyncio.to_thread(stopped.says) == "confirmed"
+            assert await stopped.says() == "confirmed"
             assert (await consumers(client))["stopped"][:2] == (True, 0)
 
 
 async def test_another_process_under_the_same_id_takes_over_at_once(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"1")
-        with worker(broker.url, "fixed") as first, worker(broker.url, "idle"):
-            assert await asyncio.to_thread(first.says) == "took 1 1"
-            with worker(broker.url, "fixed") as second:
-                assert await asyncio.to_thread(second.says) == "took 1 1", "it holds what the one before held"
+        with worker(broker.url, "fixed") as first:
+            assert await first.says() == "took 1 1"
+            with worker(broker.url, "idle"), worker(broker.url, "fixed") as second:
+                assert await second.says() == "took 1 1", "it holds what the one before held"
                 first.tell("acknowledge it")
-                assert await asyncio.to_thread(first.says) == "fenced"
+                assert await first.says() == "fenced"
                 second.tell("acknowledge it")
-                assert await asyncio.to_thread(second.says) == "confirmed"
+                assert await second.says() == "confirmed"
 
 
 async def test_a_client_out_of_touch_stops_its_handler_and_goes_on_later(broker: BrokerProcess) -> None:
