@@ -218,7 +218,7 @@ class Broker:
         """What was found to be bad, or could not be read while serving pulls, since the last call."""
         damaged = self._delivery.damaged + self._delaying.damaged
         self._delivery.damaged, self._delaying.damaged = [], []
-        for error in damaged:
+        for error in (*damaged, *self._store.groups.take_damaged()):
             self._damages.refused(error)
         return self._damages.take_news()
 

@@ -25,7 +25,7 @@ class Records:
     def write(self) -> None:
         """Write what is staged. While that cannot be (a full disk), answers that rest on it wait."""
         groups = self._store.groups
-        if not groups.staged and not self._withheld:
+        if not groups.staged and not self._withheld and not groups.broken:
             return
         try:
             groups.write()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq.errors import StorageError
 from qmq.format.layout import DELAY_DTYPE, RETRY_DTYPE
 from qmq.storage.checkpoint import Hole
 from qmq.storage.disk import Disk
@@ -79,7 +80,8 @@ class GroupFiles:
         if not clean:
             rewrite_pull_log(disk, pulls, found)
         self._records = found.records
-        self._told = not found.records and not found.holes
+        self._told = False
+        self._has_more = bool(found.records or found.holes)
         #: Positions of the pull log, behind the checkpoint, that cannot be read: [start, end) each.
         self.holes = found.holes
         #: What else there is to say of it.
@@ -97,6 +99,8 @@ class GroupFiles:
             self._log.begin_sync().run()
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
+        self._used = set[Path]()  # directories that may have runs
+        self._damaged: list[StorageError] = []
         self._claimed = self._claimed_before = self._claim.position
         self._kept = {directory / name: set(runs.items) for name, runs in self._claim.runs.items()}
 
@@ -132,24 +136,35 @@ class GroupFiles:
         if sync.failed:
             self._log.broken = str(error)
 
+    @property
+    def broken(self) -> bool:
+        """Nothing more may be confirmed: a sync of the pull log has failed."""
+        return self._log.broken is not None
+
+    def take_damaged(self) -> list[StorageError]:
+        """What was rotten in error logs and dead letters, or refused by the system, since the last call."""
+        damaged = self._damaged[:]
+        self._damaged.clear()
+        return damaged
+
     # --- error logs and dead letters ---------------------------------------------------------------------------------
 
     def retries(self, group: int) -> Schedule:
         """The error log of a group, as it is in no run: ``restore`` brings in what a checkpoint knows."""
         path = self._path(group, "retries")
-        made = self._owners[path] = Schedule(self._disk, path, self._store_id, RETRY_DTYPE)
+        made = self._owners[path] = Schedule(self._disk, path, self._store_id, RETRY_DTYPE, self._damaged)
         return made
 
     def dead(self, group: int) -> ItemLog:
         """The dead letters of a group, likewise."""
         path = self._path(group, "dead")
-        made = self._owners[path] = ItemLog(self._disk, path, self._store_id, RETRY_DTYPE)
+        made = self._owners[path] = ItemLog(self._disk, path, self._store_id, RETRY_DTYPE, self._damaged)
         return made
 
     def delayed(self) -> Schedule:
         """When delayed messages fall due, likewise."""
         path = self._directory / DUE_NAME
-        made = self._owners[path] = Schedule(self._disk, path, self._store_id, DELAY_DTYPE)
+        made = self._owners[path] = Schedule(self._disk, path, self._store_id, DELAY_DTYPE, self._damaged)
         return made
 
     def forget(self, group: int) -> None:
@@ -176,7 +191,7 @@ class GroupFiles:
             }
             claim = GroupClaim(pulls.position, self.generation, known)
         else:  # nobody has taken over what the last one left
-            claim = self._claim
+            claim = self._claim if self._has_more else self._claim._replace(position=pulls.position)
         kept = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
         return claim.pack(), GroupSync(self, pulls, runs, kept, claim.position)
 
@@ -201,9 +216,11 @@ class GroupFiles:
         """[thread] Remove what is older than the two last checkpoints. Raises StorageFailed."""
         remove_pull_files(self._disk, self._directory / PULL_LOG_NAME, self._claimed_before)
         self._claimed_before, self._claimed = self._claimed, sync.claimed
-        for path in self._kept.keys() | sync.kept.keys():
+        for path in self._used | self._kept.keys() | sync.kept.keys():
+            known = self._kept.get(path, set()) | sync.kept.get(path, set())
             if self._disk.exists(path):
-                sweep(self._disk, path, self._kept.get(path, set()) | sync.kept.get(path, set()))
+                sweep(self._disk, path, known)
+            (self._used.add if known else self._used.discard)(path)
         self._kept = sync.kept
 
     def close(self) -> None:

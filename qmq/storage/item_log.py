@@ -34,8 +34,10 @@ class ItemLogClaim(NamedTuple):
 class ItemLog:
     """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
 
-    def __init__(self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any]) -> None:
-        """*dtype* as of a schedule."""
+    def __init__(
+        self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
+    ) -> None:
+        """*dtype* and *damaged* as of a schedule."""
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
@@ -47,12 +49,7 @@ class ItemLog:
         self._next_run = 0
         self._unsynced: list[int] = []
         self._spill_at = MEMORY_ITEMS
-        self._damaged: list[StorageError] = []
-
-    def take_damaged(self) -> list[StorageError]:
-        """What was rotten, or refused by the system, since the last call."""
-        damaged, self._damaged = self._damaged, []
-        return damaged
+        self._damaged = damaged
 
     def __len__(self) -> int:
         """How many items there are that were not taken out."""
@@ -78,7 +75,9 @@ class ItemLog:
         items = np.concatenate(self._kept)
         write_run(self._disk, self._directory, self._store_id, self._next_run, items)
         claim = RunClaim(self._next_run, len(items), 0)
-        self._runs.append((int(items["number"][0]), Run(self._disk, self._directory, self._dtype, claim)))
+        self._runs.append(
+            (int(items["number"][0]), Run(self._disk, self._directory, self._dtype, claim, self._damaged))
+        )
         self._unsynced.append(self._next_run)
         self._next_run += 1
         self._kept, self._spill_at = [], MEMORY_ITEMS
@@ -90,8 +89,6 @@ class ItemLog:
             while start < run.items:
                 block = run.read(start)
                 start += len(block)
-                self._damaged += run.damaged
-                run.damaged = []
                 yield self._left(block[block["number"] > 0])
         if self._kept:
             block = np.concatenate(self._kept)
@@ -129,7 +126,7 @@ class ItemLog:
         """Take over what ``claim`` gave."""
         self._next_number, self._next_run = claim.next_number, claim.next_run
         self._runs = [
-            (first, Run(self._disk, self._directory, self._dtype, RunClaim(number, items, 0)))
+            (first, Run(self._disk, self._directory, self._dtype, RunClaim(number, items, 0), self._damaged))
             for number, items, first in claim.runs
         ]
         kept = np.frombuffer(claim.kept, self._dtype)

@@ -24,10 +24,12 @@ from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.opened import StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.recovery import RecoveryReport
+from qmq.storage.repair_runs import Place, repair_runs
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import list_bases, segment_path
 from qmq.storage.store import Store
 from qmq.storage.verify import Progress, verify_one
+from qmq.storage.verify_groups import good_checkpoints, group_claims
 
 _DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
 
@@ -41,7 +43,7 @@ class Outcome(Enum):
     MENDED = "mended"
     #: A file that was good for nothing any more.
     REMOVED = "removed"
-    #: Bytes of the message log: what they held is lost. No message that is there is missed for it.
+    #: Bytes of the message log, or items of a run: what they held is lost. No message that is there is missed for it.
     GIVEN_UP = "given up"
     #: Still wrong.
     LEFT = "left"
@@ -94,11 +96,12 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
     done = Repair(directory)
     identity = _identity(directory, disk)
     if wrong and not before.absent and identity is not None:
+        lost = repair_runs(disk, directory, identity.store_id, group_claims(good_checkpoints(disk, directory)))
         recovery = _start(
             directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)}
         )
         after = verify_one(directory, disk, _half(progress, 1))
-        done.treated = [*_compared(disk, wrong, after), *_given_up(directory, disk, identity, recovery)]
+        done.treated = [*_compared(disk, wrong, after, lost), *_given_up(directory, disk, identity, recovery)]
         done.notes = recovery.notes
         done.left_out = after.left_out
     else:
@@ -168,7 +171,7 @@ def _size(disk: Disk, path: Path) -> int:
         raise failure(error, "look at", path) from error
 
 
-def _compared(disk: Disk, wrong: list[Finding], after: Report) -> Iterator[Treated]:
+def _compared(disk: Disk, wrong: list[Finding], after: Report, lost: set[Place]) -> Iterator[Treated]:
     left = {(finding.file, finding.position) for finding in _wrong(after, disk)}
     known = {(finding.file, finding.position) for finding in after.findings} - left
     for finding in wrong:
@@ -177,7 +180,7 @@ def _compared(disk: Disk, wrong: list[Finding], after: Report) -> Iterator[Treat
             outcome = Outcome.LEFT
         elif _is_derived(finding):
             outcome = Outcome.MADE_AGAIN
-        elif finding.file.suffix == SEGMENT_SUFFIX and place in known:
+        elif place in lost or (finding.file.suffix == SEGMENT_SUFFIX and place in known):
             outcome = Outcome.GIVEN_UP
         else:
             outcome = Outcome.MENDED if disk.exists(finding.file) else Outcome.REMOVED

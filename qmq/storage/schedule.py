@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
 from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
+from qmq.storage.identity import COPY_NAMES
 
 #: Items of a run that are in memory at once.
 BLOCK_ITEMS: Final = 128
@@ -40,6 +42,8 @@ _CRC_SIZE: Final = 4
 #: What cannot be read now, though it may be there, is tried again after this.
 _AGAIN_US: Final = 1_000_000
 _UNKNOWN: Final = -1
+#: Directories between that of a schedule and that of the store, and the last.
+_MOST_LEVELS: Final = 3
 
 Items = npt.NDArray[np.void]
 
@@ -93,15 +97,13 @@ def run_number(name: str) -> int | None:
 
 
 def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
-    """Write a run, twice; only the directories made for it are synced. Raises StorageFull or StorageFailed; no
-    file is left then.
-    """
+    """Write a run, twice; nothing is synced. Raises StorageFull or StorageFailed; no file is left then."""
     _make_directory(disk, directory)
     for path in run_paths(directory, number):
         fd = -1
         try:
             fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            header = _pack_header(store_id, items.dtype.itemsize, number, len(items))
+            header = pack_run_header(store_id, items.dtype.itemsize, number, len(items))
             write_fully(disk, fd, [header, items.tobytes()], 0)
         except OSError as error:
             _remove(disk, directory, number)
@@ -119,12 +121,12 @@ def _make_directory(disk: Disk, path: Path) -> None:
     try:
         for made in reversed(missing):
             disk.mkdir(made)
-            disk.fsync_directory(made.parent)
     except OSError as error:
         raise failure(error, "make a directory below", path) from error
 
 
-def _pack_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
+def pack_run_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
+    """What a run begins with."""
     draft = SCHEDULE_HEADER.pack(
         SCHEDULE_MAGIC, SCHEDULE_VERSION, item_size, store_id, bytes(6), number, items, bytes(20), 0
     )
@@ -154,15 +156,17 @@ def _remove(disk: Disk, directory: Path, number: int) -> None:
 class Run:
     """One run as it is read: items [0, items), of which ``taken`` are gone."""
 
-    def __init__(self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim, damaged: list[StorageError]
+    ) -> None:
+        """What is rotten is added to *damaged*."""
         self._disk = disk
         self._directory = directory
         self._dtype = dtype
         self.number, self.items, self.taken = claim
         self._block: Items = np.empty(0, dtype)
         self._start = 0  # the item that the block begins with
-        #: What is rotten, and has been met since somebody looked.
-        self.damaged: list[StorageError] = []
+        self._damaged = damaged
 
     def head(self) -> np.void | None:
         """The next item; None when none is left. Raises StorageFailed."""
@@ -218,7 +222,7 @@ class Run:
     def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
         size = self._dtype.itemsize
         for number in lost:
-            self.damaged.append(
+            self._damaged.append(
                 BadBytes(
                     f"{first} and {second.name} are both rotten at byte {SCHEDULE_HEADER_SIZE + number * size}: the "
                     "messages that stood there to be handed out again, or as dead, are not known any more; stop the "
@@ -226,7 +230,7 @@ class Run:
                 )
             )
         if helped:
-            self.damaged.append(
+            self._damaged.append(
                 BadBytes(
                     f"{helped} items of {first} are rotten or gone; they were read from {second.name}; nothing is "
                     "lost, but see what the disk says; qmq repair mends the file"
@@ -237,8 +241,12 @@ class Run:
 class Schedule:
     """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
 
-    def __init__(self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any]) -> None:
-        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet."""
+    def __init__(
+        self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
+    ) -> None:
+        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet. What is rotten or
+        refused by the system later is added to *damaged*.
+        """
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
@@ -249,15 +257,7 @@ class Schedule:
         self._next_run = 0
         self._unsynced: list[int] = []
         self._spill_at = 0  # so many items in memory, after a run could not be written
-        self._damaged: list[StorageError] = []
-
-    def take_damaged(self) -> list[StorageError]:
-        """What was rotten, or refused by the system, since the last call."""
-        damaged, self._damaged = self._damaged, []
-        for run in self._runs:
-            damaged += run.damaged
-            run.damaged = []
-        return damaged
+        self._damaged = damaged
 
     def __len__(self) -> int:
         """How many items there are, as far as the files can be read."""
@@ -265,7 +265,9 @@ class Schedule:
 
     def restore(self, claim: ScheduleClaim) -> None:
         """Take over what ``claim`` gave."""
-        self._runs = [Run(self._disk, self._directory, self._dtype, RunClaim(*run)) for run in claim.runs]
+        self._runs = [
+            Run(self._disk, self._directory, self._dtype, RunClaim(*run), self._damaged) for run in claim.runs
+        ]
         self._next_run = claim.next_run
         self._find_heads()
         self.push(np.frombuffer(claim.kept, self._dtype))
@@ -294,8 +296,11 @@ class Schedule:
         self._next_run += 1
         self._heap, self._spill_at = [], 0
         self._unsynced.append(number)
-        self._runs.append(Run(self._disk, self._directory, self._dtype, RunClaim(number, len(items), 0)))
+        self._runs.append(self._run(RunClaim(number, len(items), 0)))
         self._find_heads()
+
+    def _run(self, claim: RunClaim) -> Run:
+        return Run(self._disk, self._directory, self._dtype, claim, self._damaged)
 
     def _find_heads(self) -> None:
         kept = list[Run]()
@@ -305,8 +310,6 @@ class Schedule:
             if key is not None:
                 self._heads.append((*key, len(kept)))
                 kept.append(run)
-            else:
-                self._damaged += run.damaged
         self._runs = kept
         heapq.heapify(self._heads)
 
@@ -409,18 +412,24 @@ class ScheduleSync:
                         self._disk.fsync(fd)
                     finally:
                         self._disk.close(fd)
-            if self.runs:
-                path = self._directory
+            for path in self._above() if self.runs else ():
                 self._disk.fsync_directory(path)
         except OSError as error:
             raise failure(error, "sync", path) from error
+
+    def _above(self) -> Iterator[Path]:
+        """The directory and those that it lies in, up to that of the store."""
+        for path in (self._directory, *self._directory.parents[:_MOST_LEVELS]):
+            yield path
+            if self._disk.exists(path / COPY_NAMES[0]):
+                return
 
 
 def sweep(disk: Disk, directory: Path, kept: set[int]) -> None:
     """[thread] Remove the runs that no checkpoint knows. Raises StorageFailed."""
     try:
         for name in disk.listdir(directory):
-            number = run_number(name)
+            number = run_number(name.removesuffix(".tmp"))
             if number is not None and number not in kept:
                 disk.unlink(directory / name)
     except OSError as error:

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
-from qmq.storage.checkpoint import Claims
+from qmq.storage.checkpoint import KEPT, Claims, list_checkpoints, read_checkpoint
 from qmq.storage.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.findings import Report
 from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
@@ -43,6 +43,12 @@ class Copy(NamedTuple):
 def group_claims(checkpoints: Sequence[Claims]) -> list[GroupClaim]:
     """What checkpoints say of the files of groups, for those that say anything. Raises BadBytes."""
     return [GroupClaim.unpack(one.state[GROUP_STATE]) for one in checkpoints if GROUP_STATE in one.state]
+
+
+def good_checkpoints(disk: Disk, directory: Path) -> list[Claims]:
+    """What the good ones of the checkpoints that are kept say, the last one first. Raises StorageFailed."""
+    numbers = list_checkpoints(disk, directory)[:KEPT]
+    return [claims for number in numbers if (claims := read_checkpoint(disk, directory, number).claims) is not None]
 
 
 class GroupsCheck:
@@ -140,7 +146,7 @@ class GroupsCheck:
             if path.name.endswith(SET_ASIDE):
                 what = "holds the bytes of a run that had rotten items, as a repair found them"
                 self._report.note(path, None, what, "delete it when nobody wants to look at it")
-            elif run_number(path.name) is not None:
+            elif run_number(path.name.removesuffix(".tmp")) is not None:
                 self._report.note(path, None, "is known to no checkpoint", "nothing: it is removed, or written again")
             else:
                 self._foreign(path)

@@ -36,8 +36,8 @@ class Driven:
     def made(self) -> Ledger:
         for name in ("retries", "dead"):
             (self.path / name).mkdir(exist_ok=True)
-        schedule = Schedule(Disk(), self.path / "retries", b"store!", RETRY_DTYPE)
-        dead = ItemLog(Disk(), self.path / "dead", b"store!", RETRY_DTYPE)
+        schedule = Schedule(Disk(), self.path / "retries", b"store!", RETRY_DTYPE, [])
+        dead = ItemLog(Disk(), self.path / "dead", b"store!", RETRY_DTYPE, [])
         return Ledger(7, schedule, dead, lambda kind, payload: self.records.append((kind, payload)))
 
     def packed(self) -> dict[str, Any]:

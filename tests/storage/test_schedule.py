@@ -34,7 +34,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(tmp_path: Path) -> Schedule:
     (tmp_path / "s").mkdir(exist_ok=True)
-    return Schedule(Disk(), tmp_path / "s", STORE, DTYPE)
+    return Schedule(Disk(), tmp_path / "s", STORE, DTYPE, [])
 
 
 def restarted(tmp_path: Path, before: Schedule) -> Schedule:
@@ -68,7 +68,7 @@ def test_it_is_a_sorted_list(tmp_path: Path, seed: int) -> None:
             found = restarted(tmp_path, found)
         assert len(found) == len(model)
         assert found.next_due_us() == (model[0][0] if model else None)
-    assert found.take_damaged() == []
+    assert found._damaged == []
     assert pairs_of(found.pop(10**9, 10**6)) == model
 
 
@@ -100,7 +100,7 @@ def test_a_rotten_item_is_read_from_the_other_file_and_told(tmp_path: Path, copi
         path.write_bytes(data)
     got = pairs_of(found.pop(100, 100))
     assert got == ([pair for pair in pairs if pair[0] != 10] if copies == (0, 1) else pairs)
-    damaged = found.take_damaged()
+    damaged = found._damaged
     assert len(damaged) == {(0,): 1, (1,): 0, (0, 1): 1}[copies]
     assert all(str(tmp_path) in str(told) for told in damaged)
 
@@ -116,7 +116,7 @@ def test_a_file_that_was_cut_or_is_gone_is_read_from_the_other(tmp_path: Path, c
     else:
         path.write_bytes(path.read_bytes()[:left])
     assert pairs_of(found.pop(100, 100)) == pairs
-    assert bool(found.take_damaged()) is (copy == 0)
+    assert bool(found._damaged) is (copy == 0)
 
 
 def test_runs_that_nobody_knows_are_swept(tmp_path: Path) -> None:

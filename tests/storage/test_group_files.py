@@ -1,0 +1,274 @@
+"""The files of groups in a data directory: claimed, checked, repaired, kept as long as a checkpoint knows them, and
+what becomes of them when the system refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from qmq.errors import StorageFailed, SyncFailed
+from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
+from qmq.storage import item_log, schedule
+from qmq.storage.disk import Disk
+from qmq.storage.item_log import ItemLog, ItemLogClaim
+from qmq.storage.repair import Outcome, repair
+from qmq.storage.schedule import Items, Schedule, ScheduleClaim
+from qmq.storage.store import Store
+from qmq.storage.verify import verify
+from qmq.storage.verify_groups import SET_ASIDE
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified
+
+GROUP: Final = 5
+ITEMS: Final = 50
+RETRIES: Final = f"groups/{GROUP:x}/retries/00000000"
+DEAD: Final = f"groups/{GROUP:x}/dead/00000000"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(schedule, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
+
+
+def items_of(count: int, start: int = 1) -> Items:
+    items = np.zeros(count, RETRY_DTYPE)
+    items["number"] = items["due_us"] = np.arange(start, start + count)
+    return items
+
+
+class Kept:
+    """A store with one group, and what its checkpoints said of that."""
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self.path = path
+        self.open(disk)
+        self.retries.push(items_of(ITEMS))
+        self.dead.add(items_of(ITEMS))
+        assert len(self.retries.runs()) == len(self.dead.runs()) == 1
+        self.say(1)
+
+    def open(self, disk: Disk | None = None) -> list[bytes]:
+        """Open it, as a broker does with what a checkpoint says; the records behind that."""
+        self.store: Store = open_store(self.path, disk if disk is not None else HastyDisk())
+        self.retries: Schedule = self.store.groups.retries(GROUP)
+        self.dead: ItemLog = self.store.groups.dead(GROUP)
+        return [bytes(record.payload) for record in self.store.groups.take_records()]
+
+    def say(self, *numbers: int) -> None:
+        for number in numbers:
+            self.store.groups.stage(1, b"record %d" % number)
+        self.store.groups.write()
+
+    def claims(self) -> tuple[ScheduleClaim, ItemLogClaim]:
+        return self.retries.claim(), self.dead.claim()
+
+    def reopened(self, claims: tuple[ScheduleClaim, ItemLogClaim]) -> None:
+        self.open()
+        self.retries.restore(claims[0])
+        self.dead.restore(claims[1])
+
+    def numbers(self) -> tuple[list[int], list[int]]:
+        """What is to be handed out again, and what is dead."""
+        due = self.retries.pop(1 << 60, 1_000)["number"].tolist()
+        return due, [number for items in self.dead.after(0) for number in items["number"].tolist()]
+
+
+def spoil(path: Path, *bits: int) -> None:
+    data = bytearray(path.read_bytes())
+    for bit in bits:
+        data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def places(path: Path) -> set[tuple[str, int | None]]:
+    found = verify(path, Disk()).findings
+    return {(str(one.file.relative_to(path)), one.position) for one in found if one.severity == "fault"}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]]:
+    made = Kept(tmp_path / "data")
+    claims = made.claims()
+    close_cleanly(made.store)
+    verified(made.path)
+    return made, claims
+
+
+@pytest.mark.parametrize("name", [f"{RETRIES}.a", f"{RETRIES}.b", f"{DEAD}.a", f"{DEAD}.b"])
+def test_a_flipped_bit_in_one_copy_is_found_and_mended(
+    kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]], name: str
+) -> None:
+    made, claims = kept
+    file = made.path / name
+    whole, tried = file.read_bytes(), 0
+    for bit in range(0, 8 * len(whole), 911):
+        spoil(file, bit)
+        item = (bit // 8 - SCHEDULE_HEADER_SIZE) // RETRY_SIZE
+        position = 0 if item < 0 else SCHEDULE_HEADER_SIZE + item * RETRY_SIZE
+        assert places(made.path) == {(name, position)}, bit
+        assert repair(made.path, HastyDisk(), NOW_US).is_whole
+        assert file.read_bytes() == whole
+        tried += 1
+    assert tried > 40
+    verified(made.path)
+    made.reopened(claims)
+    assert made.numbers() == (list(range(1, ITEMS + 1)),) * 2
+    kill(made.store)
+
+
+@pytest.mark.parametrize("spoiled", [lambda path: path.unlink(), lambda path: os.truncate(path, 700)])
+@pytest.mark.parametrize("name", [f"{RETRIES}.a", f"{DEAD}.b"])
+def test_a_copy_that_is_cut_or_gone_is_made_again(
+    kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]], name: str, spoiled: Callable[[Path], object]
+) -> None:
+    made, _ = kept
+    whole = (made.path / name).read_bytes()
+    spoiled(made.path / name)
+    assert {file for file, _ in places(made.path)} == {name}
+    assert repair(made.path, HastyDisk(), NOW_US).is_whole
+    assert (made.path / name).read_bytes() == whole
+    verified(made.path)
+
+
+def test_what_is_rotten_in_both_copies_is_set_aside_and_told(
+    kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]],
+) -> None:
+    made, claims = kept
+    position = SCHEDULE_HEADER_SIZE + 9 * RETRY_SIZE
+    for name in (RETRIES, DEAD):
+        for copy in "ab":
+            spoil(made.path / f"{name}.{copy}", 8 * (position + 30))
+    spoil(made.path / f"{RETRIES}.a", 8 * (position + RETRY_SIZE))  # the next one, which the other copy has
+    done = repair(made.path, HastyDisk(), NOW_US)
+    assert not done.is_whole
+    lost = {one.finding.position for one in done.treated if one.outcome is Outcome.GIVEN_UP}
+    assert lost == {position}
+    verified(made.path)
+    aside = sorted(str(path.relative_to(made.path)) for path in made.path.rglob(f"*{SET_ASIDE}"))
+    assert aside == sorted(f"{name}.{copy}{SET_ASIDE}" for name in (RETRIES, DEAD) for copy in "ab")
+    made.reopened(claims)
+    left = [number for number in range(1, ITEMS + 1) if number != 10]
+    assert made.numbers() == (left, left)
+    kill(made.store)
+
+
+def test_a_running_broker_tells_what_is_rotten_in_both_copies(
+    kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]],
+) -> None:
+    made, claims = kept
+    for copy in "ab":
+        spoil(made.path / f"{RETRIES}.{copy}", 8 * (SCHEDULE_HEADER_SIZE + 9 * RETRY_SIZE + 3))
+    made.reopened(claims)
+    assert made.numbers()[0] == [number for number in range(1, ITEMS + 1) if number != 10]
+    (told,) = made.store.groups.take_damaged()
+    assert f"{made.path / RETRIES}.a" in str(told)
+    assert f"at byte {SCHEDULE_HEADER_SIZE + 9 * RETRY_SIZE}" in str(told)
+    assert made.store.groups.take_damaged() == []
+    kill(made.store)
+
+
+def test_a_repair_leaves_records_to_the_broker(tmp_path: Path) -> None:
+    made = Kept(tmp_path / "data")
+    checkpoint(made.store)
+    made.say(2, 3)
+    kill(made.store)
+    spoil(made.path / f"{RETRIES}.a", 8 * 100)
+    assert repair(made.path, HastyDisk(), NOW_US).is_whole
+    assert made.open() == [b"record 2", b"record 3"]
+    kill(made.store)
+
+
+def test_runs_that_the_checkpoint_before_knows_are_kept_over_a_start(tmp_path: Path) -> None:
+    made = Kept(tmp_path / "data")
+    claims = made.claims()
+    checkpoint(made.store)
+    kill(made.store)
+    made.reopened(claims)
+    made.retries.clear()
+    checkpoint(made.store)
+    assert (made.path / f"{RETRIES}.a").exists(), "should the last checkpoint rot, the one before needs it"
+    checkpoint(made.store)
+    assert not (made.path / f"{RETRIES}.a").exists()
+    close_cleanly(made.store)
+    verified(made.path)
+
+
+def test_pull_files_are_kept_for_the_checkpoint_before(tmp_path: Path) -> None:
+    made = Kept(tmp_path / "data")
+    checkpoint(made.store)
+    made.say(2, 3)
+    checkpoint(made.store)
+    kill(made.store)
+    max(made.path.glob("checkpoint-*")).unlink()
+    assert made.open() == [b"record 2", b"record 3"]
+    kill(made.store)
+
+
+# --- the system refuses ----------------------------------------------------------------------------------------------
+
+
+def test_after_a_failed_sync_nothing_is_confirmed_and_checkpoints_go_on(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    made = Kept(tmp_path / "data", disk)
+    checkpoint(made.store)
+    made.say(2)
+    disk.fail_always("fdatasync", errno.EIO, "pulls")
+    begun = made.store.begin_checkpoint({})
+    with pytest.raises(SyncFailed, match=r"pulls.*restarted"):
+        begun.write()
+    made.store.fail_checkpoint(begun, SyncFailed("it has failed"))
+    disk.heal()
+    assert made.store.groups.broken
+    with pytest.raises(SyncFailed):
+        made.say(3)
+    checkpoint(made.store)  # it has all that the records say, so it may be taken
+    kill(made.store)
+    assert made.open() == []
+    kill(made.store)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES])
+def test_items_that_cannot_be_read_now_are_read_later(tmp_path: Path, code: int) -> None:
+    disk = FaultyDisk()
+    made = Kept(tmp_path / "data", disk)
+    made.retries.pop(5, 100)
+    disk.fail_always("open", code, "groups")
+    first = made.retries.pop(100, 100)["number"].tolist()
+    assert len(first) < ITEMS - 5
+    assert made.store.groups.take_damaged()
+    with pytest.raises(StorageFailed):
+        list(made.dead.after(0))
+    disk.heal()
+    assert first + made.retries.pop(10_000_000, 100)["number"].tolist() == list(range(6, ITEMS + 1))
+    kill(made.store)
+
+
+@pytest.mark.parametrize("operation", ["open", "pwritev", "mkdir"])
+def test_what_no_run_can_be_made_of_stays_in_memory(tmp_path: Path, operation: str) -> None:
+    disk = FaultyDisk()
+    store = open_store(tmp_path / "data", disk)
+    disk.fail_always(operation, errno.ENOSPC, "groups")
+    retries, dead = store.groups.retries(GROUP), store.groups.dead(GROUP)
+    for start in range(1, 100, 3):
+        retries.push(items_of(3, start))
+        dead.add(items_of(3, start))
+    assert store.groups.take_damaged()
+    assert not [path for path in (tmp_path / "data" / "groups").rglob("*") if path.is_file()]
+    disk.heal()
+    retries.push(items_of(20, 100))
+    dead.add(items_of(20, 100))
+    assert retries.runs()
+    assert dead.runs()
+    assert retries.pop(1 << 60, 1_000)["number"].tolist() == list(range(1, 120))
+    assert [number for items in dead.after(0) for number in items["number"].tolist()] == list(range(1, 120))
+    kill(store)
