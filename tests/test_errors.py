@@ -14,6 +14,7 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issu
 
 #: Trying again can help with these, and with no other.
 RETRYABLE = {
+    "BrokersMissed",
     "BrokerStopping", "ConnectionLost", "Overloaded", "QueueFull", "StorageFailed", "StorageFull", "TooManyProducers",
 }  # fmt: skip
 

@@ -389,6 +389,7 @@ async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
         message.ack()
         pulling, flushing = asyncio.ensure_future(s.consumer.pull()), asyncio.ensure_future(s.consumer.flush())
         peer = await s.broker.peer()
+        peer.next_sequence = s.peer.next_sequence
         await peer.subscribed()
         ack = await peer.frame(Kind.ACK)
         peer.answer(Kind.ACKED, ack.request, payload=wire.ACKED.pack(0))
