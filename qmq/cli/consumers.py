@@ -10,6 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.brief import age, age_of, iso, number
 from qmq.cli.connecting import run, server_option
+from qmq.cli.where import are_several, in_cell, in_line
 from qmq.names import check_group
 from qmq.net.admin import ConsumerInfo
 
@@ -35,8 +36,9 @@ def consumers(group: str, as_json: bool, server: str) -> None:
     if not as_json and sys.stdout.isatty():
         _print_table(found)
         return
+    several = "," in server
     for info in found:
-        click.echo(_json_line(info) if as_json else _tab_line(info))
+        click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
 
 
 def _json_line(info: ConsumerInfo) -> str:
@@ -63,7 +65,9 @@ def _print_table(found: list[ConsumerInfo]) -> None:
     table.add_column("consumer", style="bold", overflow="fold")
     for name in ("state", "holds", "since", "last pull", "heard of", "loop stood"):
         table.add_column(name, justify="right", no_wrap=True)
+    several = are_several(found)
     for info in found:
         held = number(info.held), age_of(info.held_since), age_of(info.last_pull)
-        table.add_row(info.name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
+        name = info.name + in_cell(info, several)
+        table.add_row(name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
     Console().print(table)

@@ -10,6 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.brief import age_of, number
 from qmq.cli.connecting import run, server_option
+from qmq.cli.where import are_several, in_cell
 from qmq.names import check_group
 from qmq.net.admin import DeadLetter
 
@@ -82,8 +83,9 @@ def _print_table(found: list[DeadLetter]) -> None:
     for name in ("died", "attempts", "lapses"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("reason", overflow="fold")
+    several = are_several(found)
     for letter in found:
         counts = str(letter.attempts), str(letter.lapses)
-        name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}"
+        name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}{in_cell(letter, several)}"
         table.add_row(name, age_of(letter.died_at), *counts, escape(letter.reason))
     Console().print(table)

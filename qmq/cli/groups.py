@@ -12,6 +12,7 @@ from qmq import connect
 from qmq.cli.brief import age_of, iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.consume import start_of
+from qmq.cli.where import are_several, in_cell, in_line
 from qmq.errors import InvalidOption
 from qmq.names import check_group
 from qmq.net.admin import GroupInfo
@@ -136,8 +137,9 @@ def _list(as_json: bool, server: str) -> None:
     if not as_json and sys.stdout.isatty():
         _print_table(found)
         return
+    several = "," in server
     for info in found:
-        click.echo(_json_line(info) if as_json else _tab_line(info))
+        click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
 
 
 def _json_line(info: GroupInfo) -> str:
@@ -157,6 +159,7 @@ def _print_table(found: list[GroupInfo]) -> None:
 
     table = Table(caption=number(len(found), "group"), caption_justify="left", box=HORIZONTALS, pad_edge=False)
     table.add_column("group\n  follows", overflow="fold", min_width=13)
+    several = are_several(found)
     skipped = any(info.skipped for info in found)
     for name in ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *(["skipped"] if skipped else [])):
         table.add_column(name, justify="right", no_wrap=True)
@@ -165,5 +168,5 @@ def _print_table(found: list[GroupInfo]) -> None:
         follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
         counts = (info.in_flight, info.in_retry, info.dead, *([info.skipped] if skipped else []))
         row = [number(info.consumers), number(info.ready), age_of(info.oldest), *map(number, counts)]
-        table.add_row(f"[bold]{info.name}[/]{mode}{follows}", *row)
+        table.add_row(f"[bold]{info.name}[/]{mode}{follows}{in_cell(info, several)}", *row)
     Console().print(table)

@@ -9,6 +9,7 @@ import click
 
 from qmq import connect
 from qmq.cli.connecting import run, server_option
+from qmq.cli.where import are_several, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client import SubjectInfo
 
@@ -40,8 +41,9 @@ async def _all(server: str, prefix: str) -> list[SubjectInfo]:
 
 async def _print_lines(server: str, prefix: str, as_json: bool) -> None:
     async with connect(server) as client:
+        several = "," in server
         async for info in client.subjects(prefix):
-            click.echo(_json_line(info) if as_json else _tab_line(info))
+            click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
 
 
 def _json_line(info: SubjectInfo) -> str:
@@ -51,6 +53,7 @@ def _json_line(info: SubjectInfo) -> str:
             "messages": info.messages,
             "first_sequence": info.first_sequence,
             "next_sequence": info.next_sequence,
+            "broker": info.broker,
         }
     )
 
@@ -71,6 +74,8 @@ def _print_table(found: list[SubjectInfo]) -> None:
     table.add_column("subject", style="bold", overflow="fold")
     for name in ("messages", "first sequence", "next sequence"):
         table.add_column(name, justify="right", no_wrap=True)
+    several = are_several(found)
     for info in shown:
-        table.add_row(info.name, f"{info.messages:,}", f"{info.first_sequence:,}", f"{info.next_sequence:,}")
+        counts = info.messages, info.first_sequence, info.next_sequence
+        table.add_row(info.name + in_cell(info, several), *(f"{count:,}" for count in counts))
     Console().print(table)
