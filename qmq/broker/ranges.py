@@ -33,10 +33,10 @@ Parts = list[Some | Many]
 
 
 def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> list[MessageRange]:
-    """Ranges of what was chosen from *followings*, in its order: by sequences where all are subjects; by places
-    otherwise, and one range for what a prefix takes of what lies in a row.
+    """Ranges of what was chosen from *followings*, in its order: by sequences where all are subjects whose numbers stay
+    what they are; by places otherwise, and one range for what a prefix takes of what lies in a row.
     """
-    if all(following.exact for following in followings):
+    if all(following.exact and _keeps_number(store, following) for following in followings):
         return _by_sequences(parts)
     found = list[MessageRange]()
     expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
@@ -55,6 +55,12 @@ def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> li
         found += more
         expected = behind
     return found
+
+
+def _keeps_number(store: Store, following: Following) -> bool:
+    """A start that finds a subject in the log only, and not in the checkpoint, may number it otherwise."""
+    number = following.subject(store)
+    return number is None or number < store.subjects_claimed
 
 
 def _joined(

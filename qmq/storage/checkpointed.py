@@ -34,6 +34,8 @@ class Checkpointed(Readable):
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
+        #: Subjects with lower numbers keep them over any start: a checkpoint of this life knows them.
+        self.subjects_claimed = 0
         #: The files of groups.
         self.groups = GroupFiles(
             opened.disk, opened.directory, self.store_id, self.secret, self.state.pop(GROUP_STATE, None),
@@ -156,6 +158,7 @@ class Checkpointed(Readable):
                 part.log.mark_synced(claim.position)
                 part.listed = claim.segments[-1].base
             part.claim = claim
+        self.subjects_claimed = checkpoint.claims.subjects.count
         self.groups.finish_checkpoint(checkpoint.groups)
         self._take_reserves()
 

@@ -347,3 +347,26 @@ def test_messages_that_are_gone_are_passed_and_those_behind_them_come(tmp_path: 
     driven.do(driven.send_command({"a": [b"1"]}))
     assert [*consumer.pull(), *consumer.pull()] == [b"1"]
     assert ledger.retries.count == 0
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_messages_of_subjects_that_a_start_numbers_otherwise_stay_what_they_are(
+    tmp_path: Path, checkpoint: bool
+) -> None:
+    driven = Driven(tmp_path, partitions=3)
+    names = [f"s{number}" for number in range(6)]
+    for name in names:
+        driven.change_producer()
+        driven.send(name, name.encode(), name.encode() + b"'")
+    if checkpoint:
+        driven.checkpoint()
+    consumers = [Consumer(driven, name, name, connection=at) for at, name in enumerate(names, 1)]
+    for consumer, name in zip(consumers, names, strict=True):
+        assert consumer.pull() == [name.encode(), name.encode() + b"'"]
+    killed(driven)
+    for consumer, name in zip(consumers, names, strict=True):
+        consumer.got.clear()
+        consumer.join()
+        consumer.expected = consumer.place.frontier
+        assert consumer.pull() == [name.encode(), name.encode() + b"'"]
+    driven.close()
