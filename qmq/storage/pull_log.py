@@ -112,14 +112,20 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
             data = _read_file(disk, path, base, found)[: None if following is None else following - base]
         except OSError as error:
             raise failure(error, "read", path) from error
+        before, problem = len(found.records), None
         try:
             said = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
             generation = max(generation, said)
         except BadBytes as error:  # every record is checked for itself
-            found.problems.append((base, str(error)))
+            problem = str(error)
         if base > end:
             found.holes.append(Hole(end, base))
-        end = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
+        last = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
+        if problem is not None:
+            if following is None and base == end and len(found.records) == before:
+                break  # it was being made: it is made again
+            found.problems.append((base, problem))
+        end = last
         torn = bytes(data[end - base :]).strip(b"\0") != b""
     return found._replace(end=max(end, claimed), generation=generation, torn=torn)
 

@@ -235,3 +235,11 @@ def test_files_that_no_start_reads_are_removed(tmp_path: Path) -> None:
     assert list_pull_files(Disk(), tmp_path / "pulls") == bases[-1:]
     assert os.listdir(tmp_path / "pulls") == [pull_file_path(tmp_path, bases[-1]).name]
     log.close()
+
+
+def test_a_file_that_was_being_made_is_made_again(tmp_path: Path) -> None:
+    log = written(tmp_path, [(1, b"one")])
+    log.close()
+    pull_file_path(tmp_path / "pulls", log.end).write_bytes(bytes(FILE_BYTES))
+    read = found(tmp_path)
+    assert (said(read), read.holes, read.problems, read.end) == ([(1, b"one")], [], [], log.end)
