@@ -29,7 +29,8 @@ test: lint  ## lint, then every test with coverage, two at a time (ARGS=... for 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
 
-sim: env  ## random histories (power lost, disks failing), batches, frames, names against models, ROUNDS=10 seeds
+sim: env  ## random histories (power lost, disks failing, consumers), batches, frames, names, ROUNDS=10 seeds
+	@$(BIN)/python -m tests.sim consumption $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py
 
 fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000: an hour (SEED=... TARGET=...)

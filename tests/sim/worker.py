@@ -1,0 +1,263 @@
+"""A consumer of a group, around the client's own record of what it holds (``qmq.net.holding``)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+from qmq.broker.commands import (
+    Ack,
+    Acked,
+    Command,
+    Effect,
+    HandBack,
+    HandedBack,
+    Heartbeat,
+    HeartbeatSeen,
+    Known,
+    Messages,
+    Pull,
+    Refused,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+)
+from qmq.errors import Fenced, QmqError
+from qmq.format.pieces import read_answer
+from qmq.net.holding import Holding, Owner, Place, Verdict
+from tests.sim.tally import MAX_ATTEMPTS, MAX_LAPSES, Holder, Key, Tally
+
+RETRY_DELAYS_US: Final = (300_000, 700_000, 1_500_000)
+SETTINGS: Final = (
+    ("max_attempts", MAX_ATTEMPTS),
+    ("max_lapses", MAX_LAPSES),
+    ("max_unacked", 24),
+    ("retry_delays_us", RETRY_DELAYS_US),
+)
+
+
+class Got(NamedTuple):
+    """A message as this consumer has it."""
+
+    message: int
+    attempt: int
+
+
+class Back(NamedTuple):
+    """A message on its way back."""
+
+    sequence: int
+    verdict: Verdict
+    delay_us: int | None
+
+
+class Worker:
+    """One process that is a consumer, from its start to its end; connections come and go."""
+
+    def __init__(self, name: str, group: str, prefixes: tuple[str, ...], tally: Tally, life: int, seed: int) -> None:
+        self.name, self.group, self.prefixes, self.tally, self.life = name, group, prefixes, tally, life
+        self.chance = random.Random(seed)
+        self.nonce = self.chance.randbytes(8)
+        self.client = self.chance.randbytes(8)
+        self.holding: Holding | None = None
+        #: As Holding wants of whom it belongs to.
+        self.refused = 0
+        self.connection = 0
+        self.subscription: int | None = None
+        self.got: dict[int, Got] = {}
+        #: Handed back, and not answered; and whether the broker may have taken it already.
+        self.backs: list[Back] = []
+        self.asked: dict[int, Command] = {}
+        self.is_gone = False
+        self.silent_until_us = 0
+
+    @property
+    def key(self) -> Key:
+        """Who it is now."""
+        assert self.holding is not None
+        place = self.holding.place
+        return self.group, self.name, place.incarnation, place.generation, self.life
+
+    def open_sequences(self) -> list[int]:
+        """What it has, and has given no verdict on."""
+        return [sequence for sequence in self.got if self.holding is not None and self.holding.is_open(sequence)]
+
+    @property
+    def unconfirmed(self) -> int:
+        """Acknowledgements that the broker has not confirmed."""
+        return self.holding.unconfirmed if self.holding is not None else 0
+
+    def want_send(self) -> None:
+        """There are acknowledgements: ``act`` sends them at some time."""
+
+    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        """Messages are known by their numbers here: it still has them."""
+
+    # --- what it asks ------------------------------------------------------------------------------------------------
+
+    def act(self, request: int, connection: int) -> Command:
+        """Its next command; *connection* is a fresh one, should it have none."""
+        command = self._next(request, connection)
+        self.asked[command.request] = command  # type: ignore[union-attr]
+        return command
+
+    def _next(self, request: int, connection: int) -> Command:
+        if self.subscription is None:
+            self.connection = self.connection or connection
+            start = self.connection, request, self.group, self.prefixes, self.name, None
+            return Subscribe(*start, self.nonce, self.client, False, SETTINGS, known=self._known())
+        assert self.holding is not None
+        kind, mine = self.chance.random(), self.open_sequences()
+        if self.backs:
+            return self._hand_back(request, self.backs[0])
+        if kind < 0.4 and mine:
+            for sequence in self.chance.sample(mine, self.chance.randrange(len(mine)) + 1):
+                self.holding.ack(sequence, sequence + 1)
+        elif kind < 0.5 and mine:
+            return self._begin_back(request, self.chance.choice(mine))
+        if self.unconfirmed and (intervals := self.holding.take_acks()):
+            self.tally.acknowledging(self._messages(intervals), 1)
+            return Ack(self.connection, request, self.subscription, tuple(intervals))
+        if any(isinstance(asked, Pull) for asked in self.asked.values()):  # one at a time
+            return Heartbeat(self.connection, request, self.client, 0)
+        return self._pull(request)
+
+    def _known(self) -> Known | None:
+        if self.holding is None:
+            return None
+        place = self.holding.place
+        return Known(place.since_us, place.generation, place.incarnation, self.holding.expected)
+
+    def _pull(self, request: int) -> Pull:
+        assert self.subscription is not None
+        assert self.holding is not None
+        chance = self.chance
+        max_count, max_bytes = chance.choice((1, 3, 10, 100)), chance.choice((120, 1_000, 1 << 20, 1 << 20))
+        wait_ms = chance.choice((0, 0, 50))
+        limits = max_count, 1, max_bytes, wait_ms
+        return Pull(self.connection, request, self.subscription, *limits, self.holding.expected)
+
+    def _begin_back(self, request: int, sequence: int) -> Command:
+        verdict = self.chance.choice((Verdict.NACK, Verdict.NACK, Verdict.RELEASE, Verdict.REJECT))
+        delay_us = self.chance.choice((None, None, 0, 200_000)) if verdict is Verdict.NACK else None
+        if verdict is Verdict.REJECT and self.chance.random() < 0.7:
+            verdict = Verdict.RELEASE
+        assert self.holding is not None
+        self.holding.take_back(sequence, sequence + 1)
+        self.backs.append(Back(sequence, verdict, delay_us))
+        return self._hand_back(request, self.backs[0])
+
+    def _hand_back(self, request: int, back: Back) -> Command:
+        assert self.subscription is not None
+        got = self.got[back.sequence]
+        if back.verdict is Verdict.NACK:
+            self.tally.nacking(got.message, got.attempt)
+        elif back.verdict is Verdict.REJECT:
+            self.tally.letter(got.message).may_be_dead = True
+        which = back.sequence, back.sequence + 1, int(back.verdict), back.delay_us
+        return HandBack(self.connection, request, self.subscription, *which, "it broke")
+
+    def leave(self, request: int) -> Command:
+        """Stop cleanly: what it holds is handed out again."""
+        assert self.subscription is not None
+        self.is_gone = True
+        command = Unsubscribe(self.connection, request, self.subscription)
+        self.asked[request] = command
+        return command
+
+    def disconnected(self) -> None:
+        """Nothing that was asked will be answered."""
+        self.asked.clear()
+        self.connection, self.subscription = 0, None
+
+    # --- what it hears -----------------------------------------------------------------------------------------------
+
+    def hear(self, effect: Effect, now_us: int) -> list[tuple[int, Holder]]:
+        """An answer. What it was given that another had: by message, who."""
+        command = self.asked.pop(effect.request, None)  # type: ignore[union-attr]
+        match effect:
+            case Messages() if command is not None:
+                return self._given(effect, now_us)
+            case Subscribed(subscription=subscription, place=place) if command is not None:
+                assert place is not None
+                self.subscription = subscription
+                self._joined(Place(*place))
+            case Acked(refused=refused) if isinstance(command, Ack):
+                self._acked(command.intervals, refused)
+            case HandedBack() if isinstance(command, HandBack):
+                self._handed_back(now_us)
+            case Refused(error=error):
+                self._refused(command, error)
+            case Unsubscribed() | HeartbeatSeen():
+                pass
+            case _:
+                assert command is None, effect
+        return []
+
+    def _joined(self, place: Place) -> None:
+        before = self.holding
+        if before is not None and before.place.is_that_of(place) and before.fenced is None:
+            before.rejoined(place)
+            return
+        self.holding = Holding(cast(Owner, self), place)
+        self.got.clear()
+        self.backs.clear()
+
+    def _given(self, answer: Messages, now_us: int) -> list[tuple[int, Holder]]:
+        runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
+        assert not damaged
+        assert self.holding is not None
+        had = []
+        for run in self.holding.number(runs, [field for one in answer.ranges for field in one]):
+            for sequence, body in enumerate(run.bodies(), run.pull_sequence):
+                message = int(bytes(body).rstrip(b"."))
+                assert any(run.subject.startswith(prefix) for prefix in self.prefixes), run.subject
+                before = self.tally.delivered(message, Holder(self.key, sequence), run.attempt, now_us)
+                if before is not None:
+                    had.append((message, before))
+                self.got[sequence] = Got(message, run.attempt)
+        return had
+
+    def _acked(self, intervals: tuple[int, ...], refused: int) -> None:
+        assert self.holding is not None
+        self.holding.confirm(intervals, refused)
+        self.tally.acknowledging(self._messages(intervals), -1)
+        if refused:
+            self.tally.counts["acknowledgements refused"] += refused
+            return
+        self.tally.confirmed(self._messages(intervals), self.key)
+
+    def _messages(self, intervals: Sequence[int]) -> list[int]:
+        pairs = zip(intervals[::2], intervals[1::2], strict=True)
+        return [self.got[sequence].message for start, end in pairs for sequence in range(start, end)]
+
+    def _handed_back(self, now_us: int) -> None:
+        back = self.backs.pop(0)
+        got = self.got[back.sequence]
+        holder = Holder(self.key, back.sequence)
+        self.tally.counts[back.verdict.name.lower()] += 1
+        if back.verdict is Verdict.NACK:
+            delays = RETRY_DELAYS_US[min(got.attempt, len(RETRY_DELAYS_US)) - 1]
+            delay_us = delays if back.delay_us is None else back.delay_us
+            self.tally.nacked(got.message, got.attempt, now_us + delay_us, holder)
+        elif back.verdict is Verdict.REJECT:
+            self.tally.rejected(got.message)
+
+    def _refused(self, command: Command | None, error: QmqError) -> None:
+        if command is None or not isinstance(error, Fenced):
+            assert command is None or error.retryable, error
+            return
+        self.tally.counts["fenced"] += 1
+        if isinstance(command, Ack):
+            self.tally.acknowledging(self._messages(command.intervals), -1)
+        if isinstance(command, HandBack):
+            self.backs.pop(0)  # the broker took it before, or holds it no more
+        self.is_gone |= isinstance(command, Subscribe)  # another has taken over for good
+        if isinstance(command, Ack | Pull):
+            assert self.holding is not None
+            self.holding.fence(error)
+            self.subscription = None
+            self.backs.clear()
+            self.got.clear()
