@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import struct
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ class Attack:
 
 
 async def run(gate: Gate, *, how: str, url: str, connections: int, prefix: str) -> dict[str, Any]:
-    """Attack in the way that *how* names; prepared once it is in full swing; how often it struck."""
+    """Attack in the way that *how* names; prepared once it is in full swing; how often it struck, and
+    what it took of the processors meanwhile."""
     os.nice(_NICE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -82,11 +84,13 @@ async def run(gate: Gate, *, how: str, url: str, connections: int, prefix: str) 
     await asyncio.wait([task, swings], return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         raise BenchFailed(f"the attack {how!r} has ended by itself: {task.exception()!r}")
+    cpu_s, started = time.process_time(), time.perf_counter()
     await asyncio.to_thread(gate)
+    cores = (time.process_time() - cpu_s) / (time.perf_counter() - started)
     if task.done():
         raise BenchFailed(f"the attack {how!r} has ended by itself: {task.exception()!r}")
     task.cancel()
-    return {"struck": attack.struck}
+    return {"struck": attack.struck, "cores": cores}
 
 
 async def _ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from array import array
@@ -77,12 +78,13 @@ async def pull(
 
 
 async def pull_batch(
-    gate: Gate, *, url: str, prefix: str, messages: int, max_count: int, window: int | None = None
+    gate: Gate, *, url: str, prefix: str, messages: int, max_count: int, window: int | None = None, nice: int = 0
 ) -> dict[str, Any]:
     """`pull_batch`, counted: making every body would be most of the work, so what came is compared in another pass.
 
-    In a group (with a *window*) each batch is acknowledged.
+    In a group (with a *window*) each batch is acknowledged. *nice* is how far it leaves the processors to others.
     """
+    os.nice(nice)
     async with consuming(url, prefix, window) as consumer:
         gate()
         came = 0

@@ -30,7 +30,7 @@ def strangers(bench: Bench) -> Iterator[Value]:
                 under = _rounds(bench, broker)
                 most = max(most, broker.anonymous_bytes())
                 attack.go()
-                struck = attack.result()["struck"]
+                found = attack.result()
             after = _rounds(bench, broker)
             yield Value(f"{how}: rate, of alone", 2 * rate(under) / (rate(before) + rate(after)), "")
             yield Value(f"{how}: p99", under["p99_ms"], "ms")
@@ -38,7 +38,8 @@ def strangers(bench: Bench) -> Iterator[Value]:
             a_round_s = (before["cpu_s"] + after["cpu_s"]) / (before["messages"] + after["messages"])
             for_strangers_s = max(under["cpu_s"] - a_round_s * under["messages"], 0)
             yield Value(f"{how}: cpu of the broker for it", for_strangers_s / under["all_s"], "cores")
-            yield Value(f"{how}: strikes", struck, "")
+            yield Value(f"{how}: cpu of the strangers themselves", found["cores"], "cores")
+            yield Value(f"{how}: strikes", found["struck"], "")
             before = after
     yield Value("RssAnon", most / _MIB, "MiB")
 

@@ -81,6 +81,7 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("restart", "to serving"): Goal(2_000, at_most=True),
     ("memory", "growth"): Goal(16, at_most=True),
     **{("strangers", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},
+    **{("strangers", f"{how}: cpu of the broker for it"): Goal(0.1, at_most=True) for how in _ATTACKS},
 }
 
 

@@ -34,4 +34,5 @@ def test_what_an_attack_costs_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.pop("floods: strikes") > 0
     assert 0 < found.pop("RssAnon") < 200
     assert 0 <= found.pop("floods: cpu of the broker for it") < 1.5
+    assert found.pop("floods: cpu of the strangers themselves") > 0
     assert found.keys() == {"floods: p99", "floods: p99 alone"}
