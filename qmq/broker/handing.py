@@ -17,6 +17,7 @@ from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger, unflat
 from qmq.broker.member import Member
 from qmq.broker.members import Members, Offer
+from qmq.broker.overdue import Overdue
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.errors import InvalidOption
@@ -39,6 +40,7 @@ class Handing:
         self.ledgers: dict[int, Ledger] = {}
         self._next_number = 1
         self.now = Now(0, 0)
+        self.overdue = Overdue()
         self.redelivery = Redelivery(store)
 
     # --- groups and consumers ----------------------------------------------------------------------------------------
@@ -164,7 +166,12 @@ class Handing:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
             del ranges[:MOST_RANGES_A_RECORD]
         ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
+        self.overdue.given(ledger, member, self.now)
         return start, member.held.next_sequence
+
+    def gave_again(self, subscription: Subscription) -> None:
+        """A pull is answered with messages that have been handed out before."""
+        self.overdue.given(*ledger_and_member(subscription), self.now)
 
     def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
         """What a consumer was given is past its expiry: it is dead."""
@@ -184,10 +191,13 @@ class Handing:
         """Have lapse who is silent, wake who waits for what is due."""
         self.now = now
         self.members.tick(now)
+        for ledger in self.overdue.tick(now):
+            self.members.look(ledger)
 
     def next_deadline_us(self) -> int | None:
         """When ``tick`` has something to do."""
-        return self.members.next_deadline_us(self.now)
+        deadlines = self.members.next_deadline_us(self.now), self.overdue.next_deadline_us()
+        return min((one for one in deadlines if one is not None), default=None)
 
     # --- start -------------------------------------------------------------------------------------------------------
 
@@ -236,3 +246,4 @@ class Handing:
     def restored(self) -> None:
         """All is told: the consumers get their time from now on."""
         self.members.restore(self.ledgers.values(), self.now)
+        self.overdue.restore(self.ledgers.values(), self.now)

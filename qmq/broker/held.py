@@ -53,7 +53,7 @@ class HeldRange(NamedTuple):
 class HeldPull:
     """One pull's messages: pull sequences [first, first + total)."""
 
-    __slots__ = ("first", "isolated", "ranges", "size", "taken_us", "total")
+    __slots__ = ("first", "isolated", "ranges", "since_us", "size", "taken_us", "total")
 
     def __init__(self, first: int, ranges: list[HeldRange], size: int, taken_us: int, isolated: bool) -> None:
         self.first = first
@@ -62,6 +62,7 @@ class HeldPull:
         self.size = size  # bytes
         self.taken_us = taken_us
         self.isolated = isolated
+        self.since_us = 0  # monotonic: its messages' time began then; 0: nobody looks
 
     def between(self, start: int, end: int) -> Iterator[HeldRange]:
         """The parts of its ranges with pull sequences in [start, end)."""

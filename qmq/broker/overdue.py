@@ -1,0 +1,73 @@
+"""Messages that a consumer has had for longer than its group allows: they are taken from it, and come again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from qmq.broker.commands import Now
+from qmq.broker.kinds import Verdict
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
+
+
+class Overdue:
+    """Of all groups with a ``max_handling``: one timer a consumer, for its oldest pull."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
+        self._timed: set[tuple[int, int]] = set()
+
+    def given(self, ledger: Ledger, member: Member, now: Now) -> None:
+        """It has been given messages; their time begins."""
+        if not ledger.settings.max_handling_us:
+            return
+        for pull in reversed(member.held.pulls):
+            if pull.since_us:
+                break
+            pull.since_us = now.monotonic_us
+        self._watch(ledger, member)
+
+    def _watch(self, ledger: Ledger, member: Member) -> None:
+        key = ledger.number, member.number
+        since_us = next((pull.since_us for pull in member.held.pulls if pull.since_us), 0)
+        if since_us and key not in self._timed:
+            self._timed.add(key)
+            heapq.heappush(self._timers, (since_us + ledger.settings.max_handling_us, *key, ledger, member))
+
+    def tick(self, now: Now) -> list[Ledger]:
+        """Take back what has been out for too long, as a failed attempt; returns whose messages these were."""
+        changed = []
+        while self._timers and self._timers[0][0] <= now.monotonic_us:
+            _, group, number, ledger, member = heapq.heappop(self._timers)
+            self._timed.discard((group, number))
+            if ledger.members.get(number) is not member or member.closed or not ledger.settings.max_handling_us:
+                continue
+            if self._take_back(ledger, member, now):
+                changed.append(ledger)
+            self._watch(ledger, member)
+        return changed
+
+    def _take_back(self, ledger: Ledger, member: Member, now: Now) -> bool:
+        most_us = ledger.settings.max_handling_us
+        over = [pull for pull in member.held.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
+        if not over:
+            return False
+        end = over[-1].first + over[-1].total
+        intervals = [(low, min(high, end)) for low, high in member.held.unhandled() if low < end]
+        for pull in over:
+            pull.since_us = 0
+        for start, stop in intervals:
+            reason = f"not handled within {most_us / 1e6:g} s"
+            ledger.hand_back(member, start, stop, Verdict.NACK, reason, None, now.wall_us)
+        return bool(intervals)
+
+    def next_deadline_us(self) -> int | None:
+        """When ``tick`` has something to do."""
+        return self._timers[0][0] if self._timers else None
+
+    def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
+        """After a start each pull gets its full time."""
+        for ledger in ledgers:
+            for member in ledger.members.values():
+                self.given(ledger, member, now)

@@ -1,0 +1,54 @@
+"""A longest time per message: what takes longer is taken away, counted as an attempt, and its late ack is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.broker.commands import Heartbeat, Messages
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, killed, many
+from tests.broker.test_sieve import dead
+
+
+def beat(driven: Driven, milliseconds: int, *names: str) -> None:
+    driven.advance(milliseconds)
+    driven.do(*[Heartbeat(9, driven.request(), name.encode(), 0) for name in names])
+
+
+def test_what_takes_too_long_comes_again_to_anyone(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 4)
+    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0], max_attempts=2)
+    two = Consumer(driven, "two", connection=2)
+    assert one.pull(2) == many(2)
+    beat(driven, 6_000, "one", "two")
+    assert one.pull(2) == many(4)[2:]
+    one.ack(1)
+    beat(driven, 3_999, "one", "two")
+    assert two.pull() == []
+    beat(driven, 1, "one", "two")
+    assert two.pull() == [b"0"]
+    assert list(two.got.values()) == [(b"0", 2)]
+    assert one.ack(0) == 1  # too late
+    assert one.ack(2, 3) == 0
+    beat(driven, 10_000, "one", "two")
+    assert dead(driven) == [("not handled within 10 s", 0)]
+    assert two.pull() == one.pull() == []
+    assert driven.broker._delivery.handing.overdue.next_deadline_us() is None
+    driven.close()
+
+
+def test_a_start_gives_the_full_time_and_a_parked_pull_is_woken(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0])
+    assert one.pull() == many(1)
+    beat(driven, 9_000, "one")
+    killed(driven)
+    one.join()
+    two = Consumer(driven, "two", connection=2)
+    waiting = driven.pull_command(two.subscription, timeout_ms=60_000, connection=2)._replace(expected=0)
+    assert driven.do(waiting) == []
+    beat(driven, 9_000, "one", "two")
+    driven.advance(1_000)
+    said = driven.do()
+    assert two.take([effect for effect in said if isinstance(effect, Messages)]) == many(1)
+    driven.close()
