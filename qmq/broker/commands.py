@@ -289,7 +289,8 @@ class Messages(NamedTuple):
     """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
 
     ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come. To a
-    consumer of a group ``ranges`` say which pull sequences these messages have, in order: (first, count, attempt).
+    consumer of a group ``ranges`` say which pull sequences these messages have, in order: (first, count, attempt), and
+    ``tags`` by whose bits the group's messages are chosen.
     """
 
     connection: int
@@ -299,6 +300,7 @@ class Messages(NamedTuple):
     messages: int
     left_us: int | None = None
     ranges: tuple[tuple[int, int, int], ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class Unsubscribed(NamedTuple):

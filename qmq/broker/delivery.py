@@ -263,7 +263,8 @@ class Delivery:
                 return None
             return BLOCKED if offer.what is What.NOTHING else 0
         self._unpark(waiting)
-        said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges)
+        self.handing.gave_again(subscription)
+        said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
         self._effects.append(Messages(pull.connection, pull.request, *said))
         return None
 
@@ -316,7 +317,8 @@ class Delivery:
             for following in subscription.followings:
                 following.reads.clear()
         left_us = self._left_us(subscription)
-        self._effects.append(Messages(pull.connection, pull.request, buffers, size, selection.count, left_us, ranges))
+        said = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
+        self._effects.append(Messages(pull.connection, pull.request, *said))
         return None
 
     def _given(
@@ -469,6 +471,11 @@ class Delivery:
     def next_deadline_us(self) -> int | None:
         """When tick has something to do, as far as known."""
         return self._deadlines[0][0] if self._deadlines else None
+
+
+def _tags_of(subscription: Subscription) -> tuple[str, ...]:
+    ledger = subscription.group.ledger
+    return () if ledger is None else ledger.settings.tags
 
 
 def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:

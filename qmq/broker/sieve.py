@@ -19,7 +19,7 @@ from qmq.broker.ranges import Parts
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.hashing import tag_bits
-from qmq.format.layout import ENTRY_HAS_EXPIRE_AT, ENTRY_HAS_TAGS, HAS_EXPIRE_AT, HAS_TAGS
+from qmq.format.layout import DELAY_END_US, ENTRY_HAS_EXPIRE_AT, ENTRY_HAS_TAGS, HAS_EXPIRE_AT, HAS_TAGS
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import Store
 
@@ -115,7 +115,8 @@ class Sieve:
         if entry[8] & ENTRY_HAS_EXPIRE_AT:
             expire_at = self._column(part, HAS_EXPIRE_AT)
             if expire_at is not None:
-                states[(expire_at != 0) & (expire_at <= self._now_us)] = self._expired
+                since = expire_at + np.uint64(entry[2]) * (expire_at < DELAY_END_US)
+                states[(expire_at != 0) & (since <= self._now_us)] = self._expired
         if self._bits:
             tags = self._column(part, HAS_TAGS) if entry[8] & ENTRY_HAS_TAGS else np.zeros(len(states), np.uint32)
             if tags is not None:

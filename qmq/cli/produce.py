@@ -24,7 +24,7 @@ from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, Send
 from qmq.names import check_subject
 from qmq.net.client import Client
 from qmq.net.options import Durability
-from qmq.net.timing import deliver_at_of
+from qmq.net.timing import deliver_at_of, expire_at_of
 
 _CHUNK_BYTES: Final = 256 << 10
 #: Failed lines that are named; the others are counted.
@@ -41,6 +41,7 @@ _LAST_FLUSH_S: Final = 2.0
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
 @click.option("--delay", type=float, metavar="S", help="Deliver each message so many seconds later.")
+@click.option("--expire", type=float, metavar="S", help="After so many seconds groups do not get it any more.")
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
@@ -58,15 +59,16 @@ def produce(
     pairs: tuple[str, ...],
     tags: tuple[str, ...],
     delay: float | None,
+    expire: float | None,
     durability: Durability,
     as_json: bool,
     server: str,
 ) -> None:
     """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
 
-    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags, properties and delay
-    (seconds) or deliver_at (a time as in 2027-01-31T12:00:00Z, or seconds since 1970), which win over those of the
-    command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
+    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags, properties, expire and
+    delay (seconds) or deliver_at (a time as in 2027-01-31T12:00:00Z, or seconds since 1970), which win over those of
+    the command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
 
     Ends with 1, and names the lines, when some were not acknowledged.
     """
@@ -75,7 +77,8 @@ def produce(
     elif not as_json:
         raise click.UsageError("give the SUBJECT to send to")
     deliver_at_of(delay, None)
-    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None, delay)
+    expire_at_of(expire)
+    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None, delay, None, expire)
     production = Production(defaults, as_json)
     try:
         run(production.run(server, durability, sys.stdin.buffer))
@@ -164,9 +167,16 @@ class Production:
         return self._send_draft(client, draft, draft.body)
 
     def _send_draft(self, client: Client, draft: Draft, body: bytes) -> int:
-        subject, _, key, tags, properties, delay, deliver_at = draft
+        subject, _, key, tags, properties, delay, deliver_at, expire = draft
         return client.send_nowait(
-            subject, body, key=key, tags=tags, properties=properties, delay=delay, deliver_at=deliver_at
+            subject,
+            body,
+            key=key,
+            tags=tags,
+            properties=properties,
+            delay=delay,
+            deliver_at=deliver_at,
+            expire=expire,
         )
 
     def _note(self, ticket: int) -> None:

@@ -27,7 +27,7 @@ from qmq.net.merging import make_puller
 from qmq.net.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
 from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.receipts import Receipt, Receipts
-from qmq.net.timing import deliver_at_of
+from qmq.net.timing import deliver_at_of, expire_at_of
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -110,19 +110,21 @@ class Client:
         properties: dict[str, str] | None = None,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; returns once it is stored.
 
         It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
-        datetime), at most two years ahead and never early by the broker's clock. Sends that are in flight together go
+        datetime), at most two years ahead and never early by the broker's clock. *expire* seconds after it was
+        stored, or fell due, it is a dead letter for groups that were not given it. Sends that are in flight together go
         as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError
         before anything is sent; SendFailed when it was not stored; SendUnknown when nobody can say. A send that is
         cancelled may still be stored.
         """
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
-        plain = key is None and not tags and not properties and not due
-        header = NO_HEADER if plain else make_header(key, tags, properties, due)
+        plain = key is None and not tags and not properties and not due and expire is None
+        header = NO_HEADER if plain else make_header(key, tags, properties, due, expire_at_of(expire))
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
@@ -138,6 +140,7 @@ class Client:
         *,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; returns their receipts once all are stored.
@@ -146,7 +149,7 @@ class Client:
         Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
-        header = make_header(deliver_at=deliver_at_of(delay, deliver_at))
+        header = make_header(None, None, None, deliver_at_of(delay, deliver_at), expire_at_of(expire))
         packed = bodies_of(bodies)
         loop = self._brokers.ready()
         if not packed:
@@ -166,6 +169,7 @@ class Client:
         properties: dict[str, str] | None = None,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket, by which SendFailed of a later ``flush`` names it.
@@ -173,7 +177,7 @@ class Client:
         Raises QueueFull when more than ``max_queued_bytes`` are queued, else as ``send`` does before anything is sent.
         """
         plain = key is None and tags is None and properties is None and durability is None
-        if plain and delay is None and deliver_at is None and type(body) is bytes:
+        if plain and delay is None and deliver_at is None and expire is None and type(body) is bytes:
             gathering = self._gathering
             place = gathering.plain.get(subject)
             if place is not None:
@@ -189,7 +193,7 @@ class Client:
                 return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at))
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
         loop = self._brokers.ready()
         self._gathering.check_nowait(subject, len(body), len(header.packed))
         ticket = self._gathering.add_nowait(subject, body, header, flush, loop.time())

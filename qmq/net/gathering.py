@@ -38,10 +38,11 @@ assert BATCH_BYTES // (_SINGLE_OVERHEAD + 1) < MAX_RUNS
 
 
 class Sort(NamedTuple):
-    """Messages that may go as one batch: those of one durability, delayed or not."""
+    """Messages that may go as one batch: those of one durability, delayed or not, that expire or not."""
 
     flush: bool
     delayed: bool
+    expires: bool = False
 
 
 class SendLimits(NamedTuple):
@@ -173,8 +174,8 @@ class Gathering:
         self._settle()
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         sort = self._usual
-        if flush != self._flush or header.deliver_at:
-            sort, size = Sort(flush, header.deliver_at > 0), size + DELAYED_OVERHEAD
+        if flush != self._flush or header.deliver_at or header.expire_at:
+            sort, size = _sort_of(flush, header), size + _more_of(header)
         batch = self._open.get(sort)
         run = batch.run_of(subject) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
@@ -191,11 +192,11 @@ class Gathering:
         self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float, header: MessageHeader
     ) -> int:
         """Put as many of the bodies as fit (at least one) into the batch that is open; returns how many."""
-        overhead = MESSAGE_OVERHEAD + (DELAYED_OVERHEAD if header.deliver_at else 0)
+        overhead = MESSAGE_OVERHEAD + _more_of(header)
         size = sum(map(len, bodies)) + overhead * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # longer than the average: halve until it fits
             return self._place_some(subject, bodies[: len(bodies) // 2], flush, many, now, header)
-        batch, run = self._open_for(subject, size, Sort(flush, header.deliver_at > 0), now)
+        batch, run = self._open_for(subject, size, _sort_of(flush, header), now)
         index = run.extend(bodies, header)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
@@ -323,3 +324,12 @@ class Gathering:
         self.plain = {}
         self.room = self._room_before = 0
         self._single_runs = None
+
+
+def _sort_of(flush: bool, header: MessageHeader) -> Sort:
+    return Sort(flush, header.deliver_at > 0, header.expire_at > 0)
+
+
+def _more_of(header: MessageHeader) -> int:
+    """What it takes in the columns that only such messages have."""
+    return DELAYED_OVERHEAD * ((header.deliver_at > 0) + (header.expire_at > 0))

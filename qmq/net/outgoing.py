@@ -21,7 +21,7 @@ from qmq.net.receipts import Receipt, Receipts, StoredSpan
 
 #: What a message takes in a batch beside header and body, at most: length, header size, crc, tags, key hash.
 MESSAGE_OVERHEAD: Final = 22
-#: And one that is delayed: when it falls due.
+#: And one that is delayed, or expires: when.
 DELAYED_OVERHEAD: Final = 8
 #: What a run takes beside its messages and its subject's name: its record, and the name's size in the table.
 RUN_OVERHEAD: Final = RUN_SIZE + 5

@@ -30,6 +30,7 @@ from qmq.net.link import Link
 from qmq.net.mending import Mending, error_of, read_checked
 from qmq.net.options import Start, check_pull
 from qmq.net.subscribing import MOST_DOUBTS, Subscribing
+from qmq.net.tags import tags_of, with_tags
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -368,10 +369,18 @@ class Puller:
             except ProtocolError as error:  # damaged on the way: the same is pulled again
                 self._doubt(error)
                 return False
+        whole = sum(run.count for run in runs)
+        if "tags" in answer.meta:
+            try:
+                runs = with_tags(runs, tags_of(answer.meta))
+            except ProtocolError as error:
+                self._doubt(error)
+                return False
         self._doubts = 0
-        self._capped = self._kept.add(runs) >= self._most
+        kept = self._kept.add(runs)
+        self._capped = kept >= self._most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
-        return bool(runs)
+        return bool(runs) and kept == whole  # more may come where some were not wanted
 
     # --- damage ------------------------------------------------------------------------------------------------------
 

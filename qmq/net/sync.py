@@ -26,7 +26,7 @@ from qmq.net.outgoing import MESSAGE_OVERHEAD
 from qmq.net.pulling import Puller
 from qmq.net.receipts import Receipt, Receipts
 from qmq.net.sync_admin import SyncAdmin
-from qmq.net.timing import deliver_at_of
+from qmq.net.timing import deliver_at_of, expire_at_of
 
 T = TypeVar("T")
 
@@ -179,6 +179,7 @@ class SyncClient:
         properties: dict[str, str] | None = None,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; returns once it is stored. Raises as ``Client.send``."""
@@ -192,6 +193,7 @@ class SyncClient:
                 properties=properties,
                 delay=delay,
                 deliver_at=deliver_at,
+                expire=expire,
                 durability=durability,
             )
         )
@@ -203,12 +205,15 @@ class SyncClient:
         *,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; returns their receipts once all are stored. Raises as ``Client.send_many``."""
         session = self._here()
         return session.run(
-            session.client.send_many(subject, bodies, delay=delay, deliver_at=deliver_at, durability=durability)
+            session.client.send_many(
+                subject, bodies, delay=delay, deliver_at=deliver_at, expire=expire, durability=durability
+            )
         )
 
     def send_nowait(
@@ -221,10 +226,11 @@ class SyncClient:
         properties: dict[str, str] | None = None,
         delay: float | None = None,
         deliver_at: float | datetime | None = None,
+        expire: float | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at))
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
         return self._here().queue(subject, body_of(body), header, durability)
 
     def cancel(self, message_id: str) -> bool:

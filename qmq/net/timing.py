@@ -35,6 +35,20 @@ def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> i
     return at_us if at_us >= DELAY_END_US else 0
 
 
+def expire_at_of(expire: float | None) -> int:
+    """The column expire_at: so many microseconds from when the broker stores the message; 0: never. *expire* is
+    seconds. Raises InvalidOption.
+    """
+    if expire is None:
+        return 0
+    expire_us = _microseconds("expire", expire)
+    if not 0 < expire_us <= MAX_DELAY_US:
+        raise InvalidOption(
+            f"expire must be above 0 and at most {MAX_DELAY_US // 1_000_000} seconds, not {expire!r:.80}"
+        )
+    return expire_us
+
+
 def _microseconds(name: str, seconds: object) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise InvalidOption(f"{name} must be a number of seconds, not {seconds!r:.80}")

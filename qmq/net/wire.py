@@ -142,6 +142,11 @@ def unpack_meta(meta: memoryview) -> dict[str, Any]:
     return fields
 
 
+def crc_of_texts(texts: Sequence[str]) -> int:
+    """What a meta part has beside a list of texts that somebody acts on."""
+    return crc32c("\0".join(texts).encode())
+
+
 def encode_error(request: int, error: QmqError) -> bytes:
     """An ERROR frame; request 0 means the connection itself."""
     fields = {"code": error.code, "message": str(error)[:4_000], "retryable": error.retryable}

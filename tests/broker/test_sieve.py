@@ -126,6 +126,16 @@ def test_what_has_expired_is_dead_when_it_would_be_handed_out(tmp_path: Path, pr
     driven.close()
 
 
+def test_a_time_to_live_counts_from_when_it_was_stored(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    sent(driven, {"a.x": [(b"short", (), 2 * SECOND), (b"long", (), 60 * SECOND), (b"for ever", (), 0)]})
+    driven.advance(2_000)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull() == [b"long", b"for ever"]
+    assert dead(driven) == [("expired", 0)]
+    driven.close()
+
+
 def test_a_group_may_have_all_expire(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for _ in range(20):

@@ -33,7 +33,7 @@ def sent(effect: commands.Sent, store_id: bytes) -> bytes:
 
 def messages(effect: commands.Messages) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow."""
-    if effect.left_us is None and not effect.ranges:
+    if effect.left_us is None and not effect.ranges and not effect.tags:
         return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
     fields: dict[str, Any] = {}
     if effect.left_us is not None:
@@ -41,6 +41,8 @@ def messages(effect: commands.Messages) -> bytes:
     if effect.ranges:
         fields["ranges"] = ranges = [field for one in effect.ranges for field in one]
         fields["ranges_crc"] = wire.pack_numbers(ranges)[1]
+    if effect.tags:
+        fields["tags"], fields["tags_crc"] = list(effect.tags), wire.crc_of_texts(effect.tags)
     return wire.encode_frame(Kind.MESSAGES, effect.request, wire.pack_meta(fields), effect.size)
 
 

@@ -1,0 +1,65 @@
+"""Tags of a group by name: names with the same bits are told apart, and what is not wanted is acknowledged."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import qmq
+from qmq.errors import InvalidOption, ProtocolError
+from qmq.format.hashing import tag_bits
+from qmq.net import wire
+from qmq.net.tags import tags_of
+from qmq.net.timing import expire_at_of
+from tests.broker_process import running_broker
+
+WANTED = "vip"
+#: Another name with the same bit.
+TWIN = next(f"t{number}" for number in count() if tag_bits([f"t{number}"]) == tag_bits([WANTED]))
+
+
+async def test_names_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        for number in range(12):
+            tags = [(WANTED,), (TWIN,), (TWIN, WANTED), ()][number % 4]
+            client.send_nowait("a.x", b"%d" % number, tags=tags)
+        await client.flush()
+        for mode in ("reliable", "most_once"):
+            async with client.subscribe("a.", group=f"g-{mode}", mode=mode, tags=[WANTED]) as consumer:  # type: ignore[arg-type]
+                messages = await consumer.pull(6, 6, timeout=30)
+                assert [int(message.body) for message in messages] == [0, 2, 4, 6, 8, 10]
+                for message in messages:
+                    message.ack()
+                await consumer.flush()
+                (info,) = await client.admin.groups(f"g-{mode}")
+                assert info.in_flight == 0
+
+
+@pytest.mark.parametrize("meta", [{"tags": ["a"]}, {"tags": ["a"], "tags_crc": 0}, {"tags": "a"}, {"tags": [1]}])
+def test_tags_that_were_damaged_on_the_way_are_not_gone_by(meta: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        tags_of(meta)
+    assert tags_of({"tags": ["a"], "tags_crc": wire.crc_of_texts(["a"])}) == {"a"}
+
+
+@pytest.mark.parametrize("expire", [0, -1, 1e9, float("nan"), "1", True])
+def test_what_is_no_time_to_live_is_refused(expire: float) -> None:
+    with pytest.raises(InvalidOption, match="expire"):
+        expire_at_of(expire)
+    assert (expire_at_of(None), expire_at_of(0.5)) == (0, 500_000)
+
+
+async def test_a_message_is_dead_when_it_expires_before_anybody_has_it(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        await client.send("a.x", b"short", expire=0.000_001)
+        await client.send_many("a.x", [b"short", b"short"], expire=0.000_001)
+        client.send_nowait("a.x", b"long", expire=3_600)
+        await client.flush()
+        async with client.subscribe("a.", group="g") as consumer:
+            (message,) = await consumer.pull(timeout=30)
+            assert message.body == b"long"
+            message.ack()
+        letters = [letter async for letter in client.admin.dead_letters("g")]
+        assert [letter.reason for letter in letters] == ["expired"] * 3
