@@ -114,14 +114,16 @@ class Subscribing:
             if not self.inside:
                 raise self.outside()
             self._begin()
-            assert self._task is not None
+            task = self._task  # which others may wait for as well
+            assert task is not None
             left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
-            done, _ = await asyncio.wait({self._task}, timeout=left)
+            done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
                 return None
-            subscribing, self._task = self._task, None
-            if subscribing is not None and not subscribing.cancelled():
-                subscribing.result()
+            if self._task is task:
+                self._task = None
+            if not task.cancelled():
+                task.result()
         return self.current
 
     async def now(self) -> Subscribed:

@@ -391,6 +391,7 @@ async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
         peer = await s.broker.peer()
         peer.next_sequence = s.peer.next_sequence
         await peer.subscribed()
+        peer.next_sequence = s.peer.next_sequence
         ack = await peer.frame(Kind.ACK)
         peer.answer(Kind.ACKED, ack.request, payload=wire.ACKED.pack(0))
         await flushing
@@ -551,3 +552,21 @@ async def test_a_closed_client_ends_its_pulls() -> None:
         with pytest.raises(ConnectionLost, match="closed"):
             await pulling
         await consumer.__aexit__(None, None, None)
+
+
+async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> None:
+    """Acknowledgements by wrong numbers would take messages away that nobody has handled."""
+    async with subscribed(group="g") as s:
+        task = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        _, crc = wire.pack_numbers([0, 1, 1])
+        s.peer.answer(Kind.MESSAGES, request, {"ranges": [4, 1, 1], "ranges_crc": crc}, batch(b"1"))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1"))
+        (message,) = await task
+        message.ack()
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        frame = await s.peer.frame(Kind.ACK)
+        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
+        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        await flushing

@@ -135,3 +135,45 @@ def test_another_version_of_the_protocol_is_named(protocol: Any) -> None:
 def test_the_first_frame_is_a_hello(frame: Frame) -> None:
     with pytest.raises(ProtocolError, match="HELLO"):
         decode_hello(frame)
+
+
+def ack(*numbers: int, crc: int | None = None) -> bytes:
+    packed, right = wire.pack_numbers(numbers)
+    return wire.ACK.pack(5, right if crc is None else crc) + packed
+
+
+def test_acknowledgements_are_pairs_that_fit_their_checksum() -> None:
+    assert decode_request(3, of(Kind.ACK, ack(1, 4, 9, 10))) == commands.Ack(3, 7, 5, (1, 4, 9, 10))
+    good = ack(1, 4)
+    for bit in range(8 * 4, 8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ProtocolError, match="checksum"):
+            decode_request(3, of(Kind.ACK, bytes(bad)))
+    for wrong in (ack(), ack(1), ack(1, 2, 3), good[:-1]):
+        with pytest.raises(ProtocolError):
+            decode_request(3, of(Kind.ACK, wrong))
+
+
+def test_what_a_client_knows_fits_its_checksum() -> None:
+    numbers = [1_700_000_000_000_000, 3, 2, 50, 10, 20, 30, 31]
+    right = wire.pack_numbers(numbers)[1]
+
+    def known(said: Any, crc: Any) -> commands.Known | None:
+        command = decode_request(3, of(Kind.SUBSCRIBE, meta={**SUBSCRIBE, "known": said, "known_crc": crc}))
+        assert isinstance(command, commands.Subscribe)
+        return command.known
+
+    assert known(numbers, right) == commands.Known(numbers[0], 3, 2, 50, (10, 20, 30, 31))
+    assert known(numbers[:4], wire.pack_numbers(numbers[:4])[1]) == commands.Known(numbers[0], 3, 2, 50)
+    assert known(None, None) is None
+    for said, crc in (
+        (numbers, right ^ 1),
+        ([*numbers[:3], 51, *numbers[4:]], right),
+        (numbers[:2], wire.pack_numbers(numbers[:2])[1]),
+        (numbers[:5], wire.pack_numbers(numbers[:5])[1]),
+        ([-1, *numbers[1:]], right),
+        ("numbers", right),
+    ):
+        with pytest.raises(ProtocolError):
+            known(said, crc)
