@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from qmq.broker.carrying import Some
 from qmq.broker.changes import Changes
 from qmq.broker.commands import Now
+from qmq.broker.delay_items import delayed_for
 from qmq.broker.delivery import Delivery
 from qmq.broker.group_settings import settings_of
 from qmq.broker.groups import Group, resolve_start
@@ -35,10 +36,12 @@ Fields = dict[str, Any]
 class Admin:
     """What ``client.admin`` asks for. Every method takes the fields of a request and gives those of its answer."""
 
-    def __init__(self, store: Store, delivery: Delivery, changes: Changes) -> None:
+    def __init__(self, store: Store, delivery: Delivery, changes: Changes, delayed: Mapping[str, int]) -> None:
+        """*delayed*: how many messages wait to be delivered later, by subject."""
         self._store = store
         self._delivery = delivery
         self._changes = changes
+        self._delayed = delayed
         self._actions: dict[str, Callable[[Fields, Now], Fields]] = {
             "groups": self._groups,
             "consumers": self._consumers,
@@ -94,6 +97,7 @@ class Admin:
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
             "skipped": group.skipped,
+            "delayed": delayed_for(group, self._delayed),
             "settings": ledger.settings._asdict(),
         }
 

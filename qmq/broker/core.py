@@ -84,7 +84,7 @@ class Broker:
         self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
-        self._admin = Admin(store, self._delivery, self._changes)
+        self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US

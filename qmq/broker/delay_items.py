@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.groups import Group
 from qmq.broker.places import Places
 from qmq.format.layout import DELAY_DTYPE
 
@@ -68,3 +70,13 @@ def without(stretch: Stretch, gone: Places) -> list[Stretch]:
             left.append(stretch._replace(start=start, stop=number - position))
         start = number - position + 1
     return left
+
+
+def delayed_for(group: Group, counts: Mapping[str, int]) -> int:
+    """How many of the messages that wait, by subject, a group is going to get."""
+    followings = group.followings.values()
+    return sum(
+        count
+        for subject, count in counts.items()
+        if any(subject == one.prefix if one.exact else subject.startswith(one.prefix) for one in followings)
+    )

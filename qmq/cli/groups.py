@@ -160,13 +160,13 @@ def _print_table(found: list[GroupInfo]) -> None:
     table = Table(caption=number(len(found), "group"), caption_justify="left", box=HORIZONTALS, pad_edge=False)
     table.add_column("group\n  follows", overflow="fold", min_width=13)
     several = are_several(found)
-    skipped = any(info.skipped for info in found)
-    for name in ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *(["skipped"] if skipped else [])):
+    rare = [name for name in ("skipped", "delayed") if any(getattr(info, name) for info in found)]
+    for name in ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *rare):
         table.add_column(name, justify="right", no_wrap=True)
     for info in found:
         mode = "" if info.mode == "reliable" else f"\n  ({info.mode})"
         follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
-        counts = (info.in_flight, info.in_retry, info.dead, *([info.skipped] if skipped else []))
+        counts = (info.in_flight, info.in_retry, info.dead, *(getattr(info, name) for name in rare))
         row = [number(info.consumers), number(info.ready), age_of(info.oldest), *map(number, counts)]
         table.add_row(f"[bold]{info.name}[/]{mode}{follows}{in_cell(info, several)}", *row)
     Console().print(table)

@@ -22,6 +22,7 @@ class GroupInfo(NamedTuple):
 
     ``ready``: nobody was given them yet; ``oldest`` of these was stored then. ``in_flight``: consumers hold them.
     ``in_retry``: they wait to be handed out again. ``skipped``: passed without being handed out.
+    ``delayed``: to be delivered later.
     """
 
     name: str
@@ -36,6 +37,7 @@ class GroupInfo(NamedTuple):
     skipped: int
     settings: dict[str, Any]
     broker: str = ""
+    delayed: int = 0
 
 
 class ConsumerInfo(NamedTuple):
@@ -150,6 +152,7 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
     return GroupInfo(
         row["group"], row["mode"], row["prefixes"], row["consumers"], row["ready"], _time(row["oldest_us"]),
         row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
+        delayed=row["delayed"],
     )  # fmt: skip
 
 

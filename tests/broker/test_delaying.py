@@ -333,3 +333,15 @@ def test_verify_and_repair_look_into_the_delay_log(tmp_path: Path) -> None:
     assert sorted(body for body, _ in pulled(driven, follow(driven))) == [b"0", b"2"]
     assert any("rotten" in str(error) for error in driven.broker.take_damaged())
     driven.store.close()
+
+
+def test_a_group_shows_what_it_will_get(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for subject, group in (("a.", "prefix"), ("a.x", "exact"), ("b", "other")):
+        driven.subscribe(subject, group=group)
+    delay(driven, "a.x", S, 2 * S)
+    delay(driven, "a.y", S)
+    said = driven.do(Administer(1, driven.request(), "groups", {"after": ""}))
+    (answer,) = [effect for effect in said if isinstance(effect, Administered)]
+    assert {row["group"]: row["delayed"] for row in answer.fields["rows"]} == {"prefix": 3, "exact": 2, "other": 0}
+    driven.close()
