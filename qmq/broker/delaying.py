@@ -56,6 +56,7 @@ class Delaying:
         self._unclaimed: list[tuple[int, int, Stretch]] = []  # partition, end, what
         self._late_us = 0  # what was due by then may have been delivered
         self._try_at_us = 0
+        self._last_read = -1, memoryview(b"")  # a position of the delay log, and the batch there
         #: Messages that wait, by subject.
         self.counts: Counter[str] = Counter()
         #: What could not be read of messages that were due.
@@ -215,14 +216,21 @@ class Delaying:
         self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def _read(self, position: int) -> memoryview:
-        """The batch at *position* of the delay log. Raises BadBytes, StorageFailed, BadBatch."""
+        """The batch at *position* of the delay log. Raises BadBytes, StorageFailed, BadBatch.
+
+        One whose messages fall due one by one is read once for many of them.
+        """
+        if position == self._last_read[0]:
+            return self._last_read[1]
         log = self._store.delay_log
         if log is None:
             raise BadBatch("there is no delay log; was its directory taken away?")
         header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
         if header.position != position:
             raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
-        return log.peek(0, position, header.size)
+        batch = log.peek(0, position, header.size)
+        self._last_read = position, batch
+        return batch
 
     def next_deadline_us(self, now: Now) -> int | None:
         """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock

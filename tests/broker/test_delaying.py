@@ -345,3 +345,26 @@ def test_a_group_shows_what_it_will_get(tmp_path: Path) -> None:
     (answer,) = [effect for effect in said if isinstance(effect, Administered)]
     assert {row["group"]: row["delayed"] for row in answer.fields["rows"]} == {"prefix": 3, "exact": 2, "other": 0}
     driven.close()
+
+
+def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.storage.schedule.MEMORY_ITEMS", 100)
+    driven = Driven(tmp_path)
+    count = 700
+    names = delay(driven, "a", *(10_000 * (count - number) for number in range(count)))
+    assert list((tmp_path / "due").iterdir())
+    driven.checkpoint()
+    crash(driven)
+    driven.advance(3_000)
+    crash(driven)
+    driven.advance(5_000)
+    while driven.broker.delayed():
+        driven.advance(1)
+    assert driven.broker.take_damaged() == []
+    subscription, found = follow(driven), list[str]()
+    while some := pulled(driven, subscription):
+        found += [name for _, name in some]
+    assert found == names[::-1]
+    driven.close()
