@@ -66,7 +66,8 @@ class Packer:
             try:
                 await consumer.flush()
             except qmq.Fenced:
-                continue  # some of them it has not: they come again
+                self._handled = []  # some of them it has not, or of those since: they come again
+                continue
             if asked:
                 say("confirmed", asked)
 

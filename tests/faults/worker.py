@@ -79,7 +79,8 @@ class Worker:
             try:
                 await self._consumer.flush()
             except qmq.Fenced:
-                say("fenced")  # some of them it has not
+                say("fenced")
+                self._acked = []  # some of them it has not, or of those since
                 continue
             if asked:
                 say("confirmed", asked)
