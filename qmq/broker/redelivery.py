@@ -44,7 +44,7 @@ class Redelivery:
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
         taken = self._take(ledger, offer.what, max_count)
         try:
-            fits = self._fitting(subscription.group, taken, max_bytes)
+            fits, size = self._fitting(subscription.group, taken, max_bytes)
         except NotAtHand:
             ledger.retries.put_back(taken)
             raise
@@ -54,7 +54,7 @@ class Redelivery:
             ledger.retries.put_back(taken)
             taken = ledger.retries.take(fits)
         ledger.was_again = True
-        given = ledger.pulled_again(member, taken, max_bytes, now_us)
+        given = ledger.pulled_again(member, taken, size, now_us)
         self._bury_expired(subscription, given.first, taken, now_us)
         return self.carry(subscription, given.first, given.first + given.total, given.total, max_bytes, now_us)
 
@@ -78,16 +78,16 @@ class Redelivery:
             return [ledger.retries.take_alone(max_count)]
         return ledger.retries.take(min(max_count, MOST_AGAIN))
 
-    def _fitting(self, group: Group, taken: list[Taken], max_bytes: int) -> int:
-        """How many messages of these an answer has room for, one at least. Raises NotAtHand."""
+    def _fitting(self, group: Group, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
+        """How many messages of these an answer has room for, one at least, and their bytes. Raises NotAtHand."""
         count = size = 0
         for one in taken:
             for part in self._at_hand(group, one.held.messages):
                 messages, more = _extent(part)
                 if size + more > max_bytes:
-                    return max(count + int(messages * (max_bytes - size) / more), 1)
+                    return max(count + int(messages * (max_bytes - size) / more), 1), max_bytes
                 count, size = count + messages, size + more
-        return max(count, 1)
+        return max(count, 1), size
 
     def carry(
         self, subscription: Subscription, start: int, end: int, max_count: int, max_bytes: int, now_us: int
