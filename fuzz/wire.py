@@ -57,7 +57,8 @@ class GoodClient:
         self._sent = 0
         self._send(Kind.HELLO, 1, _HELLO)
         self._expect(Kind.WELCOME, 1)
-        meta = msgpack.packb({"group": "good", "prefixes": ["good."], "consumer": "good"})
+        # Alone: a consumer of a group would have to send heartbeats.
+        meta = msgpack.packb({"prefixes": ["good."], "consumer": "good"})
         self._send(Kind.SUBSCRIBE, 2, meta)
         self._subscription = wire.unpack_meta(self._expect(Kind.SUBSCRIBED, 2).meta)["subscription"]
 

@@ -61,7 +61,10 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
         raise BadBytes(f"{name} does not fit its checksum")
     if found_version > version:
         raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
-    content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
+    try:
+        content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a key that cannot be one
+        raise BadBytes(f"{name} does not hold a map: {error}") from error
     if not isinstance(content, dict):
         raise BadBytes(f"{name} does not hold a map")
     return content

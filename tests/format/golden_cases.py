@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from qmq.format.layout import (
     BATCH_VERSION,
     DERIVED_HEADER,
@@ -14,6 +16,15 @@ from qmq.format.layout import (
     ENTRIES_MAGIC,
     ENTRY,
     INDEX_ENTRY,
+    PULL_FILE_HEADER,
+    PULL_LOG_MAGIC,
+    PULL_LOG_VERSION,
+    PULL_RECORD_HEADER,
+    RETRY_DTYPE,
+    RETRY_SIZE,
+    SCHEDULE_HEADER,
+    SCHEDULE_MAGIC,
+    SCHEDULE_VERSION,
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
     SEGMENT_VERSION,
@@ -45,6 +56,16 @@ def cases() -> dict[str, bytes]:
     found["derived-header"] = DERIVED_HEADER.pack(
         ENTRIES_MAGIC, DERIVED_VERSION, 3, STORE, 1, bytes(5), POSITION, POSITION + 999, 2, 17, 0x89ABCDEF, 0x12345678
     )
+    found["pulls-header"] = PULL_FILE_HEADER.pack(
+        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, STORE, bytes(6), POSITION, CREATED_US, 3, bytes(16), 0x12345678
+    )
+    found["pulls-record-header"] = PULL_RECORD_HEADER.pack(40, 0x89ABCDEF, 5, 0, 0)
+    found["run-header"] = SCHEDULE_HEADER.pack(
+        SCHEDULE_MAGIC, SCHEDULE_VERSION, RETRY_SIZE, STORE, bytes(6), 7, 2, bytes(20), 0x12345678
+    )
+    item = (STORED_US, 9, (1 << 31) + 3, 1, POSITION, 2, 40, POSITION + 999, 4, 1, 1, 6, 12, STORED_US - 5, b"broke")
+    found["run-item"] = np.array([(*item, 0x89ABCDEF)], RETRY_DTYPE).tobytes()
+    assert PULL_LOG_VERSION == SCHEDULE_VERSION == 1
     assert BATCH_VERSION == SEGMENT_VERSION == DERIVED_VERSION == 1
     return found
 

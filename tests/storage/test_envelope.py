@@ -66,11 +66,19 @@ def test_the_state_of_a_file(tmp_path: Path) -> None:
         assert str(path) in found.reason
 
 
-def test_good_bytes_of_the_wrong_kind(tmp_path: Path) -> None:
-    body = msgpack.packb([1, 2])
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (msgpack.packb([1, 2]), "does not hold a map"),
+        (b"\x81\x90\x01", "does not hold a map: "),  # a key that is a list
+        (b"\x81\x01", "does not hold a map: "),
+        (b"\xc1", "does not hold a map: "),
+    ],
+)
+def test_good_bytes_of_the_wrong_kind(body: bytes, problem: str) -> None:
     fields = b"QMQTESTS" + b"\x03\0\0\0" + len(body).to_bytes(4, "little")
     whole = fields + crc32c(fields + body).to_bytes(4, "little") + body
-    with pytest.raises(BadBytes, match="does not hold a map"):
+    with pytest.raises(BadBytes, match=problem):
         unpack_envelope(whole, MAGIC, 3, "f")
 
 
