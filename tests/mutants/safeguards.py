@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.mutants.consuming import CONSUMING
 from tests.mutants.running import Mutant
 
 SAFEGUARDS: Final = (
+    *CONSUMING,
     # --- durability --------------------------------------------------------------------------------------------------
     Mutant(
         "acknowledge flush after the fdatasync",

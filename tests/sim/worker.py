@@ -30,10 +30,11 @@ from qmq.net.holding import Holding, Owner, Place, Verdict
 from tests.sim.tally import MAX_ATTEMPTS, MAX_LAPSES, Holder, Key, Tally
 
 RETRY_DELAYS_US: Final = (300_000, 700_000, 1_500_000)
+MAX_UNACKED: Final = 24
 SETTINGS: Final = (
     ("max_attempts", MAX_ATTEMPTS),
     ("max_lapses", MAX_LAPSES),
-    ("max_unacked", 24),
+    ("max_unacked", MAX_UNACKED),
     ("retry_delays_us", RETRY_DELAYS_US),
 )
 
@@ -218,6 +219,7 @@ class Worker:
                 if before is not None:
                     had.append((message, before))
                 self.got[sequence] = Got(message, run.attempt)
+        assert len(self.open_sequences()) <= MAX_UNACKED, "it has more than its window"
         return had
 
     def _acked(self, intervals: tuple[int, ...], refused: int) -> None:

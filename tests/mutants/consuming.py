@@ -1,0 +1,110 @@
+"""The safeguards of reliable consumption: with one switched off the simulation, or a smaller test, must fail."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+_SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handled_or_dead_and_never_with_two[0]"
+
+CONSUMING: Final = (
+    Mutant(
+        "write records before answers leave",
+        "qmq/broker/core.py",
+        "        self._delivery.turn()\n        self._records.write()\n",
+        "        self._delivery.turn()\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "keep acknowledgements in the pull log",
+        "qmq/broker/ledger.py",
+        "            self._record(Kind.ACK, self._packed([member.number, part]))\n",
+        "            pass\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "close who has lapsed",
+        "qmq/broker/ledger.py",
+        "        member.held = Held(member.held.next_sequence)\n        member.closed = True\n",
+        "        member.closed = why != Leaving.LAPSED\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "refuse calls of an incarnation that was taken over",
+        "qmq/broker/ledger.py",
+        "        if member is None or member.closed or member.incarnation != incarnation:\n            who",
+        "        if member is None or member.closed:\n            who",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "hand out nothing again before its time",
+        "qmq/storage/schedule.py",
+        "                if in_memory[0] > now_us:\n",
+        "                if in_memory[0] > now_us + 1_000_000:\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "count what a consumer holds in its window",
+        "qmq/broker/members.py",
+        "        count = min(settings.max_unacked - held.count, ",
+        "        count = min(settings.max_unacked, ",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "count attempts",
+        "qmq/broker/ledger.py",
+        "            self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)\n",
+        "            self.retries.add(held.messages, held.attempt, held.lapses, False, failure)\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "move a group behind what the pull log says that it was given",
+        "qmq/broker/handing.py",
+        "            self._replay_cursors(group, where, unflat(flat))\n",
+        "            pass\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "keep what was acknowledged above the frontier in the checkpoint",
+        "qmq/broker/held.py",
+        "            held.acked.add(start, end)\n            held._handled.add(start, end)\n",
+        "            held.acked.add(start, end)\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "keep what was handed back above the frontier in the checkpoint",
+        "qmq/broker/held.py",
+        "            held.returned.add(start, end)\n            held._handled.add(start, end)\n",
+        "            held.returned.add(start, end)\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "hand out again what a lapsed consumer held",
+        "qmq/broker/ledger.py",
+        "        if why == Leaving.LAPSED:\n            self._lapse(member, now_us)\n",
+        "        if why == Leaving.LAPSED:\n            pass\n",
+        (_SIMULATION,),
+    ),
+    Mutant(
+        "count lapses of one message that is alone only",
+        "qmq/broker/ledger.py",
+        "                lapses = held.lapses + single\n",
+        "                lapses = held.lapses + 1\n",
+        ("tests/broker/test_ledger.py",),
+    ),
+    Mutant(
+        "give a message up after max_lapses",
+        "qmq/broker/ledger.py",
+        "                if lapses >= self.settings.max_lapses:\n",
+        "                if lapses > self.settings.max_lapses:\n",
+        ("tests/broker/test_ledger.py",),
+    ),
+    Mutant(
+        "name no subject by a number that may change",
+        "qmq/broker/ranges.py",
+        "    if all(following.exact and _keeps_number(store, following) for following in followings):\n",
+        "    if all(following.exact for following in followings):\n",
+        ("tests/broker/test_consuming.py",),
+    ),
+)
