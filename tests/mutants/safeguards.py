@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.running import Mutant
+from tests.mutants.seen import OF_GROUPS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
@@ -511,4 +512,5 @@ SAFEGUARDS: Final = (
         "        pass\n",
         ("tests/storage/test_recovery.py", "tests/storage/test_rot.py"),
     ),
+    *OF_GROUPS,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,4 +197,6 @@ def test_messages_are_counted_without_gaps(tmp_path: Path) -> None:
     table.gaps.add([0, 1], [15, 0], [25, 1_000])
     assert table.message_count(0, 10, 30) == 10
     assert table.message_count(1, 10, 30) == 0
+    assert table.messages_between(np.array([10, 990]), np.array([30, 1_005])) == 10 + 5
+    assert table.messages_between(np.array([40, 2_000]), np.array([30, 1_005])) == 0
     table.close()

@@ -1,0 +1,31 @@
+"""Safeguards of groups that are seen and changed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+OF_GROUPS: Final = (
+    Mutant(
+        "count what comes again by its size in the window",
+        "qmq/broker/redelivery.py",
+        "ledger.pulled_again(member, taken, size, now_us)",
+        "ledger.pulled_again(member, taken, max_bytes, now_us)",
+        ("tests/broker/test_cases.py",),
+    ),
+    Mutant(
+        "refuse calls for a deleted group by its name",
+        "qmq/broker/subscriptions.py",
+        "        if name is not None and self.groups.get(name) is not subscription.group:\n",
+        "        if False:\n",
+        ("tests/broker/test_admin.py",),
+    ),
+    Mutant(
+        "leave gaps out of what is ready",
+        "qmq/storage/subjects.py",
+        " - np.maximum(high - low, 0).sum())",
+        ")",
+        ("tests/storage/test_subjects.py",),
+    ),
+)
