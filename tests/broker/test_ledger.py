@@ -14,7 +14,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.broker.retries import LOADED_ITEMS
+from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN
 from qmq.errors import Fenced, Overloaded
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk
@@ -343,3 +343,16 @@ def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path
     is_new()
     ledger.replay(Kind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
     is_new()
+
+
+def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    ledger = driven.ledger
+    member = ledger.join("c", b"n", False, 0)
+    ledger.pulled(member, [MessageRange(3, 0, 0, 0, 200)], 1, 0, [])
+    for number in range(0, 200, 2):
+        ledger.hand_back(member, number, number + 1, Verdict.NACK, "", 0, 0)
+    took = []
+    while taken := ledger.retries.take(1_000):
+        took.append(len(taken))
+    assert took == [MOST_TAKEN, 100 - MOST_TAKEN]
