@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from qmq.broker.commands import Subscribe
-from qmq.errors import InvalidOption
+from qmq.errors import GroupMismatch, InvalidOption
 from qmq.names import check_consumer, check_group
 
 RELIABLE: Final = "reliable"
@@ -44,7 +44,7 @@ def members_of(name: str, groups: Mapping[str, object]) -> list[str]:
 
 
 def check_mode(command: Subscribe, mode: str | None, broadcasts: Mapping[str, int]) -> None:
-    """Whether a subscription fits a group that has that mode already (None: there is none). Raises InvalidOption.
+    """Whether a subscription fits a group that has that mode already (None: there is none). Raises GroupMismatch.
 
     *broadcasts*: how many members each broadcast has.
     """
@@ -52,7 +52,7 @@ def check_mode(command: Subscribe, mode: str | None, broadcasts: Mapping[str, in
         return
     actual = BROADCAST if mode is None and command.group in broadcasts else mode
     if actual is not None and actual != command.mode:
-        raise InvalidOption(
+        raise GroupMismatch(
             f"group {command.group!r} is {actual}, so nobody can take part in it as {command.mode}; "
             "use another group, or delete this one first"
         )

@@ -10,7 +10,7 @@ import pytest
 from qmq.broker.commands import Administer, Administered, Refused, Subscribe, Unsubscribe
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import MODES
-from qmq.errors import InvalidOption, UnknownGroup
+from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 
@@ -45,7 +45,7 @@ def test_a_group_has_one_mode_for_good(tmp_path: Path, first: str, second: str, 
     error = refused(driven, second)
     assert (error is None) is (first == second)
     if error is not None:
-        assert isinstance(error, InvalidOption)
+        assert isinstance(error, GroupMismatch)
         assert f"'g' is {first}" in str(error)
     ask(driven, "delete_group", group="g")
     assert refused(driven, second) is None

@@ -10,6 +10,42 @@ from tests.mutants.seen import OF_GROUPS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    # --- modes, tags, expiry -----------------------------------------------------------------------------------------
+    Mutant(
+        "hand out of a most_once group only what is reserved",
+        "qmq/broker/most_once.py",
+        "        if any(_need(following, parts) > following.reserved for following, parts in taken):\n",
+        "        if False:\n",
+        ("tests/broker/test_most_once.py",),
+    ),
+    Mutant(
+        "pass what a most_once group may have got before a crash",
+        "qmq/broker/most_once.py",
+        "row = self._store.row_at_time(partition, end + 1) if end else 0",
+        "row = 0",
+        ("tests/broker/test_most_once.py",),
+    ),
+    Mutant(
+        "bury what has expired",
+        "qmq/broker/sieve.py",
+        "states[(expire_at != 0) & (since <= self._now_us)] = self._expired",
+        "states[:] = states",
+        ("tests/broker/test_sieve.py",),
+    ),
+    Mutant(
+        "tell tags with the same bits apart",
+        "qmq/net/tags.py",
+        "        if all(wanted):\n",
+        "        if True:\n",
+        ("tests/net/test_tags.py",),
+    ),
+    Mutant(
+        "take back what takes too long",
+        "qmq/broker/overdue.py",
+        "            if self._take_back(ledger, member, now):\n",
+        "            if False:\n",
+        ("tests/broker/test_overdue.py",),
+    ),
     # --- durability --------------------------------------------------------------------------------------------------
     Mutant(
         "acknowledge flush after the fdatasync",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.errors import InvalidOption
+from qmq.errors import GroupMismatch, InvalidOption
 from qmq.net.group_settings import packed_settings, shown_settings, terms_of
 from tests.broker_process import broker_process, running_broker
 
@@ -82,7 +82,7 @@ async def test_a_new_group_is_as_asked_for_and_others_are_warned_once(
         with pytest.raises(InvalidOption, match="from 1 to 65535"):
             async with client.subscribe("a.", group="h", max_attempts=0):
                 pass
-        with pytest.raises(InvalidOption, match="is reliable"):
+        with pytest.raises(GroupMismatch, match="is reliable"):
             async with client.subscribe("a.", group="g", mode="broadcast"):
                 pass
 
