@@ -41,6 +41,8 @@ from qmq.storage.store import NotAtHand, Store
 
 #: A consumer may be given nothing now, whatever is ready.
 BLOCKED: Final = -1
+#: What a consumer was to have again is gone: there may be something else for it.
+_PASSED: Final = -2
 #: What an answer that waits for the disk may have.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -187,6 +189,12 @@ class Delivery:
         """Answer the pull when enough is ready (``final``: with whatever is ready, once nothing is to be read for it).
         None when it was answered, else how many messages were ready.
         """
+        found = self._try(waiting, final)
+        while found == _PASSED:
+            found = self._try(waiting, final)
+        return found
+
+    def _try(self, waiting: Waiting, final: bool) -> int | None:
         pull, followings = waiting.pull, waiting.subscription.followings
         try:
             offer = self.handing.offer(waiting.subscription, pull)
@@ -246,22 +254,20 @@ class Delivery:
         """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
         pull, subscription = waiting.pull, waiting.subscription
         redelivery, now_us = self.handing.redelivery, self.handing.now.wall_us
-        answer = None
-        while offer.what is not What.NOTHING and (answer is None or not answer.ranges):
-            try:
+        if offer.what is What.NOTHING:
+            if not final:
+                return BLOCKED
+            self._answer_empty(waiting)
+            return None
+        try:
+            answer = redelivery.give_again(subscription, offer, pull, now_us)
+        except NotAtHand as missing:
+            if self._reads.begin(missing.read, subscription.followings[0]):
+                return 0
+            with self._waiting():
                 answer = redelivery.give_again(subscription, offer, pull, now_us)
-            except NotAtHand as missing:
-                if self._reads.begin(missing.read, subscription.followings[0]):
-                    return 0
-                with self._waiting():
-                    answer = redelivery.give_again(subscription, offer, pull, now_us)
-            if answer is None or (offer.what is What.HELD and not answer.ranges):
-                break
         if answer is None or not answer.ranges:
-            if final:
-                self._answer_empty(waiting)
-                return None
-            return BLOCKED if offer.what is What.NOTHING else 0
+            return _PASSED
         self._unpark(waiting)
         self.handing.gave_again(subscription)
         said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)

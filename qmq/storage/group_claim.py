@@ -25,27 +25,29 @@ class Runs(NamedTuple):
 
 
 class GroupClaim(NamedTuple):
-    """Everything before ``position`` of the pull log is in the checkpoint. ``runs`` go by their directories, relative
-    to that of the store. ``generation`` is that of the pull log.
+    """Everything before ``position`` of the pull log is in the checkpoint, and all before ``synced`` on disk: not
+    the same after a sync that failed. ``runs`` go by their directories, relative to that of the store. ``generation``
+    is that of the pull log.
     """
 
     position: int = 0
+    synced: int = 0
     generation: int = 1
     runs: dict[str, Runs] = {}  # noqa: RUF012  (never changed)
 
     def pack(self) -> bytes:
         """As bytes of the state."""
         runs = {name: [size, items] for name, (size, items) in self.runs.items()}
-        packed: bytes = msgpack.packb([self.position, self.generation, runs])
+        packed: bytes = msgpack.packb([self.position, self.synced, self.generation, runs])
         return packed
 
     @classmethod
     def unpack(cls, packed: bytes) -> GroupClaim:
         """What ``pack`` gave. Raises BadBytes."""
         try:
-            position, generation, runs = msgpack.unpackb(packed, strict_map_key=False)
+            position, synced, generation, runs = msgpack.unpackb(packed, strict_map_key=False)
             found = {_text(name): Runs(_count(size), _counts(items)) for name, (size, items) in runs.items()}
-            return cls(_count(position), _count(generation), found)
+            return cls(_count(position), _count(synced), _count(generation), found)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise BadBytes(f"what a checkpoint says of the files of groups makes no sense: {error}") from error
 

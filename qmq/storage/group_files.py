@@ -181,6 +181,7 @@ class GroupFiles:
         """What the checkpoint's state has to say, and what it needs. All that is staged has been written."""
         self._log.settle()
         pulls = self._log.begin_sync()
+        synced = pulls.position if self._log.broken is None else self._log.synced_end
         owners = {path: owner for path, owner in self._owners.items() if owner.has_files}
         runs = [(owner, owner.begin_sync()) for owner in owners.values()]
         if self._told:
@@ -189,9 +190,9 @@ class GroupFiles:
                 for path, owner in owners.items()
                 if owner.runs()
             }
-            claim = GroupClaim(pulls.position, self.generation, known)
+            claim = GroupClaim(pulls.position, synced, self.generation, known)
         else:  # nobody has taken over what the last one left
-            claim = self._claim if self._has_more else self._claim._replace(position=pulls.position)
+            claim = self._claim if self._has_more else self._claim._replace(position=pulls.position, synced=synced)
         kept = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
         return claim.pack(), GroupSync(self, pulls, runs, kept, claim.position)
 

@@ -130,6 +130,23 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
     return found._replace(end=max(end, claimed), generation=generation, torn=torn)
 
 
+def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int) -> int | None:
+    """The generation in which a file was begun; None when its header does not tell. Raises StorageFailed."""
+    path = pull_file_path(directory, base)
+    try:
+        fd = disk.open(path, os.O_RDONLY)
+        try:
+            header, _ = read_around(disk, fd, PULL_FILE_HEADER_SIZE, 0)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    try:
+        return _check_header(bytes(header), path, store_id, base)
+    except BadBytes:
+        return None
+
+
 def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
     """What the disk gives of a file; zeros elsewhere. Raises OSError."""
     fd = disk.open(path, os.O_RDONLY)
@@ -294,6 +311,8 @@ class PullLog:
         self._fd, self._path, self._base, self._limit = -1, pull_file_path(directory, base), base, base
         #: Behind the last record that is written.
         self.end = base
+        #: Behind the last that is known to be on disk.
+        self.synced_end = base
         try:
             self._begin_file(base, 0)
         except StorageFull:
@@ -404,6 +423,8 @@ class PullLog:
 
     def synced(self, sync: PullSync) -> None:
         """It is: close what is full and covered."""
+        if self.broken is None:
+            self.synced_end = max(self.synced_end, sync.position)
         while self._full and self._full[0] in sync.files and not any(self._full[0] in one.files for one in self._lent):
             self._disk.close(self._full.pop(0)[0])
 

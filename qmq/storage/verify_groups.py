@@ -17,7 +17,14 @@ from qmq.storage.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.findings import Report
 from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.identity import Identity
-from qmq.storage.pull_log import PULL_LOG_NAME, SUFFIX, list_pull_files, pull_file_path, read_pull_log
+from qmq.storage.pull_log import (
+    PULL_LOG_NAME,
+    SUFFIX,
+    list_pull_files,
+    pull_file_generation,
+    pull_file_path,
+    read_pull_log,
+)
 from qmq.storage.schedule import check_run_header, run_number, run_paths
 
 #: What repair puts the bytes of a rotten run under.
@@ -77,9 +84,9 @@ class GroupsCheck:
     # --- the pull log ------------------------------------------------------------------------------------------------
 
     def _check_pulls(self) -> None:
-        """From where the older checkpoint needs it on; what the newer one claims has to be good."""
+        """From where the older checkpoint needs it on; what the newer one knows to be on disk has to be good."""
         directory = self._directory / PULL_LOG_NAME
-        claimed = self._claims[0].position if self._claims else 0
+        claimed = self._claims[0].synced if self._claims else 0
         start = min((claim.position for claim in self._claims), default=0)
         bases = list_pull_files(self._disk, directory)
         if not self._claims and bases:
@@ -87,14 +94,15 @@ class GroupsCheck:
         found = read_pull_log(self._disk, directory, self._identity.store_id, self._identity.secret, start)
         for place, base in enumerate(bases):
             self._report.count("pulls", self._size(pull_file_path(directory, base)), 0 if place else len(found.records))
+        passed = self._passed(directory, bases)
         for hole in found.holes:
             base = max((base for base in bases if base <= hole.start), default=hole.start)
             what = f"{hole.end - hole.start} bytes are no record, or gone"
-            self._report.tell(
-                hole.start < claimed, pull_file_path(directory, base), hole.start - base, what, _PULLS_ADVICE
-            )
+            is_fault = hole.start < claimed and base not in passed
+            self._report.tell(is_fault, pull_file_path(directory, base), hole.start - base, what, _PULLS_ADVICE)
         for base, problem in found.problems:
-            self._report.tell(base < claimed, pull_file_path(directory, base), 0, problem, _PULLS_ADVICE)
+            is_fault = base < claimed and base not in passed
+            self._report.tell(is_fault, pull_file_path(directory, base), 0, problem, _PULLS_ADVICE)
         before = max((base for base in bases if base < claimed), default=None)
         if claimed and before is None:
             path = pull_file_path(directory, claimed)
@@ -102,6 +110,18 @@ class GroupsCheck:
         elif before is not None and found.end < claimed:
             what = f"the last record ends {claimed - found.end} bytes before what the checkpoint knows"
             self._report.fault(pull_file_path(directory, before), max(0, found.end - before), what, _PULLS_ADVICE)
+
+    def _passed(self, directory: Path, bases: list[int]) -> set[int]:
+        """The files behind which a start has begun another generation: it has seen what was bad in them, and has handed
+        out again what that may have said.
+        """
+        passed, newest = set[int](), [1]
+        generations = [pull_file_generation(self._disk, directory, self._identity.store_id, base) for base in bases]
+        for place, base in enumerate(bases):
+            newest.append(generations[place] or newest[-1])
+            if any(later is not None and later > newest[-1] for later in generations[place + 1 :]):
+                passed.add(base)
+        return passed
 
     def _size(self, path: Path) -> int:
         fd = self._disk.open(path, 0)

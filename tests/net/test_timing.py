@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -34,7 +33,7 @@ def test_delays_stay_delays_and_times_stay_times() -> None:
         (None, datetime(2030, 1, 1), "no time zone"),  # noqa: DTZ001
         (None, "tomorrow", "deliver_at must be a number of seconds"),
         (MAX_DELAY_US / 1e6 + 1, None, "in 731.0 days; at most 731 days are allowed"),
-        (None, time.time() + 733 * 86_400, "at most 731 days are allowed"),
+        (None, 1e11, "at most 731 days are allowed"),
     ],
 )
 def test_what_cannot_be_is_refused(delay: float | None, deliver_at: float | None, says: str) -> None:

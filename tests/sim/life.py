@@ -175,6 +175,9 @@ class Life:
         self.in_thread = True
         try:
             checkpoint.write()
+        except BaseException as error:
+            store.fail_checkpoint(checkpoint, error)
+            raise
         finally:
             self.in_thread = False
         store.finish_checkpoint(checkpoint)
