@@ -1,6 +1,6 @@
 """The files of groups: the pull log, and of each group what is to be handed out again and what is dead.
 
-    pulls/                     the pull log (pull_log.py)
+    pulls/                     the pull log (pull_records.py)
     groups/<number>/retries/   runs of the error log (schedule.py), the group's number in hex
     groups/<number>/dead/      runs of the dead letters (item_log.py)
     due/                       runs of what is to be delivered later (schedule.py); the messages are in ``delayed/``
@@ -19,11 +19,10 @@ from qmq.storage.checkpoint import Hole
 from qmq.storage.disk import Disk
 from qmq.storage.group_claim import DUE_NAME, GROUPS_NAME, GroupClaim, Runs
 from qmq.storage.item_log import ItemLog
-from qmq.storage.pull_log import (
+from qmq.storage.pull_log import PullLog, PullSync
+from qmq.storage.pull_records import (
     PULL_LOG_NAME,
-    PullLog,
     PullRecord,
-    PullSync,
     list_pull_files,
     pull_file_path,
     read_pull_log,

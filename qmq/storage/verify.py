@@ -26,7 +26,7 @@ from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_c
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.lock import LOCK_NAME, holder_of
 from qmq.storage.opening import CONSUMER_LOG_NAME, SUBJECTS_NAME
-from qmq.storage.pull_log import PULL_LOG_NAME
+from qmq.storage.pull_records import PULL_LOG_NAME
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import Owner
 from qmq.storage.subjects import Records, check_header, parse_records

@@ -9,7 +9,7 @@ import pytest
 from qmq.broker import handing, kinds, ledger
 from qmq.broker.commands import Ack, Acked, Messages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE
-from qmq.storage.pull_log import MAX_RECORD_BYTES
+from qmq.storage.pull_records import MAX_RECORD_BYTES
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 #: More prefixes than are looked for in what was chosen: each stretch is a range then.

@@ -1,0 +1,268 @@
+"""The pull log: what consumers pulled, acknowledged and handed back, record after record. One for all of a broker.
+
+It lies in ``pulls/``, in files named by the position of their first byte (16 hex digits and ``.pulls``):
+
+    header (64): magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 |
+                 generation u32 | reserved 16s | crc32c u32 (of the 60 bytes before)
+    record:      size u32 (of all of it) | crc32c u32 | kind u8 | reserved u8 | reserved u16 | payload
+    ...          zeros up to the size that the file was made with
+
+A record's checksum covers the rest of it and begins with a fold of the store's secret and the record's position, so no
+bytes of another place, and none that a client chose, pass for a record. What a record says is the broker's business.
+
+Everything before a checkpoint's position is in the checkpoint; a start reads what follows, and writes on in a new file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import suppress
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from qmq.errors import BadBytes, ForeignFile
+from qmq.format.layout import (
+    PULL_FILE_HEADER,
+    PULL_FILE_HEADER_SIZE,
+    PULL_LOG_MAGIC,
+    PULL_LOG_VERSION,
+    PULL_RECORD_HEADER,
+    PULL_RECORD_HEADER_SIZE,
+)
+from qmq.storage.checkpoint import Hole
+from qmq.storage.disk import Buffer, Disk, failure, read_around, read_fully, write_fully
+
+PULL_LOG_NAME: Final = "pulls"
+SUFFIX: Final = ".pulls"
+#: No record is longer: what would be is written as several.
+MAX_RECORD_BYTES: Final = 1 << 20
+
+_SEED: Final = struct.Struct("<16sQ")
+_CHECKED: Final = PULL_FILE_HEADER_SIZE - 4
+_CRC_OFFSET: Final = 4
+
+
+class PullRecord(NamedTuple):
+    """One record as found: where, of which kind, and what it says."""
+
+    position: int
+    kind: int
+    payload: memoryview
+
+
+class PullLogFound(NamedTuple):
+    """What a start reads of the pull log: the records behind the claim, in order, what is bad, where to go on."""
+
+    records: list[PullRecord]
+    holes: list[Hole]
+    #: What is wrong with files beside that: the base of each, and what.
+    problems: list[tuple[int, str]]
+    end: int
+    #: The highest of its files, 0 where none says.
+    generation: int = 0
+    #: Behind the last record is something else: it was being written, or is rotten.
+    torn: bool = False
+
+
+def pull_file_path(directory: Path, base: int) -> Path:
+    """Where the file lies whose first byte is at position *base*."""
+    return directory / f"{base:016x}{SUFFIX}"
+
+
+def list_pull_files(disk: Disk, directory: Path) -> list[int]:
+    """The bases of all files, ascending. Raises StorageFailed."""
+    try:
+        names = disk.listdir(directory) if disk.exists(directory) else []
+    except OSError as error:
+        raise failure(error, "list", directory) from error
+    found = []
+    for name in names:
+        stem = name.removesuffix(SUFFIX)
+        if name.endswith(SUFFIX) and len(stem) == 16:
+            with suppress(ValueError):
+                found.append(int(stem, 16))
+    return sorted(found)
+
+
+def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, claimed: int) -> PullLogFound:
+    """Everything from position *claimed* on.
+
+    Bad bytes between records are holes, also those that the disk does not give; what follows the last record is no
+    fault: it was being written. Raises StorageFailed, ForeignFile for a newer version.
+    """
+    found = PullLogFound([], [], [], claimed)
+    bases = list_pull_files(disk, directory)
+    end, generation, torn = claimed, 0, False
+    for base, following in zip_longest(bases, bases[1:]):
+        if following is not None and following <= claimed:
+            continue
+        path = pull_file_path(directory, base)
+        try:
+            data = _read_file(disk, path, base, found)[: None if following is None else following - base]
+        except OSError as error:
+            raise failure(error, "read", path) from error
+        before, problem = len(found.records), None
+        try:
+            said = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+            generation = max(generation, said)
+        except BadBytes as error:  # every record is checked for itself
+            problem = str(error)
+        if base > end:
+            found.holes.append(Hole(end, base))
+        last = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
+        if problem is not None:
+            if following is None and base == end and len(found.records) == before:
+                break  # it was being made: it is made again
+            found.problems.append((base, problem))
+        end = last
+        torn = bytes(data[end - base :]).strip(b"\0") != b""
+    return found._replace(end=max(end, claimed), generation=generation, torn=torn)
+
+
+def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int) -> int | None:
+    """The generation in which a file was begun; None when its header does not tell. Raises StorageFailed."""
+    path = pull_file_path(directory, base)
+    try:
+        fd = disk.open(path, os.O_RDONLY)
+        try:
+            header, _ = read_around(disk, fd, PULL_FILE_HEADER_SIZE, 0)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    try:
+        return _check_header(bytes(header), path, store_id, base)
+    except BadBytes:
+        return None
+
+
+def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
+    """What the disk gives of a file; zeros elsewhere. Raises OSError."""
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        data, lost = read_around(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+    if lost:
+        found.problems.append((base, f"{lost} bytes of {path} cannot be read"))
+    return memoryview(data)
+
+
+def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
+    """Write the records that were found again in place, and sync them: what a failed sync has left in memory reads
+    well, and is not on disk. Raises StorageFull or StorageFailed.
+    """
+    bases = list_pull_files(disk, directory)
+    for base, following in zip_longest(bases, bases[1:]):
+        mine = [
+            one for one in found.records if base <= one.position and (following is None or one.position < following)
+        ]
+        if not mine:
+            continue
+        path = pull_file_path(directory, base)
+        try:
+            fd = disk.open(path, os.O_RDWR)
+            try:
+                for one in mine:
+                    size = PULL_RECORD_HEADER_SIZE + len(one.payload)
+                    offset = one.position - base
+                    write_fully(disk, fd, [read_fully(disk, fd, size, offset)], offset)
+                disk.fdatasync(fd)
+            finally:
+                disk.close(fd)
+        except OSError as error:
+            raise failure(error, "write", path) from error
+
+
+def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, secret: bytes) -> int:
+    """The records of one file from position *start* on; returns where the last one ends."""
+    offset = end = start - base
+    while offset < len(data):
+        record = record_at(data, offset, base, secret)
+        if record is None:
+            offset = _next_record(data, offset + 1, base, secret)
+            continue
+        if offset > end:
+            found.holes.append(Hole(base + end, base + offset))
+        found.records.append(record)
+        offset = end = offset + PULL_RECORD_HEADER_SIZE + len(record.payload)
+    return base + end
+
+
+def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRecord | None:
+    """The record that begins there, None when none does."""
+    if offset + PULL_RECORD_HEADER_SIZE > len(data):
+        return None
+    size, crc, kind, _, _ = PULL_RECORD_HEADER.unpack_from(data, offset)
+    if not PULL_RECORD_HEADER_SIZE <= size <= MAX_RECORD_BYTES or offset + size > len(data):
+        return None
+    payload = data[offset + PULL_RECORD_HEADER_SIZE : offset + size]
+    head = bytes(data[offset : offset + PULL_RECORD_HEADER_SIZE])
+    if record_crc(head, payload, base + offset, secret) != crc:
+        return None
+    return PullRecord(base + offset, kind, payload)
+
+
+def _next_record(data: memoryview, offset: int, base: int, secret: bytes) -> int:
+    """Where the next record begins, at or behind *offset*; the end of the data when there is none."""
+    last = len(data) - PULL_RECORD_HEADER_SIZE + 1
+    if offset >= last:
+        return len(data)
+    octets = np.frombuffer(data, np.uint8)
+    # The size of a record is below 2^20 and what is reserved is 0: few places look like one.
+    likely = (octets[offset + 3 : last + 3] == 0) & (octets[offset + 9 : last + 9] == 0)
+    likely &= (octets[offset + 10 : last + 10] == 0) & (octets[offset + 11 : last + 11] == 0)
+    likely &= (octets[offset:last] != 0) | (octets[offset + 1 : last + 1] != 0) | (octets[offset + 2 : last + 2] != 0)
+    for place in (np.flatnonzero(likely) + offset).tolist():
+        if record_at(data, place, base, secret) is not None:
+            return int(place)
+    return len(data)
+
+
+def record_crc(head: bytes, payload: Buffer, position: int, secret: bytes) -> int:
+    """The checksum of a record at that position; *head* is its header, whatever crc stands in it."""
+    seed = crc32c(_SEED.pack(secret, position))
+    return crc32c(payload, crc32c(head[_CRC_OFFSET + 4 :], crc32c(head[:_CRC_OFFSET], seed)))
+
+
+def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> int:
+    """The generation that a file says. Raises BadBytes and ForeignFile."""
+    if len(data) < PULL_FILE_HEADER_SIZE:
+        raise BadBytes(f"{path} is shorter than its header")
+    magic, version, _, found_id, _, found_base, _, generation, _, crc = PULL_FILE_HEADER.unpack(data)
+    if magic != PULL_LOG_MAGIC or crc32c(data[:_CHECKED]) != crc:
+        raise BadBytes(f"the header of {path} is not what was written")
+    if version > PULL_LOG_VERSION:
+        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {PULL_LOG_VERSION}: use a newer one")
+    if found_id != store_id or found_base != base:
+        raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, position {found_base:#x})")
+    return int(generation)
+
+
+def pack_pull_header(store_id: bytes, base: int, now_us: int, generation: int) -> bytes:
+    """The header of a file."""
+    draft = PULL_FILE_HEADER.pack(
+        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, generation, bytes(16), 0
+    )
+    return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
+
+
+def remove_pull_files(disk: Disk, directory: Path, before: int) -> None:
+    """[thread] Remove the files that end at or before position *before*: no start reads them again.
+
+    Raises StorageFailed.
+    """
+    bases = list_pull_files(disk, directory)
+    for base, following in pairwise(bases):
+        if following > before:
+            return
+        path = pull_file_path(directory, base)
+        try:
+            disk.unlink(path)
+        except OSError as error:
+            raise failure(error, "remove", path) from error
