@@ -370,3 +370,31 @@ def test_messages_of_subjects_that_a_start_numbers_otherwise_stay_what_they_are(
         consumer.expected = consumer.place.frontier
         assert consumer.pull() == [name.encode(), name.encode() + b"'"]
     driven.close()
+
+
+def unread(driven: Driven, sequence: int) -> None:
+    """Its batch is known to be unreadable from now on."""
+    assert driven.store.mark_unreadable(0, driven.store.read_entry(0, sequence)[1], 1)
+
+
+def test_a_pull_goes_on_behind_what_it_was_to_have_again_and_cannot_be_read(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 4)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(2) == many(2)
+    unread(driven, 0)
+    unread(driven, 1)
+    consumer.expected = 0  # its answer was lost
+    assert consumer.pull(10) == many(4)[2:], "all in one pull, without waiting"
+
+
+@pytest.mark.parametrize("gone", [1, 3])
+def test_what_goes_out_alone_and_cannot_be_read_keeps_nobody_from_the_rest(tmp_path: Path, gone: int) -> None:
+    driven = filled(tmp_path, 3)
+    first = Consumer(driven, "a")
+    assert first.pull(gone) == many(gone)
+    for sequence in range(gone):
+        unread(driven, sequence)
+    driven.advance(40_000)  # a lapse: each goes out alone from now on
+    second = Consumer(driven, "b", nonce=b"m", connection=2)
+    assert second.pull(10, min_count=1) == many(3)[gone:]
+    assert second.ack() == 0
