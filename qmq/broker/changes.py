@@ -9,6 +9,7 @@ import msgpack
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.delivery import Delivery
+from qmq.broker.doubled import doubled
 from qmq.broker.groups import Begin, Group, Start
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind
@@ -78,6 +79,7 @@ class Changes:
         if holes:
             untold.begin(self._subscriptions.groups.values())
         self._hand_out(untold)
+        self._let_go(untold)
         if files.generations_since:
             for ledger in self._handing.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)
@@ -109,6 +111,13 @@ class Changes:
             for at in range(0, max(len(found), 1), _MOST_RANGES):
                 last = at + _MOST_RANGES >= len(found)
                 group.ledger.untold(found[at : at + _MOST_RANGES], self._handing.now.wall_us, last=last)
+
+    def _let_go(self, untold: Untold) -> None:
+        """That somebody has left, or a group gone elsewhere, may be lost: who was given a message last holds it."""
+        for group in untold.groups():
+            assert group.ledger is not None
+            for member, sequence in doubled(self._store, group):
+                group.ledger.ack(member, [sequence, sequence + 1])
 
     def _replay_group(
         self, untold: Untold, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any],

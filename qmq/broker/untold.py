@@ -7,15 +7,15 @@ the group has passed since, less what the records tell of that are there: it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Many, Rows
+from qmq.broker.carrying import Rows
 from qmq.broker.groups import Following, Group
 from qmq.broker.held import MessageRange
-from qmq.broker.ranges import parts_of, prefix_of
+from qmq.broker.ranges import prefix_of, stretches_of
 from qmq.intervals import Intervals
 from qmq.storage.store import Store
 
@@ -56,11 +56,14 @@ class Untold:
             self._before[group].scans[following.prefix] = list(following.scan)
 
     def told(self, group: Group, ranges: list[MessageRange]) -> None:
-        """These are known to have been given to it."""
+        """These are known to have been given to it: it has come so far, though the record of that may be lost."""
         before = self._before.get(group)
-        for subject, start, end in self._stretches(group, ranges) if before is not None else ():
+        for subject, start, end in stretches_of(self._store, group, ranges) if before is not None else ():
             assert before is not None
             before.told.setdefault(subject, Intervals()).add(start, end)
+            cursors = group.cursors.upto(subject + 1)
+            cursors[subject] = max(int(cursors[subject]), end)
+            group.dirty = True
 
     def settle(self, group: Group) -> None:
         """What is lost of it has been told of since, or does not matter any more."""
@@ -76,7 +79,9 @@ class Untold:
             return True
         if any(prefix_of(messages) and group.following(prefix_of(messages)) is None for messages in ranges):
             return False
-        return all(self._following(group, subject) is not None for subject, _, _ in self._stretches(group, ranges))
+        return all(
+            self._following(group, subject) is not None for subject, _, _ in stretches_of(self._store, group, ranges)
+        )
 
     def missing(self, group: Group) -> list[MessageRange]:
         """What nobody can tell of, by subject and sequence."""
@@ -89,7 +94,7 @@ class Untold:
                 start = lowest if first is None else first
             told = before.told.get(subject, Intervals())
             passed = [MessageRange(subject, start, 0, 0, end - start)] if start < end else []
-            for _, low, high in self._stretches(group, passed):
+            for _, low, high in stretches_of(self._store, group, passed):
                 for gap_low, gap_high in told.missing(max(low, start), min(high, end)):
                     _append(found, subject, gap_low, gap_high)
         return found
@@ -124,26 +129,6 @@ class Untold:
             if name == prefix if following.exact else name.startswith(prefix):
                 return following
         return None
-
-    def _stretches(self, group: Group, ranges: list[MessageRange]) -> Iterator[tuple[int, int, int]]:
-        """Subject, first sequence and the one behind the last of what ranges name, as far as it is there."""
-        for messages in ranges:
-            for part in parts_of(self._store, group, messages):
-                if isinstance(part, Many):
-                    yield from _of_rows(part.rows)
-                else:
-                    first, subject = part.entry[0], part.entry[3]
-                    yield subject, first + part.start, first + part.stop
-
-
-def _of_rows(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Rows of a subject that follow each other are one."""
-    ordered = rows[np.lexsort((rows["first_sequence"], rows["subject"]))]
-    firsts: npt.NDArray[Any] = ordered["first_sequence"]
-    ends = firsts + ordered["count"]
-    heads = np.flatnonzero((ordered["subject"][1:] != ordered["subject"][:-1]) | (firsts[1:] != ends[:-1])) + 1
-    for start, stop in zip([0, *heads.tolist()], [*heads.tolist(), len(ordered)], strict=True):
-        yield int(ordered["subject"][start]), int(firsts[start]), int(ends[stop - 1])
 
 
 def _append(found: list[MessageRange], subject: int, start: int, end: int) -> None:

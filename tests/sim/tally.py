@@ -49,6 +49,7 @@ class Letter:
     kept_confirmed: bool = False
     kept_dead: bool = False
     kept_attempt: int = 1
+    kept_most: int = 1
 
 
 class Tally:
@@ -58,7 +59,7 @@ class Tally:
         self.group = group
         self.letters: dict[int, Letter] = {}
         self.counts = Counter[str]()
-        self._snapshot: list[tuple[Letter, bool, bool, int]] = []
+        self._snapshot: list[tuple[Letter, bool, bool, set[int]]] = []
 
     def letter(self, message: int) -> Letter:
         """Of that message."""
@@ -148,19 +149,21 @@ class Tally:
     def checkpoint_begins(self) -> None:
         """What is known now is in it."""
         self._snapshot = [
-            (letter, letter.confirmed, letter.dead, min(letter.possible)) for letter in self.letters.values()
+            (letter, letter.confirmed, letter.dead, set(letter.possible)) for letter in self.letters.values()
         ]
 
     def checkpoint_done(self) -> None:
         """It is on disk."""
-        for letter, confirmed, dead, attempt in self._snapshot:
-            letter.kept_confirmed, letter.kept_dead, letter.kept_attempt = confirmed, dead, attempt
+        for letter, confirmed, dead, attempts in self._snapshot:
+            letter.kept_confirmed, letter.kept_dead = confirmed, dead
+            letter.kept_attempt, letter.kept_most = min(attempts), max(attempts)
 
     def power_lost(self) -> None:
         """What came after the checkpoint may be forgotten."""
         for letter in self.letters.values():
             letter.confirmed, letter.dead, letter.not_before_us = letter.kept_confirmed, letter.kept_dead, 0
-            letter.possible = set(range(min(letter.kept_attempt, *letter.possible), max(letter.possible) + 1))
+            lowest, highest = min(letter.kept_attempt, *letter.possible), max(letter.kept_most, *letter.possible)
+            letter.possible = set(range(lowest, highest + 1))
             letter.holder = None
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tests.sim.consumption import run_many, told
 EACH = 50
 STRIKES = (
     "killed",
+    "power lost",
     "frame lost",
     "frame doubled",
     "answer lost",

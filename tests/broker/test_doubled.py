@@ -1,0 +1,34 @@
+"""Whose a message is that two consumers hold after a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.broker.doubled import doubled
+from qmq.broker.held import MessageRange
+from tests.broker.test_consuming import Consumer, filled
+
+
+def test_who_was_given_a_message_last_holds_it(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 10)
+    first, second = Consumer(driven, "a"), Consumer(driven, "b", nonce=b"m", connection=2)
+    first.pull(6)
+    driven.advance(1)
+    second.pull(1)
+    first.ack(0)
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    assert group.ledger is not None
+    assert list(doubled(driven.store, group)) == []
+    subject = driven.store.subject_number("a.x")
+    assert subject is not None
+    b = group.ledger.by_name["b"]
+    # As if a record were lost that took messages 0, 3 and 4 from the first one, which had acknowledged 0.
+    lent = [MessageRange(subject, start, 0, 0, count) for start, count in ((0, 1), (3, 2))]
+    driven.advance(1)
+    group.ledger.pulled(b, lent, 1, driven.now.wall_us, [])
+    found = list(doubled(driven.store, group))
+    assert [(member.name, sequence) for member, sequence in found] == [("a", 3), ("a", 4)]
+    for member, sequence in found:
+        group.ledger.ack(member, [sequence, sequence + 1])
+    assert list(doubled(driven.store, group)) == []
+    assert group.ledger.by_name["a"].held.unhandled() == [(1, 3), (5, 6)]
