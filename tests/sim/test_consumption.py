@@ -6,6 +6,9 @@ import pytest
 
 from tests.sim.consumption import run_many, told
 
+#: Thousands of histories: they run twice as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 #: So many histories a test; all tests together have the first 1,000 seeds.
 EACH = 50
 STRIKES = (

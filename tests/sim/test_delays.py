@@ -23,6 +23,9 @@ from tests.broker.harness import START_US, Driven, runs_of_answer
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files, stop
 
+#: Thousands of histories: they run twice as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 LIMITS = BrokerLimits(producer_window=1_000, producer_ttl_ms=1_000_000_000)
 LONG_MS = 40_000
 

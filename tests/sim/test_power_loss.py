@@ -17,6 +17,9 @@ from tests.sim.kinds import run
 from tests.sim.life import Life
 from tests.sim.platter import POWER_FAULTS
 
+#: Thousands of histories: they run twice as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 STRIKES = (
     *POWER_FAULTS,
     "power lost",
