@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import intake
+from qmq.broker import intake, partitions
 from qmq.broker.commands import Disconnected, LastSequence, Send, Sent
 from tests.broker.harness import Driven, bodies_of
 
@@ -65,7 +65,7 @@ def test_batches_go_elsewhere_and_stay_in_order_where_a_partition_is_to_be_avoid
 
 
 def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MAX_BARRIERS", 4)
+    monkeypatch.setattr(partitions, "MAX_BARRIERS", 4)
     driven = stalled(tmp_path)
     finish_sync(driven, 1)
     expected = {"a": [b"a0"], "b": [b"b0"]}
@@ -90,7 +90,8 @@ def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: p
 def test_who_connects_again_and_again_meanwhile_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MOST_WAITING", 8)
+    for module in (intake, partitions):
+        monkeypatch.setattr(module, "MOST_WAITING", 8)
     driven = stalled(tmp_path)
     command = driven.send_command({"a": [b"a1"]})
     data = bytes(command.batch)

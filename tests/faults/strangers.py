@@ -120,6 +120,7 @@ class Regular:
                 await client.send("regular.one", body)
                 messages = await consumer.pull(max_count=10, timeout=PATIENCE_S)
                 assert [message.body for message in messages] == [body]
+                messages[0].ack()
                 self.rounds += 1
 
     async def goes_on(self, rounds: int = 20) -> None:
