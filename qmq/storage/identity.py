@@ -150,6 +150,8 @@ class IdentityFile:
         self._directory = directory
         self._lock = threading.Lock()
         self.current = identity
+        #: The last that was tried: a copy may bear it though the change has failed.
+        self._generation = identity.generation
 
     def change(self, make: Callable[[Identity], Identity]) -> Identity:
         """[thread] Write what *make* makes of the current identity, on disk when this returns, and return it.
@@ -158,7 +160,8 @@ class IdentityFile:
         """
         with self._lock:
             made = make(self.current)
-            made = replace(made, generation=self.current.generation + 1)
+            self._generation += 1
+            made = replace(made, generation=self._generation)
             content = pack_identity(made)
             for name in COPY_NAMES:
                 self._write(self._directory / name, content)

@@ -154,23 +154,22 @@ def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memory
 
 
 def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
-    """Write the records that were found again in place, and sync them: what a failed sync has left in memory reads
-    well, and is not on disk. Raises StorageFull or StorageFailed.
+    """Write headers, and the records that were found, again in place, and sync them: what a failed sync has left in
+    memory reads well, and is not on disk. Raises StorageFull or StorageFailed.
     """
     bases = list_pull_files(disk, directory)
     for base, following in zip_longest(bases, bases[1:]):
         mine = [
             one for one in found.records if base <= one.position and (following is None or one.position < following)
         ]
-        if not mine:
-            continue
         path = pull_file_path(directory, base)
         try:
             fd = disk.open(path, os.O_RDWR)
             try:
-                for one in mine:
-                    size = PULL_RECORD_HEADER_SIZE + len(one.payload)
-                    offset = one.position - base
+                there = min(disk.size(fd), PULL_FILE_HEADER_SIZE)
+                places = [(0, there)] if there else []
+                places += [(one.position - base, PULL_RECORD_HEADER_SIZE + len(one.payload)) for one in mine]
+                for offset, size in places:
                     write_fully(disk, fd, [read_fully(disk, fd, size, offset)], offset)
                 disk.fdatasync(fd)
             finally:
