@@ -13,7 +13,6 @@ pytestmark = pytest.mark.no_cover
 EACH = 50
 STRIKES = (
     "killed",
-    "power lost",
     "frame lost",
     "frame doubled",
     "answer lost",
