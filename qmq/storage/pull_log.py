@@ -18,6 +18,7 @@ from qmq.storage.pull_records import (
     MAX_RECORD_BYTES,
     list_pull_files,
     pack_pull_header,
+    pull_file_generation,
     pull_file_path,
     record_crc,
 )
@@ -91,9 +92,13 @@ class PullLog:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Write on in the last file, which was made with room for more: nothing behind its end passes for a record."""
+        """Write on in the last file, which was made with room for more: nothing behind its end passes for a record. Not
+        where records were lost before this start: another generation has to stand in a header first.
+        """
         base = max((base for base in list_pull_files(self._disk, self._directory) if base < self.end), default=None)
         if base is None:
+            return
+        if pull_file_generation(self._disk, self._directory, self._store_id, base) != self._generation:
             return
         path = pull_file_path(self._directory, base)
         try:

@@ -199,6 +199,22 @@ def test_a_start_on_a_full_disk_writes_on_in_the_last_file(tmp_path: Path) -> No
     assert disk.still_open() == []
 
 
+def test_another_generation_waits_for_room_for_a_header(tmp_path: Path) -> None:
+    written(tmp_path, some_records(5)).close()
+    disk = FaultyDisk()
+    end = found(tmp_path).end
+    disk.fail_always("open", path_part=pull_file_path(tmp_path, end).name)
+    log = PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, generation=2)
+    log.stage(1, b"a")
+    with pytest.raises(StorageFull):
+        log.write()
+    disk.heal()
+    log.write()
+    log.close()
+    assert found(tmp_path).generation == 2
+    assert len(said(found(tmp_path))) == 6
+
+
 def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
     disk = FaultyDisk()
     log = made(tmp_path, disk=disk)
