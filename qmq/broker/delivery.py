@@ -43,6 +43,8 @@ from qmq.storage.store import NotAtHand, Store
 BLOCKED: Final = -1
 #: What a consumer was to have again is gone: there may be something else for it.
 _PASSED: Final = -2
+#: So often a pull passes over what is gone, within one turn.
+_MOST_PASSED: Final = 16
 #: What an answer that waits for the disk may have.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -189,10 +191,12 @@ class Delivery:
         """Answer the pull when enough is ready (``final``: with whatever is ready, once nothing is to be read for it).
         None when it was answered, else how many messages were ready.
         """
-        found = self._try(waiting, final)
-        while found == _PASSED:
+        for _ in range(_MOST_PASSED):
             found = self._try(waiting, final)
-        return found
+            if found != _PASSED:
+                return found
+        self.arrivals.make_ready(waiting.subscription.followings)  # much to pass over: go on later
+        return 0
 
     def _try(self, waiting: Waiting, final: bool) -> int | None:
         pull, followings = waiting.pull, waiting.subscription.followings
