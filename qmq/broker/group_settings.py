@@ -67,19 +67,19 @@ def differing(given: Mapping[str, Any], actual: GroupSettings) -> dict[str, Any]
 
 def _checked(name: str, value: object) -> Any:
     if name == "retry_delays_us":
-        fits = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_RETRY_DELAYS
-        if not fits or not all(_is_between(one, 0, MOST_US) for one in value):  # type: ignore[attr-defined]
+        delays = tuple(value) if isinstance(value, list | tuple) else ()
+        if not 1 <= len(delays) <= MOST_RETRY_DELAYS or not all(_is_between(one, 0, MOST_US) for one in delays):
             raise InvalidOption(
                 f"retry_delays must be 1 to {MOST_RETRY_DELAYS} delays of {_span(0, MOST_US)} each, not {value!r:.80}"
             )
-        return tuple(value)  # type: ignore[arg-type]
+        return delays
     if name == "tags":
-        fits = isinstance(value, list | tuple) and len(value) <= MOST_TAGS
-        if not fits or not all(_is_tag(one) for one in value):  # type: ignore[attr-defined]
+        tags = tuple(value) if isinstance(value, list | tuple) else None
+        if tags is None or len(tags) > MOST_TAGS or not all(_is_tag(one) for one in tags):
             raise InvalidOption(
                 f"tags must be up to {MOST_TAGS} texts of 1 to {MOST_TAG_BYTES} bytes each, not {value!r:.80}"
             )
-        return tuple(dict.fromkeys(value))  # type: ignore[call-overload]
+        return tuple(dict.fromkeys(tags))
     least, most = _BOUNDS[name]
     if not _is_between(value, least, most):
         span = _span(least, most) if name.endswith("_us") else f"a whole number from {least} to {most}"
