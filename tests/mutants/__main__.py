@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.mutants.running import Outcome, copy_tree, pytest, run
+from tests.mutants.running import MOST_S, Outcome, copy_tree, pytest, run
 from tests.mutants.safeguards import SAFEGUARDS
 
 
@@ -29,16 +30,21 @@ def main(names: list[str]) -> int:
         copy_tree(tree)
         tests = sorted({test for mutant in chosen for test in mutant.tests})
         console.print(f"{len(chosen)} mutants; first their {len(tests)} files of tests as they are")
-        code, output = pytest(tests, tree)
-        if code != 0:
-            console.print(output[-4_000:], markup=False)
-            return 1
+        usual_s = dict[str, float]()
+        for test in tests:
+            started = time.monotonic()
+            code, output = pytest([test], tree, MOST_S)
+            if code != 0:
+                console.print(output[-4_000:], markup=False)
+                return 1
+            usual_s[test] = time.monotonic() - started
         outcomes = []
         for mutant in chosen:
-            outcome = run(mutant, tree)
+            outcome = run(mutant, tree, usual_s)
             outcomes.append(outcome)
             done = f"{len(outcomes)}/{len(chosen)} {mutant.name}: {outcome.caught_by or 'LIVES'}"
             console.print(f"{done}, {outcome.seconds:.0f} s", markup=False)
+            console.file.flush()
     console.print(table_of(outcomes))
     return 0 if all(outcome.caught_by for outcome in outcomes) else 1
 

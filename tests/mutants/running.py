@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,8 +26,12 @@ PARTS: Final = (
     "Makefile",
     "README.md",
 )
-#: Tests that have not ended by then never would: the mutant made something wait for ever.
+#: Tests that have not ended by then, and so many times as long as on the tree as it is, never would: the mutant made
+#: something wait for ever.
 PATIENCE_S: Final = 120
+PATIENCE_FACTOR: Final = 5
+#: What tests may take on the tree as it is.
+MOST_S: Final = 1_200
 
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
 
@@ -70,8 +74,10 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(source, target / part)
 
 
-def run(mutant: Mutant, tree: Path) -> Outcome:
-    """Run the mutant's tests in *tree*, a copy that is as it was when this returns. Raises Broken."""
+def run(mutant: Mutant, tree: Path, usual_s: Mapping[str, float] | None = None) -> Outcome:
+    """Run the mutant's tests in *tree*, a copy that is as it was when this returns. *usual_s* says how long each takes
+    on the tree as it is. Raises Broken.
+    """
     path = tree / mutant.path
     text = path.read_text("utf-8")
     if places(mutant, tree) != 1:
@@ -79,16 +85,17 @@ def run(mutant: Mutant, tree: Path) -> Outcome:
     started = time.monotonic()
     path.write_text(text.replace(mutant.before, mutant.after), "utf-8")
     try:
-        caught_by = _first_failure(mutant, tree)
+        caught_by = _first_failure(mutant, tree, usual_s or {})
     finally:
         path.write_text(text, "utf-8")
     return Outcome(mutant, caught_by, time.monotonic() - started)
 
 
-def _first_failure(mutant: Mutant, tree: Path) -> str | None:
+def _first_failure(mutant: Mutant, tree: Path, usual_s: Mapping[str, float]) -> str | None:
     for test in mutant.tests:
+        patience_s = PATIENCE_S + PATIENCE_FACTOR * usual_s.get(test, 0.0)
         try:
-            code, output = pytest([test], tree)
+            code, output = pytest([test], tree, patience_s)
         except subprocess.TimeoutExpired:
             return f"{test} (did not end)"
         if code == 1:
@@ -99,15 +106,15 @@ def _first_failure(mutant: Mutant, tree: Path) -> str | None:
     return None
 
 
-def pytest(tests: Sequence[str], tree: Path) -> tuple[int, str]:
-    """Exit code and output of these tests; they stop at the first failure."""
+def pytest(tests: Sequence[str], tree: Path, patience_s: float) -> tuple[int, str]:
+    """Exit code and output of these tests; they stop at the first failure. Raises TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=PATIENCE_S,
+        timeout=patience_s,
         text=True,
         check=False,
     )
