@@ -1,15 +1,19 @@
-"""What a broker says when it starts: a clock it does not start by, and what opening the directory has found."""
+"""The start of a broker: a clock it does not start by, opening its directory, and what is said of what was found."""
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from qmq.broker.commands import Now
+from qmq.broker.core import Broker
+from qmq.broker.kept import BadState
+from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError
-from qmq.settings import Settings
-from qmq.storage.store import Store
+from qmq.storage.disk import Disk
+from qmq.storage.store import Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")
 
@@ -25,18 +29,43 @@ class ClockNotSet(QmqError):
     code = "clock_not_set"
 
 
-def log_recovery(settings: Settings, store: Store) -> None:
+def open_broker(
+    directory: Path, options: StoreOptions, disk: Disk, limits: BrokerLimits, now: Now
+) -> tuple[Store, Broker]:
+    """Open a data directory, and make the broker of what is in it. A checkpoint that makes no sense to the broker is
+    removed, and all begins anew with the one before.
+
+    Raises what Store.open and Broker raise; the directory is closed then.
+    """
+    discarded = list[Path]()
+    while True:
+        store = Store.open(directory, options, disk, now.wall_us, discarded)
+        try:
+            _log_recovery(directory, store)
+            return store, Broker(store, limits, now)
+        except BadState as error:
+            log.error("%s", error)
+            store.close(clean=False)
+            if error.path is None or error.path in discarded:
+                raise
+            discarded.append(error.path)
+        except BaseException:
+            store.close(clean=False)
+            raise
+
+
+def _log_recovery(directory: Path, store: Store) -> None:
     """Log what opening has found and done."""
     report = store.recovery
     for note in report.notes:
         log.warning("%s", note)
     if report.created:
-        log.info("made the data directory %s, store %s", settings.data_dir, store.store_id.hex())
+        log.info("made the data directory %s, store %s", directory, store.store_id.hex())
         return
     messages = sum(part.replayed_messages for part in report.partitions)
     log.info(
         "opened %s, store %s, %d subjects, after a stop that was %s; %d messages behind the checkpoint were read again",
-        settings.data_dir,
+        directory,
         store.store_id.hex(),
         store.subject_count,
         "clean" if report.clean else "not clean",

@@ -21,7 +21,6 @@ from importlib import metadata
 from typing import Final
 
 from qmq.broker.commands import Checked, CheckWanted, Now, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
-from qmq.broker.core import Broker
 from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
 from qmq.broker.limits import BrokerLimits
@@ -32,7 +31,7 @@ from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
 from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
-from qmq.starting import check_clock, log_recovery
+from qmq.starting import check_clock, open_broker
 from qmq.storage.disk import Disk
 from qmq.storage.store import Damage, Store, StoreOptions
 from qmq.workers import Worker
@@ -66,10 +65,9 @@ class RunningBroker:
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
             options = _store_options(settings, self.address)
-            self.store = Store.open(settings.data_dir, options, disk if disk is not None else Disk(), now.wall_us)
+            disk = disk if disk is not None else Disk()
+            self.store, self.broker = open_broker(settings.data_dir, options, disk, _broker_limits(settings), now)
             undo.callback(self.store.close, clean=False)
-            log_recovery(settings, self.store)
-            self.broker = Broker(self.store, _broker_limits(settings), now)
             self.counters.holes_in_recovery = sum(
                 len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
             )

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.settings": ("qmq.errors", "qmq.names"),
     "qmq.workers": ("qmq.errors",),
     "qmq.checkpoints": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage", "qmq.workers"),
-    "qmq.starting": ("qmq.broker.commands", "qmq.errors", "qmq.settings", "qmq.storage"),
+    "qmq.starting": ("qmq.broker", "qmq.errors", "qmq.storage"),
     "qmq.scrubbing": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage"),
     "qmq.wiring": (
         "qmq.broker",

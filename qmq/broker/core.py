@@ -47,6 +47,7 @@ from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
+from qmq.broker.kept import taken_over
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
@@ -70,6 +71,9 @@ class Broker:
     """The rules over one store."""
 
     def __init__(self, store: Store, limits: BrokerLimits, now: Now) -> None:
+        """Take over what the store's checkpoint keeps, and what its logs tell of the time since. Raises BadState when
+        the checkpoint makes no sense, and StorageError.
+        """
         self._store = store
         self._effects: list[Effect] = []
         #: What was met since the start.
@@ -91,7 +95,10 @@ class Broker:
         self._producers_upto: list[int] = []
         self._broadcasts = Broadcasts(self._delivery.subscriptions, self._changes, limits.broadcast_ttl_ms * 1_000, now)
         self._producers_seen = 0  # of the delay log
-        self._restore(now)
+        with taken_over(store.state_path):
+            self._restore(now)
+        self._delivery.handing.now = now
+        self._changes.replay()
         store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -304,8 +311,6 @@ class Broker:
         self._delaying.restore(state.get("delayed"))
         if "groups" in state:
             self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"], strict_map_key=False))
-        self._delivery.handing.now = now
-        self._changes.replay()
 
     def _remembered_from(self, partition: int) -> int:
         """From which position on batches tell of producers: as far back as they are remembered, going by the stamps.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from qmq.broker.kept import whole
 from qmq.intervals import Intervals
 
 #: Intervals of what was handed back that are remembered below the frontier, so that a late ack of it is told.
@@ -180,10 +181,12 @@ class Held:
 
     @classmethod
     def restored(cls, fields: list[Any]) -> Held:
-        """What ``packed`` gave."""
+        """What ``packed`` gave. Raises ValueError."""
         frontier, next_sequence, acked, returned, late, pulls = fields
-        held = cls(next_sequence)
-        held.frontier = frontier
+        held = cls(whole(next_sequence))
+        held.frontier = whole(frontier)
+        if frontier > next_sequence:
+            raise ValueError(f"the frontier {frontier} lies behind the next pull sequence {next_sequence}")
         for start, end in acked:
             held.acked.add(start, end)
             held._handled.add(start, end)
@@ -192,8 +195,8 @@ class Held:
             held._handled.add(start, end)
         held._late.extend(map(tuple, late))
         for first, size, taken_us, isolated, ranges in pulls:
-            parts = [HeldRange(MessageRange(*part[:6]), *part[6:]) for part in ranges]
-            held.pulls.append(HeldPull(first, parts, size, taken_us, isolated))
+            parts = [HeldRange(MessageRange(*map(whole, part[:6])), *map(whole, part[6:])) for part in ranges]
+            held.pulls.append(HeldPull(whole(first), parts, whole(size), whole(taken_us), isolated))
             held._bytes += size
             held._pulled += held.pulls[-1].total
         return held

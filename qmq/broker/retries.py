@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.kept import whole
 from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim
@@ -228,9 +229,9 @@ class Retries:
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave."""
-        self._next_number = fields["next_number"]
-        self.count = fields["count"]
+        """Take over what ``packed`` gave. Raises ValueError, TypeError and KeyError."""
+        self._next_number = whole(fields["next_number"])
+        self.count = int(fields["count"])
         self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
             (self._alone if retry.isolated else self._due).append(retry)

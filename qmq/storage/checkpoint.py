@@ -24,6 +24,7 @@ from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.storage.disk import Disk, failure, write_atomically
 from qmq.storage.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_claim import GROUP_STATE, GroupClaim
 
 PREFIX: Final = "checkpoint-"
 KEPT: Final = 2
@@ -151,6 +152,9 @@ def _from_content(content: dict[str, Any]) -> Claims:
     if len(subjects.ends) != 8 * subjects.count or len(subjects.firsts) != 8 * subjects.count:
         raise ValueError("subjects")
     Gaps.unpack(subjects.gaps)
+    state = {str(name): bytes(blob) for name, blob in content["state"].items()}
+    if GROUP_STATE in state:
+        GroupClaim.unpack(state[GROUP_STATE])
     return Claims(
         number=int(content["number"]),
         created_at_us=int(content["created_at_us"]),
@@ -159,7 +163,7 @@ def _from_content(content: dict[str, Any]) -> Claims:
         last_stored_at_us=int(content["last_stored_at_us"]),
         partitions=tuple(_partition(partition) for partition in content["partitions"]),
         subjects=subjects,
-        state={str(name): bytes(blob) for name, blob in content["state"].items()},
+        state=state,
     )
 
 

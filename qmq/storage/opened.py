@@ -63,6 +63,8 @@ class Opened:
     unsealed: list[tuple[SegmentIndex, int]]
     checkpoint_number: int
     state: dict[str, bytes]
+    #: The checkpoint that says so; None when there is none.
+    state_path: Path | None
     last_stored_at_us: int
     report: RecoveryReport
 

@@ -60,7 +60,7 @@ CHECKED_LOG_BYTES: Final = 1 << 30
 def open_directory(
     directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
 ) -> Opened:
-    """Do all of it; the derived files in *discarded* are not used but made again.
+    """Do all of it; the files in *discarded* are removed first: derived ones, which are made again, or checkpoints.
 
     Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then.
     """
@@ -293,6 +293,7 @@ class _Opening:
             unsealed=self._unsealed,
             checkpoint_number=number,
             state=claims.state if claims is not None else {},
+            state_path=checkpoint_path(self._directory, claims.number) if claims is not None else None,
             last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
             report=report,
         )

@@ -56,6 +56,8 @@ class Readable:
         self.recovery: RecoveryReport = opened.report
         #: What ``begin_checkpoint`` was given for the checkpoint that was recovered.
         self.state: dict[str, bytes] = dict(opened.state)
+        #: That checkpoint; None when there was none.
+        self.state_path: Path | None = opened.state_path
         #: The highest stamp of any batch that is stored; the next must be above it.
         self.last_stored_at_us: int = opened.last_stored_at_us
 

@@ -7,6 +7,7 @@ readable.py, checkpoints in checkpointed.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,13 +67,15 @@ class Store(Checkpointed):
         self._delay_claimed = -1  # how far the delay log's last checkpoint goes
 
     @classmethod
-    def open(cls, directory: Path, options: StoreOptions, disk: Disk, now_us: int) -> Store:
-        """Open a data directory, or make one: take the lock, recover, be ready.
+    def open(
+        cls, directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
+    ) -> Store:
+        """Open a data directory, or make one: take the lock, recover, be ready. Files in *discarded* are removed first.
 
         Raises DirectoryInUse; ForeignFile for files of another store or a newer version; BadBytes when what cannot be
         done without is rotten; StorageFull and StorageFailed; InvalidOption.
         """
-        opened = open_directory(directory, options, disk, now_us)
+        opened = open_directory(directory, options, disk, now_us, discarded)
         try:
             store = cls(opened)
         except BaseException:

@@ -1,0 +1,157 @@
+"""A checkpoint whose checksum fits, and which no broker has written so: told of by its path, and not gone by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from qmq.broker.commands import Now
+from qmq.broker.core import Broker
+from qmq.broker.kept import BadState, whole
+from qmq.broker.limits import BrokerLimits
+from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
+from qmq.starting import open_broker
+from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
+from qmq.storage.disk import Disk
+from qmq.storage.envelope import pack_envelope, unpack_envelope
+from qmq.storage.store import Store, StoreOptions
+from qmq.storage.verify import verify
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, many
+
+Fields = dict[str, Any]
+
+
+def forge(path: Path, change: Callable[[Fields], None]) -> None:
+    """Change the state of a checkpoint; its checksum fits."""
+    content = unpack_envelope(path.read_bytes(), CHECKPOINT_MAGIC, CHECKPOINT_VERSION, path.name)
+    change(content["state"])
+    path.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)))
+
+
+def of_ledger(change: Callable[[Fields], None]) -> Callable[[Fields], None]:
+    """*change* of what the only group's ledger keeps."""
+
+    def changed(state: Fields) -> None:
+        groups = msgpack.unpackb(state["groups"], strict_map_key=False)
+        ((name, (number, come, ledger)),) = groups.items()
+        fields = msgpack.unpackb(ledger, strict_map_key=False)
+        change(fields)
+        state["groups"] = msgpack.packb({name: (number, come, msgpack.packb(fields))})
+
+    return changed
+
+
+def _without_runs(fields: Fields) -> None:
+    del fields["retries"]["runs"]
+
+
+def _with_half_an_item(fields: Fields) -> None:
+    fields["retries"]["kept"] += b"half"
+
+
+def _with_members_of_another_shape(fields: Fields) -> None:
+    fields["members"] = [[1, "c"]]
+
+
+def _with_a_text_for_a_count(fields: Fields) -> None:
+    fields["retries"]["count"] = "many"
+
+
+def _with_a_negative_frontier(fields: Fields) -> None:
+    fields["members"][0][-1][0] = -1
+
+
+def _without_producers(state: Fields) -> None:
+    state["producers"] = msgpack.packb(7)
+
+
+def _with_no_map(state: Fields) -> None:
+    state["groups"] = b"\xc1"
+
+
+def _with_no_runs_of_files(state: Fields) -> None:
+    state["group_files"] = msgpack.packb([1, 2])
+
+
+FORGERIES = (
+    of_ledger(_without_runs),
+    of_ledger(_with_half_an_item),
+    of_ledger(_with_members_of_another_shape),
+    of_ledger(_with_a_text_for_a_count),
+    of_ledger(_with_a_negative_frontier),
+    _without_producers,
+    _with_no_map,
+)
+
+
+def stopped(directory: Path) -> list[Path]:
+    """The two checkpoints of a store, the last one first: a group has four of six messages, one of them failed."""
+    driven = filled(directory, 6)
+    consumer = Consumer(driven, "c")
+    consumer.pull(3)
+    consumer.back(1, 2)
+    driven.checkpoint()
+    consumer.pull(1)
+    driven.checkpoint()
+    driven.store.close(clean=True)
+    return [checkpoint_path(directory, number) for number in list_checkpoints(Disk(), directory)]
+
+
+@pytest.mark.parametrize("change", FORGERIES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("several", [1, 2])
+def test_the_checkpoint_before_counts_or_the_whole_log(
+    tmp_path: Path, change: Callable[[Fields], None], several: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = stopped(tmp_path)
+    for path in paths[:several]:
+        forge(path, change)
+    now = Now(1, 1_800_000_000_000_000)
+    store, broker = open_broker(tmp_path, StoreOptions(), Disk(), BrokerLimits(), now)
+    assert [str(path) in caplog.text for path in paths] == [True, several == 2]
+    assert caplog.text.count("makes no sense") == several
+    assert store.state_path == (paths[1] if several == 1 else None)
+    checkpoint = store.begin_checkpoint(broker.checkpoint_state(now))
+    checkpoint.write()
+    store.finish_checkpoint(checkpoint)
+    store.close()
+    assert not verify(tmp_path, Disk()).faults
+    driven = Driven(tmp_path)
+    driven.now = now
+    consumer = Consumer(driven, "c", nonce=b"another program!")
+    driven.advance(6_000)
+    while consumer.pull():
+        pass
+    assert sorted(body for body, _ in consumer.got.values()) == many(6)
+    driven.close()
+
+
+def test_what_storage_keeps_of_groups_is_looked_at_when_the_checkpoint_is_read(tmp_path: Path) -> None:
+    last, before = stopped(tmp_path)
+    forge(last, _with_no_runs_of_files)
+    assert [one.file for one in verify(tmp_path, Disk()).findings if one.severity == "fault"] == [last]
+    store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
+    assert store.state_path == before
+    assert any(str(last) in note for note in store.recovery.notes)
+    store.close(clean=False)
+
+
+def test_a_broker_that_cannot_take_over_a_state_says_of_which_file(tmp_path: Path) -> None:
+    path = stopped(tmp_path)[0]
+    forge(path, FORGERIES[0])
+    store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
+    with pytest.raises(BadState, match="makes no sense") as caught:
+        Broker(store, BrokerLimits(), Now(1, 1))
+    assert caught.value.path == path
+    store.close(clean=False)
+
+
+def test_whole_numbers() -> None:
+    assert whole(7) == 7
+    for value in (-1, 1 << 64, True, "7", 7.0, None):
+        with pytest.raises(ValueError, match="no whole number"):
+            whole(value)
