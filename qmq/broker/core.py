@@ -45,7 +45,7 @@ from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
-from qmq.broker.handovers import HandOvers
+from qmq.broker.handovers import SYNC_NUMBER, HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over
 from qmq.broker.limits import BrokerLimits
@@ -132,7 +132,10 @@ class Broker:
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
             case ReadDone(number):
-                (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
+                if number == SYNC_NUMBER:
+                    self._hand_overs.synced(command.error)
+                else:
+                    (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
             case Withdraw():
                 self._delivery.withdraw(command)
             case Subscribe():
@@ -182,6 +185,7 @@ class Broker:
     def tick(self, now: Now) -> int | None:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
         self._delaying.tick(now)
+        self._hand_overs.turn(now)
         self._delivery.turn()
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
@@ -196,6 +200,7 @@ class Broker:
             self._delivery.handing.next_deadline_us(),
             self._broadcasts.next_deadline_us(),
             self._records.next_deadline_us(now.monotonic_us),
+            self._hand_overs.next_deadline_us(now.monotonic_us),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

@@ -80,12 +80,16 @@ class Intake:
         try:
             self._take(command, batch, now)
         except QmqError as error:
-            self._refuse(batch.header.producer_id, batch.header.producer_sequence, error)
+            if command.private is None:
+                self._refuse(batch.header.producer_id, batch.header.producer_sequence, error)
             raise
 
     def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
-        header = batch.header
-        known = self._producers.lookup(header.producer_id, header.producer_sequence, header.messages, header.data_crc)
+        header, known = batch.header, None
+        if command.private is None:  # what is handed over is told apart by its group
+            known = self._producers.lookup(
+                header.producer_id, header.producer_sequence, header.messages, header.data_crc
+            )
         if known is not None:
             self._repeats.append(_Repeat(command, known))
             return
@@ -101,7 +105,8 @@ class Intake:
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
-        self._refusals.check(header.producer_id, header.producer_sequence)
+        if command.private is None:
+            self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
         self._stage(command.batch, batch, partition, position, numbers, now, command, own, command.flush)
 
@@ -345,10 +350,11 @@ class Intake:
             store.stage(partition.local, position, view, rows)
         ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
         if command is not None:
-            self._producers.remember(
-                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
-                position, now.monotonic_us,
-            )  # fmt: skip
+            if command.private is None:
+                self._producers.remember(
+                    header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
+                    position, now.monotonic_us,
+                )  # fmt: skip
             answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size
         places: dict[int, Place | None] = {}
@@ -385,7 +391,7 @@ class Intake:
             self._take_back_places(batch)
             if batch.own is not None:
                 batch.own.refused(error)
-            if batch.command is not None:
+            if batch.command is not None and batch.command.private is None:
                 self._producers.forget(batch.producer_id, batch.producer_sequence)
                 self._refuse(batch.producer_id, batch.producer_sequence, error)
             if batch.answer is not None:

@@ -30,7 +30,9 @@ class Kind(enum.IntEnum):
     SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
     DELETE = 12
     RESERVE = 13  # number, skipped, blocks: [prefix, where it is, where a start is to go on]; written twice
-    OVER = 14  # numbers, a range, attempt, verdict, reason, delay, now: handed over by a consumer of another broker
+    OVER = (
+        14  # numbers, a range, attempt, verdict, reason, delay, now, name: handed over by a consumer of another broker
+    )
     UNTOLD = 15  # numbers, ranges that lost records told of and that are handed out again, whether these are the last
 
 

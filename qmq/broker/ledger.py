@@ -23,6 +23,9 @@ from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 
 #: Consumers of a group, those that are away among them.
 MAX_CONSUMERS: Final = 10_000
+#: So many hand-overs are remembered, so that none is twice when it comes twice; their names have so many bytes each.
+MOST_HANDED: Final = 10_000
+HANDED_SIZE: Final = 24
 
 
 class Ledger:
@@ -35,6 +38,8 @@ class Ledger:
         self.by_name: dict[str, Member] = {}
         self.retries = Retries(schedule)
         self.dead = dead
+        #: Names of what was handed over from other brokers, the oldest first.
+        self.handed: dict[bytes, None] = {}
         #: The last answer was of retries.
         self.was_again = False
         self._write = record
@@ -233,14 +238,19 @@ class Ledger:
         self._progressed(member, end - start)
 
     def take_over(
-        self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int
-    ) -> None:
-        """Messages that a consumer had from another broker come back here."""
-        self._do(Kind.OVER, [list(messages), attempt, int(verdict), reason, delay_us, now_us])
+        self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int,
+        name: bytes,
+    ) -> None:  # fmt: skip
+        """Messages that a consumer had from another broker come back here; *name* is that of the hand-over."""
+        self._do(Kind.OVER, [list(messages), attempt, int(verdict), reason, delay_us, now_us, name])
 
     def _over(
-        self, messages: list[int], attempt: int, verdict: int, reason: str, delay_us: int | None, now_us: int
-    ) -> None:
+        self, messages: list[int], attempt: int, verdict: int, reason: str, delay_us: int | None, now_us: int,
+        name: bytes,
+    ) -> None:  # fmt: skip
+        self.handed[name] = None
+        if len(self.handed) > MOST_HANDED:
+            del self.handed[next(iter(self.handed))]
         held = HeldRange(MessageRange(*messages), attempt, 0)
         if verdict == Verdict.REJECT or attempt >= self.settings.max_attempts:
             self._bury(0, 0, held, reason or "out of attempts", now_us)
@@ -360,6 +370,7 @@ class Ledger:
             ],
             "retries": self.retries.packed(),
             "dead": list(dead),
+            "handed": b"".join(self.handed),
         }  # fmt: skip
 
     def restore(self, fields: dict[str, Any]) -> None:
@@ -376,6 +387,8 @@ class Ledger:
             member.held = Held.restored(held)
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
+        names = fields["handed"]
+        self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}
 
     # --- records -----------------------------------------------------------------------------------------------------
 

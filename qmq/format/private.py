@@ -26,7 +26,7 @@ from qmq.format.layout import (
 )
 from qmq.format.run import Run, cut_data
 from qmq.format.table import table_of
-from qmq.names import check_group, check_subject
+from qmq.names import check_subject
 
 #: Begins names that no client may use.
 PRIVATE: Final = "~"
@@ -48,8 +48,8 @@ def origin_subject(name: str) -> str:
 
 
 def check_private(name: str, group: str) -> str:
-    """Return *name* if it is a subject of that group's own. Raises InvalidName."""
-    if not is_private(name) or name.split(PRIVATE, 2)[1] != check_group(group):
+    """Return *name* if it is a subject of that group's own (or of a broadcast member's). Raises InvalidName."""
+    if not is_private(name) or name.split(PRIVATE, 2)[1] != group:
         raise InvalidName(f"subject {name!r} is not one of group {group!r} alone, which begins with ~{group}~")
     check_subject(origin_subject(name))
     return name

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, HandedOver, HandOver, ListSubjects, Refused, SubjectList
+from qmq.broker.commands import (
+    Administer,
+    Administered,
+    HandedOver,
+    HandOver,
+    ListSubjects,
+    ReadDone,
+    Refused,
+    SubjectList,
+)
 from qmq.broker.kinds import Verdict
-from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, UnknownGroup
+from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
+from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed
 from tests.format.test_private import run_of
+from tests.storage.faults import FaultyDisk
 
 OTHERS = run_of(b"from elsewhere", b"second")
 
@@ -101,6 +114,93 @@ def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
     assert consumer.pull() == []
 
 
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_the_same_one_again_after_a_start_is_one(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    done(driven, over(driven))
+    assert consumer.pull() == [b"from elsewhere"]
+    assert consumer.ack() == 0
+    stop(driven)
+    done(driven, over(driven))
+    consumer.join()
+    assert consumer.pull() == []
+    driven.close()
+
+
+def test_one_that_comes_long_after_later_ones_is_no_less_welcome(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    window = driven.limits.producer_window
+    for sequence in range(1, 2 * window):
+        done(driven, over(driven, sequence=sequence))
+    done(driven, over(driven, number=1))
+    came = [body for _ in range(3) for body in consumer.pull()]
+    assert came == [b"from elsewhere"] * (2 * window - 1) + [b"second"]
+    driven.close()
+
+
+def test_it_is_answered_when_its_name_is_on_disk_too(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    Consumer(driven, "c")
+    driven.auto_read = False
+    first, second, third = over(driven), over(driven, sequence=1), over(driven, sequence=2)
+    assert driven.do(first) == []
+    assert driven.do(second, third) == []
+    assert driven.read() == [HandedOver(9, first.request)]
+    assert len(driven.reads) == 1, "one sync for all that came meanwhile"
+    assert driven.read() == [HandedOver(9, second.request), HandedOver(9, third.request)]
+    driven.auto_read = True
+    driven.close()
+
+
+def test_what_was_answered_for_is_there_after_loss_of_power(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.track(tmp_path / "one")
+    driven = Driven(tmp_path / "one", disk=disk)
+    Consumer(driven, "c")
+    driven.checkpoint()
+    done(driven, over(driven))
+    disk.without_power(tmp_path / "one", tmp_path / "two")
+    driven.store.close(clean=False)
+    after = Driven(tmp_path / "two", disk=FaultyDisk("boot-2"))
+    assert Consumer(after, "c").pull() == [b"from elsewhere"]
+    after.close()
+
+
+def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    Consumer(driven, "c")
+    driven.auto_read = False
+    command = over(driven)
+    assert driven.do(command) == []
+    (wanted,) = driven.reads
+    driven.broker.handle(ReadDone(wanted.number, SyncFailed("the disk is gone")), driven.now)
+    (answer,) = driven.do()
+    assert isinstance(answer, Refused)
+    assert (answer.request, type(answer.error)) == (command.request, SyncFailed)
+
+
+def test_it_waits_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = Driven(tmp_path, disk=disk)
+    Consumer(driven, "c")
+    disk.fail_always("pwritev", errno.ENOSPC, ".pulls")
+    command = over(driven)
+    assert driven.do(command) == []
+    assert driven.advance(100) == []
+    disk.heal()
+    assert HandedOver(9, command.request) in driven.advance(100)
+
+
+def test_a_broadcasts_member_gets_it_and_no_other_member(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    one, two = (Consumer(driven, name, mode="broadcast") for name in ("one", "two"))
+    done(driven, over(driven, group="g@two"))
+    assert one.pull() == []
+    assert two.pull() == [b"from elsewhere"]
+
+
 def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     Consumer(driven, "c")
@@ -128,8 +228,10 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     assert isinstance(refused(driven, over(driven, verdict=Verdict.RELEASE)), InvalidOption)
     assert isinstance(refused(driven, over(driven, attempt=0)), InvalidOption)
     assert isinstance(refused(driven, over(driven, delay_us=1 << 60)), InvalidOption)
+    due = private_batch(OTHERS, 0, "g", DUE_PRODUCER, 0)
     foreign = private_batch(OTHERS, 0, "other", b"q" * 16, 0)
     assert isinstance(refused(driven, over(driven, batch=memoryview(bytearray(foreign)))), InvalidName)
+    assert isinstance(refused(driven, over(driven, batch=memoryview(bytearray(due)))), BadBatch)
     two = batch_of({"~g~a.b": [b"1", b"2"]}, 0)
     assert isinstance(refused(driven, over(driven, batch=two)), BadBatch)
 
