@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.consuming import CONSUMING
+from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    *HANDING_OVER,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",
@@ -300,8 +302,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "know a message that is handed over again",
         "qmq/broker/handovers.py",
-        "        if key not in self._done:\n",
-        "        if True:\n",
+        "        if key not in ledger.handed:\n            assert",
+        "        if True:\n            assert",
         ("tests/broker/test_handovers.py",),
     ),
     Mutant(

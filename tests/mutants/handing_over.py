@@ -1,0 +1,41 @@
+"""The safeguards of what moves to another broker when its own is gone: with one switched off a test must fail."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+_BROKER: Final = ("tests/broker/test_handovers.py",)
+
+HANDING_OVER: Final = (
+    Mutant(
+        "answer for a hand-over when its record is on disk",
+        "qmq/broker/handovers.py",
+        "        self._syncing, self._named = NamedSync(files.begin_sync(), self._named), []\n"
+        "        self._effects.append(ReadWanted(SYNC_NUMBER, self._syncing))\n",
+        "        answers, self._named = self._named, []\n        self._answer(answers, None)\n",
+        _BROKER,
+    ),
+    Mutant(
+        "remember hand-overs over a start",
+        "qmq/broker/ledger.py",
+        "        self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}\n",
+        "        self.handed = {}\n",
+        _BROKER,
+    ),
+    Mutant(
+        "remember hand-overs since the checkpoint",
+        "qmq/broker/ledger.py",
+        "        self.handed[name] = None\n",
+        "        self.handed[b''] = None\n",
+        _BROKER,
+    ),
+    Mutant(
+        "take hand-overs in any order",
+        "qmq/broker/intake.py",
+        "        if command.private is None:  # what is handed over is told apart by its group\n            known",
+        "        if True:\n            known",
+        _BROKER,
+    ),
+)
