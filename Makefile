@@ -38,7 +38,7 @@ fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, CO
 		$(if $(TARGET),--target $(TARGET))
 
 errors: env  ## an I/O error of each kind at every operation of a broker's life, once and for good
-	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header tests/broker/test_io_errors.py
+	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header -o faulthandler_timeout=0 tests/broker/test_io_errors.py
 
 kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))

@@ -21,13 +21,14 @@ from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
+from qmq.starting import open_broker
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk
 
-_NOW: Final = Now(1_000_000, 1_700_000_000_000_000)
-_OPTIONS: Final = StoreOptions(segment_bytes=64 << 10, reserve_bytes=1 << 20, max_frame_bytes=32 << 10)
-_MOST_PULLS: Final = 400
+NOW: Final = Now(1_000_000, 1_700_000_000_000_000)
+OPTIONS: Final = StoreOptions(segment_bytes=64 << 10, reserve_bytes=1 << 20, max_frame_bytes=32 << 10)
+MOST_PULLS: Final = 400
 _ENVELOPES: Final = ("store-", "checkpoint-")
 
 
@@ -48,49 +49,56 @@ def _batch(subject: str, sequence: int, bodies: list[bytes]) -> memoryview:
     return memoryview(bytearray(b"".join(parts)))
 
 
-def _send(store: Store, broker: Broker, sequence: int, size: int = 500) -> list[Effect]:
+def send(store: Store, broker: Broker, sequence: int, size: int = 500) -> list[Effect]:
+    """Send a batch; what the broker says."""
     broker.handle(
-        Send(1, sequence, _batch(f"s.{sequence % 5}", sequence, [bytes([sequence & 255]) * size]), False), _NOW
+        Send(1, sequence, _batch(f"s.{sequence % 5}", sequence, [bytes([sequence & 255]) * size]), False), NOW
     )
-    return _answers(store, broker)
+    return answers(store, broker)
 
 
-def _answers(store: Store, broker: Broker) -> list[Effect]:
+def answers(store: Store, broker: Broker) -> list[Effect]:
     """What the broker says, once all is done that it wants done before."""
-    answers: list[Effect] = []
+    said: list[Effect] = []
     while True:
-        broker.turn(_NOW)
+        broker.turn(NOW)
         effects = broker.take_effects()
         if not effects:
-            return answers
+            return said
         for effect in effects:
             if isinstance(effect, Work):
-                broker.handle(carry_out(store, effect), _NOW)
+                broker.handle(carry_out(store, effect), NOW)
             else:
-                answers.append(effect)
+                said.append(effect)
 
 
-def _checkpoint(store: Store, broker: Broker) -> None:
-    checkpoint = store.begin_checkpoint(broker.checkpoint_state(_NOW))
-    checkpoint.write()
-    store.finish_checkpoint(checkpoint)
+def checkpoint(store: Store, broker: Broker) -> None:
+    """Take a checkpoint."""
+    taken = store.begin_checkpoint(broker.checkpoint_state(NOW))
+    taken.write()
+    store.finish_checkpoint(taken)
 
 
-def _template(directory: Path, clean: bool) -> dict[str, bytes]:
-    """The files of a small store: three segments, a group, remembered producers, and a tail behind the checkpoint."""
-    store = Store.open(directory, _OPTIONS, Hasty(), _NOW.wall_us)
-    broker = Broker(store, BrokerLimits(), _NOW)
-    broker.handle(Subscribe(1, 1, "g", ("s.", "s.1"), "c", None), _NOW)
-    for sequence in range(0, 32, 2):
-        _send(store, broker, sequence, 10_000)
-    _checkpoint(store, broker)
-    for sequence in range(32, 44, 2):
-        _send(store, broker, sequence)
-    if clean:
-        _checkpoint(store, broker)
-    store.close(clean=clean)
+def files_of(directory: Path) -> dict[str, bytes]:
+    """All files of a data directory by their names, without the zeros that room is made with."""
     files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     return {name: path.read_bytes().rstrip(b"\0") for name, path in files.items() if name != "lock"}
+
+
+def template(directory: Path, clean: bool) -> dict[str, bytes]:
+    """The files of a small store: three segments, a group, remembered producers, and a tail behind the checkpoint."""
+    store = Store.open(directory, OPTIONS, Hasty(), NOW.wall_us)
+    broker = Broker(store, BrokerLimits(), NOW)
+    broker.handle(Subscribe(1, 1, "g", ("s.", "s.1"), "c", None), NOW)
+    for sequence in range(0, 32, 2):
+        send(store, broker, sequence, 10_000)
+    checkpoint(store, broker)
+    for sequence in range(32, 44, 2):
+        send(store, broker, sequence)
+    if clean:
+        checkpoint(store, broker)
+    store.close(clean=clean)
+    return files_of(directory)
 
 
 class Files:
@@ -98,8 +106,12 @@ class Files:
 
     def __init__(self) -> None:
         self._scratch = scratch_directory()
-        self._templates = [_template(self._scratch / f"template-{clean}", bool(clean)) for clean in (0, 1)]
+        self._templates = [self.template(self._scratch / f"template-{clean}", bool(clean)) for clean in (0, 1)]
         self.opened = self.refused = 0
+
+    def template(self, directory: Path, clean: bool) -> dict[str, bytes]:
+        """The files that inputs change, by their names in the directory."""
+        return template(directory, clean)
 
     def once(self, data: bytes) -> int:
         picks = Picks(data)
@@ -118,8 +130,12 @@ class Files:
             shutil.rmtree(directory)
         return 1
 
+    def names(self, files: dict[str, bytes]) -> list[str]:
+        """The names of those that are changed."""
+        return sorted(files)
+
     def _change(self, picks: Picks, files: dict[str, bytes]) -> None:
-        names = sorted(files)
+        names = self.names(files)
         name = names[picks.below(len(names))]
         content, how = bytearray(files[name]), picks.number(1)
         if not content:
@@ -151,33 +167,36 @@ class Files:
         except QmqError:
             pass
         try:
-            store = Store.open(directory, _OPTIONS, Hasty(), _NOW.wall_us)
+            served = open_broker(directory, OPTIONS, Hasty(), BrokerLimits(), NOW)
         except QmqError:
             self.refused += 1
             return
         self.opened += 1
-        self._serve(store)
-        self._serve(Store.open(directory, _OPTIONS, Hasty(), _NOW.wall_us))
+        self._serve(*served)
+        self._serve(*open_broker(directory, OPTIONS, Hasty(), BrokerLimits(), NOW))
 
-    def _serve(self, store: Store) -> None:
+    def _serve(self, store: Store, broker: Broker) -> None:
         clean = False
         try:
-            broker = Broker(store, BrokerLimits(), _NOW)
-            self._pull_all(store, broker)
-            (sent,) = _send(store, broker, 1_000_000)
-            assert isinstance(sent, Sent | Refused), sent
-            _checkpoint(store, broker)
+            self.use(store, broker)
+            checkpoint(store, broker)
             clean = True
         finally:
             store.close(clean=clean)
 
+    def use(self, store: Store, broker: Broker) -> None:
+        """Do with a broker what clients do."""
+        self._pull_all(store, broker)
+        (sent,) = send(store, broker, 1_000_000)
+        assert isinstance(sent, Sent | Refused), sent
+
     def _pull_all(self, store: Store, broker: Broker) -> None:
-        broker.handle(Subscribe(1, 1, None, ("",), "c", "first"), _NOW)
-        (subscribed,) = _answers(store, broker)
+        broker.handle(Subscribe(1, 1, None, ("",), "c", "first"), NOW)
+        (subscribed,) = answers(store, broker)
         assert isinstance(subscribed, Subscribed), subscribed
-        for request in range(_MOST_PULLS):
-            broker.handle(Pull(1, request, subscribed.subscription, 1_000, 1, 1 << 20, 0), _NOW)
-            (answer,) = _answers(store, broker)
+        for request in range(MOST_PULLS):
+            broker.handle(Pull(1, request, subscribed.subscription, 1_000, 1, 1 << 20, 0), NOW)
+            (answer,) = answers(store, broker)
             assert isinstance(answer, Messages), answer
             if not answer.messages:
                 return
@@ -187,7 +206,7 @@ class Files:
         raise AssertionError("pulls bring messages for ever")
 
     def seeds(self) -> list[bytes]:
-        files = max(len(files) for files in self._templates)
+        files = max(len(self.names(files)) for files in self._templates)
         return [
             bytes([clean, 0, number, 0, how, 1, 10, 0, 4, 40, 0, 3, 5])
             for clean in (0, 1)

@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 from fuzz.answers import Answers
 from fuzz.batches import Batches
 from fuzz.files import Files
+from fuzz.groups import Groups
+from fuzz.kept import Spools, States
 from fuzz.tables import Tables
 from fuzz.target import Target
 from fuzz.wire import Wires
@@ -27,4 +29,7 @@ TARGETS: Final[dict[str, Share]] = {
     "answers": Share(Answers, 19, 200),
     "tables": Share(Tables, 100, 2_000),
     "files": Share(Files, 1, 120),
+    "groups": Share(Groups, 1, 120),
+    "spool": Share(Spools, 10, 400),
+    "state": Share(States, 10, 400),
 }

@@ -27,6 +27,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import StorageFailed
+from qmq.format.packed import unpack
 from qmq.net.state_file import state_directory
 
 log = logging.getLogger("qmq.client")
@@ -38,6 +39,16 @@ _VERSION: Final = 1
 _RECORD: Final = struct.Struct("<II")
 
 Record = dict[str, Any]
+#: What a record has, and of which type.
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "group": (str,),
+    "attempt": (int,),
+    "verdict": (int,),
+    "delay_us": (int, type(None)),
+    "reason": (str,),
+    "at_us": (int,),
+    "batch": (bytes,),
+}
 
 
 class Waiting(NamedTuple):
@@ -175,15 +186,30 @@ def _read(path: Path, fd: int, addresses: set[str]) -> Waiting | None:
         body = data[at + _RECORD.size : at + _RECORD.size + size]
         if len(body) < size:
             break
-        if crc32c(body) != crc:
+        content = _unpacked(body) if crc32c(body) == crc else None
+        if content is None or (contents and not _is_record(content)):
             is_damaged = True
         else:
-            contents.append(msgpack.unpackb(body))
+            contents.append(content)
         at += _RECORD.size + size
-    if not contents or not isinstance(contents[0], list):
+    if not contents or not isinstance(contents[0], list) or not all(isinstance(one, str) for one in contents[0]):
         log.warning("%s is damaged where it says for whom it is; it is left alone", path)
         return None
     return Waiting(path, fd, contents[1:], is_damaged or at < len(data)) if addresses & set(contents[0]) else None
+
+
+def _unpacked(body: bytes) -> Any:
+    """What a record says; None when no client has written it."""
+    try:
+        return unpack(body)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _is_record(content: Any) -> bool:
+    if not isinstance(content, dict) or content.keys() != _FIELDS.keys():
+        return False
+    return all(type(content[name]) in kinds for name, kinds in _FIELDS.items())
 
 
 def _packed(content: object) -> bytes:

@@ -72,8 +72,14 @@ class StateFile:
         body = content[len(MAGIC) + _CRC.size :]
         if content != MAGIC + _CRC.pack(crc32c(body)) + body:
             return None
-        *key, since_us, generation, expected, handled = unpack(memoryview(body), max_array_len=2 * MOST_INTERVALS)
-        if key != self._key:
+        try:
+            *key, since_us, generation, expected, handled = unpack(memoryview(body), max_array_len=2 * MOST_INTERVALS)
+            numbers = [since_us, generation, expected, *handled]
+        except (ValueError, TypeError, msgpack.UnpackException):  # no client has written that
+            return None
+        if key != self._key or any(type(number) is not int or number < 0 for number in numbers):
+            return None
+        if len(handled) % 2 or handled != sorted(handled):
             return None
         return Known(since_us, generation, 0, expected, tuple(handled))
 

@@ -22,8 +22,13 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spool"
 
 
+def record_of(batch: bytes) -> Record:
+    fields = {"attempt": 1, "verdict": 1, "delay_us": None, "reason": "broken", "at_us": 1_700_000_000_000_000}
+    return {"group": "g", **fields, "batch": batch}
+
+
 def records(count: int) -> list[Record]:
-    return [{"group": "g", "batch": bytes([number]) * 100} for number in range(count)]
+    return [record_of(bytes([number]) * 100) for number in range(count)]
 
 
 def filled(count: int = 3, addresses: list[str] = HERE) -> Spool:
@@ -51,7 +56,7 @@ def test_what_was_put_is_taken_once(directory: Path) -> None:
 def test_what_no_broker_took_waits_on(directory: Path) -> None:
     spool = filled()
     spool.kept(taken(spool))
-    spool.put({"group": "g", "batch": b"more"})
+    spool.put(record_of(b"more"))
     found = sorted(len(waiting.records) for waiting in spool.take())
     assert found == [1, 3]
 
@@ -126,9 +131,9 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path) -> None:
 def test_what_a_killed_process_has_put_is_there(directory: Path) -> None:
     script = (
         "import os, signal\nfrom qmq.net.spool import Spool\n"
-        f"spool = Spool({HERE!r})\nspool.put({{'group': 'g', 'batch': b'kept'}})\n"
+        f"spool = Spool({HERE!r})\nspool.put({record_of(b'kept')!r})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], env=os.environ.copy(), timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert taken(Spool(HERE)).records == [{"group": "g", "batch": b"kept"}]
+    assert taken(Spool(HERE)).records == [record_of(b"kept")]
