@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from io import BytesIO
 from itertools import accumulate
 from operator import add
 from typing import Any, Final, NamedTuple
@@ -179,14 +180,25 @@ class Run:
         """All bodies; the list is the run's own."""
         bodies = self._bodies
         if bodies is None:
-            if self.count == 1:
-                (size,) = _HEADER_SIZE.unpack_from(self._view, self._start + 4)
-                body = self._view[self._start + COLUMN_BYTES[self.origin.flags] + size : self._stop]
-                bodies = self._bodies = [bytes(body)]
-            else:
-                payload, _, starts, ends = self._decoded or self._decode()
-                bodies = self._bodies = [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+            bodies = self._bodies = self._read_bodies()
         return bodies
+
+    def _read_bodies(self) -> list[bytes]:
+        if self.count == 1:
+            (size,) = _HEADER_SIZE.unpack_from(self._view, self._start + 4)
+            return [bytes(self._view[self._start + COLUMN_BYTES[self.origin.flags] + size : self._stop])]
+        if self.count < FEW:
+            payload, _, starts, ends = self._decoded or self._decode()
+            return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+        # A file in memory gives one piece after another in half the time that slices take.
+        read = BytesIO(self.payload).read
+        lengths, header_sizes = self.lengths(), self.header_sizes()
+        if not header_sizes.any():
+            return list(map(read, lengths.tolist()))
+        sizes = np.empty(2 * self.count, np.int64)
+        sizes[::2] = header_sizes
+        np.subtract(lengths, header_sizes, out=sizes[1::2], dtype=np.int64)
+        return list(map(read, sizes.tolist()))[1::2]
 
     def body(self, index: int) -> bytes:
         """The body of message *index* of this run. The first call makes all of them: one by one costs four times."""

@@ -68,7 +68,7 @@ class Feed(Generic[M]):
                 continue
             indexes = iter(range(run.count))
             self._current = run, indexes
-            yield map(self._kind, repeat(run), indexes)
+            yield map(self._kind, repeat(run), indexes, run.bodies())
 
     def _drop(self) -> None:
         """Something is not held any more: it does not come."""

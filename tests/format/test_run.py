@@ -68,7 +68,7 @@ def test_fields_and_columns(road: str, runs: Contents) -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 17])
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 17])
 def test_bodies_all_at_once_and_one_by_one(road: str, count: int) -> None:
     for sents in (plain("a", count), rich("a", count)):
         run = only_run([sents])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -54,7 +55,7 @@ def test_a_message_without_header_has_none_of_it() -> None:
 
 def test_properties_are_the_callers_own() -> None:
     (run,) = runs(stored_batch({"a.b": [b""]}, header=make_header(None, None, {"a": "1"})))
-    message = Message(run, 0)
+    message = Message(run, 0, b"")
     message.properties["a"] = "2"
     assert message.properties == {"a": "1"}
 
@@ -65,6 +66,19 @@ def test_messages_come_run_after_run() -> None:
     for messages in (messages_of(found), list(each_message(found)), list(MessageBatch(found))):
         assert [(message.subject, message.sequence) for message in messages] == wanted
         assert [message.body for message in messages] == [*BODIES, b"x", b"y", b"z"]
+
+
+def test_making_messages_leaves_the_collector_as_it_was() -> None:
+    found = two_subjects()
+    assert gc.isenabled()
+    messages_of(found)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        messages_of(found)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_batch_is_a_sequence_with_columns() -> None:
