@@ -43,6 +43,8 @@ class Members:
         self._lapse_us = lapse_us
         self._wake = wake
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
+        #: Whose heartbeats are a consumer's own, by group and consumer: after a takeover those of the new process only.
+        self._client_of: dict[tuple[int, int], bytes] = {}
         self._lapses: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
         self._looks: dict[int, int] = {}  # by group: the first time at which it is in _due
@@ -53,7 +55,9 @@ class Members:
         """A client's process has that consumer: it is heard of now, and by the client's heartbeats."""
         self._forget_client(ledger, member)
         member.client = client
-        self._clients.setdefault(client, {})[ledger.number, member.number] = ledger, member
+        key = ledger.number, member.number
+        self._client_of[key] = client
+        self._clients.setdefault(client, {})[key] = ledger, member
         self._watch(ledger, member, now)
 
     def _watch(self, ledger: Ledger, member: Member, now: Now) -> None:
@@ -64,11 +68,12 @@ class Members:
             heapq.heappush(self._lapses, (deadline_us, ledger.number, member.number, ledger, member))
 
     def _forget_client(self, ledger: Ledger, member: Member) -> None:
-        members = self._clients.get(member.client)
-        if members is not None:
-            members.pop((ledger.number, member.number), None)
-            if not members:
-                del self._clients[member.client]
+        key = ledger.number, member.number
+        client = self._client_of.pop(key, None)
+        if client is not None:
+            del self._clients[client][key]
+            if not self._clients[client]:
+                del self._clients[client]
 
     def heartbeat(self, client: bytes, stalled_us: int, now: Now) -> None:
         """A client's process lives; its loop has not turned for so long."""

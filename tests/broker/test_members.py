@@ -79,3 +79,13 @@ def test_a_group_is_looked_at_when_its_first_retry_falls_due_however_many_it_has
     woken.members.tick(at(901))
     assert woken.times == 1
     assert woken.members.next_deadline_us(at(901)) == 902
+
+
+def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path: Path) -> None:
+    woken = Woken(tmp_path)
+    for us, (nonce, client) in enumerate(((b"1", b"old"), (b"2", b"new"))):
+        member = woken.ledger.join("a", nonce, transient=False, now_us=us, client=client)
+        woken.members.joined(woken.ledger, member, client, at(us))
+    woken.members.heartbeat(b"old", 0, at(LAPSE_US))
+    assert woken.members.tick(at(LAPSE_US + 1)) == [(woken.ledger, member)]
+    assert woken.members._clients == woken.members._client_of == {}
