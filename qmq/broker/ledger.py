@@ -90,7 +90,7 @@ class Ledger:
             self.by_name[name] = self.members[self._next_member] = member
             self._next_member += 1
         elif not member.closed and member.nonce != nonce:
-            member.takeovers = 0 if member.progress else member.takeovers + 1
+            member.takeovers = member.takeovers + 1 if member.held.count and not member.progress else 0
             if member.takeovers > 1 or member.alone:
                 self._lapse(member, now_us)
                 member.takeovers = 0
@@ -124,6 +124,7 @@ class Ledger:
         member.closed = True
         member.left_us = now_us
         member.alone = False
+        member.takeovers = 0
         if member.transient:
             del self.members[number], self.by_name[member.name]
 
@@ -264,16 +265,17 @@ class Ledger:
         self.retries.add_all(several, member.alone, failure)
 
     def _lapse(self, member: Member, now_us: int) -> None:
-        """Nobody knows which of the messages it held has stopped it."""
+        """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
+        is_single = member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1
         for start, end in member.held.unhandled():
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
             ranges = list(member.held.between(start, end))
-            single = member.alone and len(ranges) == 1 and ranges[0].messages.total == 1
             pieces = list[tuple[MessageRange, int, int]]()
             for held in ranges:
-                lapses = held.lapses + single
+                lapses = held.lapses + is_single
                 if lapses >= self.settings.max_lapses:
-                    self._bury(member.number, start, held, f"its consumer fell silent {lapses} times", now_us)
+                    reason = f"its consumer fell silent {lapses} times"
+                    self._bury(member.number, start, held._replace(lapses=lapses), reason, now_us)
                     continue
                 parts = split(held.messages, PIECES, held.messages.total)
                 pieces += [(piece, held.attempt, lapses) for piece in parts]

@@ -14,7 +14,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN
+from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN, unpacked
 from qmq.errors import Fenced, Overloaded
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk
@@ -230,6 +230,43 @@ def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_a_lapse(tmp_path
     assert held_ids(ledger.join("a", b"5", transient=False, now_us=4)) == []
     assert ledger.retries.count == 19
     assert ledger.retries.is_due_alone or ledger.retries.load(4)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_takeovers_of_who_held_nothing_or_left_in_between_are_not_in_a_row(tmp_path: Path, leaves: bool) -> None:
+    ledger = Driven(tmp_path).ledger
+    for nonce in (b"1", b"2", b"3"):
+        member = ledger.join("a", nonce, transient=False, now_us=0)
+    ledger.pulled(member, [MessageRange(3, 0, 0, 0, 20)], 1, 0, [])
+    assert held_ids(ledger.join("a", b"4", transient=False, now_us=1)) == list(range(20))
+    if leaves:
+        ledger.leave(member, Leaving.LEFT, 2)
+        ledger.join("a", b"5", transient=False, now_us=3)
+        ledger.pulled_again(member, ledger.retries.take(100), 1, 3)
+        assert held_ids(ledger.join("a", b"6", transient=False, now_us=4)) == list(range(20))
+    assert held_ids(ledger.join("a", b"7", transient=False, now_us=5)) == []
+
+
+def test_what_lapses_as_one_of_several_comes_no_nearer_to_max_lapses(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    ledger = driven.ledger
+    ledger.set(GroupSettings(max_lapses=1))
+    member = ledger.join("a", b"1", transient=False, now_us=0)
+    ledger.pulled(member, [MessageRange(3, 0, 0, 0, 30)], 1, 0, [])
+    ledger.leave(member, Leaving.LAPSED, 1)
+    member = ledger.join("a", b"2", transient=False, now_us=2)
+    first = ledger.pulled_again(member, [ledger.retries.take_alone(3)], 1, 2).first
+    ledger.ack(member, [first + 1, first + 2])  # two are left, not next to each other
+    ledger.leave(member, Leaving.LAPSED, 3)
+    assert len(ledger.dead) == 0
+    while ledger.retries.count > 2:
+        ledger.retries.take_alone(100)
+    for count in (1, 2):
+        member = ledger.join("a", b"3%d" % count, transient=False, now_us=4)
+        ledger.pulled_again(member, [ledger.retries.take_alone(100)], 1, 4)
+        ledger.leave(member, Leaving.LAPSED, 5)
+        assert len(ledger.dead) == count
+    assert [letter.lapses for items in ledger.dead.after(0) for letter in unpacked(items)] == [1, 1]
 
 
 def test_the_same_nonce_is_the_same_consumer(tmp_path: Path) -> None:

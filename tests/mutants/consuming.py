@@ -89,7 +89,7 @@ CONSUMING: Final = (
     Mutant(
         "count lapses of one message that is alone only",
         "qmq/broker/ledger.py",
-        "                lapses = held.lapses + single\n",
+        "                lapses = held.lapses + is_single\n",
         "                lapses = held.lapses + 1\n",
         ("tests/broker/test_ledger.py",),
     ),
