@@ -342,6 +342,7 @@ class Ledger:
 
     def drop_held(self, now_us: int, *, clear_retries: bool) -> None:
         """The group goes elsewhere: nobody holds anything any more."""
+        self._changed = True
         for member in list(self.members.values()):
             self._leave(member.number, Leaving.CLOSED, now_us)
         if clear_retries:

@@ -380,6 +380,8 @@ def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path
     is_new()
     ledger.replay(Kind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
     is_new()
+    ledger.drop_held(5_000, clear_retries=False)
+    is_new()
 
 
 def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
