@@ -1,4 +1,5 @@
-"""The scrub of a running broker: goes through all sealed segments, again and again, at a bounded rate.
+"""The scrub of a running broker: goes through all sealed segments and the files of groups, again and again, at a
+bounded rate.
 
 A thread reads, a little at a time; in between the loop waits as long as the pace asks, so a disk that is slow or stalls
 holds up nothing but the scrub.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Protocol
 
 from qmq.broker.commands import Now
@@ -16,6 +18,7 @@ from qmq.broker.core import Broker
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.scrub import Pace, SegmentReader, Step
+from qmq.storage.scrub_groups import GroupReader, GroupStep
 from qmq.storage.store import Store
 
 log = logging.getLogger("qmq.broker")
@@ -78,9 +81,12 @@ class Scrubbing:
             first = skip % len(segments) if segments else 0
             for partition, base in segments[first:] + segments[:first]:
                 await self._scrub(partition, base)
+            files = self._store.groups.scrubbed()
+            for make in files:
+                await self._scrub_group(make)
             skip = 0
             round_us = self._settings.scrub_round_ms * 1_000
-            if segments:
+            if segments or files:
                 self._broker.counters.scrub_rounds += 1
             else:
                 round_us = min(round_us, _EMPTY_US)
@@ -94,11 +100,39 @@ class Scrubbing:
                 self._broker.counters.scrubbed_bytes += step.size
                 await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
         except StorageError as error:
-            if str(error) != self._last_error:
-                log.error("%s could not be scrubbed, it is tried again in the next round: %s", reader.path, error)
-            self._last_error = str(error)
+            self._refused(reader.path, error)
         finally:
             self._thread.call(reader.close, lambda error: None)  # behind a step that may still be under way
+
+    async def _scrub_group(self, make: Callable[[], GroupReader | None]) -> None:
+        reader = make()
+        if reader is None:
+            return
+        try:
+            while not (step := await self._group_step(reader)).is_last:
+                self._broker.counters.scrubbed_bytes += step.size
+                await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
+        except StorageError as error:
+            self._refused(reader.path, error)
+            return
+        finally:
+            self._thread.call(reader.close, lambda error: None)
+        if make() is None:
+            return  # it was removed, maybe while it was read
+        for bad in step.found:
+            self._broker.file_damaged(bad)
+        if step.found:
+            self._told()
+
+    async def _group_step(self, reader: GroupReader) -> GroupStep:
+        steps = list[GroupStep]()
+        await self._thread.run(lambda: steps.append(reader.step()))
+        return steps[0]
+
+    def _refused(self, path: Path, error: StorageError) -> None:
+        if str(error) != self._last_error:
+            log.error("%s could not be scrubbed, it is tried again in the next round: %s", path, error)
+        self._last_error = str(error)
 
     async def _step(self, reader: SegmentReader, partition: int) -> Step:
         """One read in the thread; what it found is told of."""

@@ -13,6 +13,7 @@ import pytest
 
 import qmq
 from qmq.broker.damages import TellRate
+from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.storage.disks import HastyDisk
@@ -83,6 +84,32 @@ async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplo
             assert consumer.damaged == 0  # it was not even sent
     assert broker.counters.scrubbed_bytes > 400_000
     assert "in all: 3 bad places since the start: 3 by scrub" in caplog.text
+
+
+def runs(directory: Path) -> list[Path]:
+    """The first file of each run of an error log."""
+    return sorted(directory.glob("groups/*/retries/*.a"))
+
+
+async def test_a_run_of_an_error_log_is_read_again_as_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.storage.schedule.MEMORY_ITEMS", 30)
+    async with running(tmp_path, HastyDisk(), **SMALL) as broker, qmq.connect(broker.url) as client:
+        await client.send_many("a.b", [b"%d" % number for number in range(50)])
+        async with client.subscribe("a.", group="g") as consumer:
+            for message in await consumer.pull(50):
+                await message.nack(delay=3_600)
+            await rounds(broker)
+            assert broker.counters.damaged == {}
+            (first,) = runs(tmp_path)
+            for path in (first, first.with_suffix(".b")):
+                flip(path, SCHEDULE_HEADER_SIZE + 3 * RETRY_SIZE + 5)
+            flip(first, SCHEDULE_HEADER_SIZE + 9 * RETRY_SIZE + 5)
+            await rounds(broker, 3)
+    assert broker.counters.damaged == {"scrub": 2}
+    assert f"{first} is rotten at bytes {SCHEDULE_HEADER_SIZE + 9 * RETRY_SIZE} to " in caplog.text
+    assert f"{first} and {first.stem}.b are both rotten at byte {SCHEDULE_HEADER_SIZE + 3 * RETRY_SIZE}" in caplog.text
 
 
 async def test_of_more_than_a_log_can_hold_some_are_named(

@@ -226,6 +226,10 @@ class Broker:
         """Somebody has read bytes on disk that are bad: they are served no more, and told of once."""
         self._damages.found(damage, by)
 
+    def file_damaged(self, error: QmqError) -> None:
+        """The scrub has found a file of groups to be bad: it is told of once."""
+        self._damages.refused(error, "scrub")
+
     def take_damaged(self) -> list[QmqError]:
         """What was found to be bad, or could not be read while serving pulls, since the last call."""
         damaged = self._delivery.damaged + self._delaying.damaged

@@ -53,9 +53,9 @@ class Damages:
         place = log.place_of(local, damage.start)
         self._tell(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
 
-    def refused(self, error: QmqError) -> None:
-        """A pull could not be served something, for that reason."""
-        self._tell(error, "pull")
+    def refused(self, error: QmqError, by: FoundBy = "pull") -> None:
+        """Something could not be read, for that reason, or is bad."""
+        self._tell(error, by)
 
     def take_news(self) -> list[QmqError]:
         """What was found since the last call and not told of before."""

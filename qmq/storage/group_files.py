@@ -11,6 +11,8 @@ once it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from qmq.errors import StorageError
@@ -30,6 +32,7 @@ from qmq.storage.pull_records import (
     rewrite_pull_log,
 )
 from qmq.storage.schedule import Schedule, ScheduleSync, sweep
+from qmq.storage.scrub_groups import GroupReader, PullReader, RunReader
 
 Owner = Schedule | ItemLog
 
@@ -73,6 +76,7 @@ class GroupFiles:
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
+        self._secret = secret
         self._claim = GroupClaim() if claim is None else GroupClaim.unpack(claim)
         pulls = directory / PULL_LOG_NAME
         found = read_pull_log(disk, pulls, store_id, secret, self._claim.position)
@@ -146,6 +150,28 @@ class GroupFiles:
         self._damaged.clear()
         return damaged
 
+    # --- the scrub ---------------------------------------------------------------------------------------------------
+
+    def scrubbed(self) -> list[Callable[[], GroupReader | None]]:
+        """What there is to be read again: each gives a reader, None once nobody needs it any more."""
+        runs = [
+            partial(self._run_reader, path, owner, number)
+            for path, owner in self._owners.items()
+            for number in owner.runs()
+        ]
+        return [*runs, *(partial(self._pull_reader, *span) for span in self._log.full)]
+
+    def _run_reader(self, path: Path, owner: Owner, number: int) -> GroupReader | None:
+        items = owner.runs().get(number)
+        if items is None or self._owners.get(path) is not owner:
+            return None
+        return RunReader(self._disk, path, self._store_id, number, owner.item_size, items)
+
+    def _pull_reader(self, base: int, end: int) -> GroupReader | None:
+        if (base, end) not in self._log.full:
+            return None
+        return PullReader(self._disk, self._directory / PULL_LOG_NAME, base, end, self._secret)
+
     # --- error logs and dead letters ---------------------------------------------------------------------------------
 
     def retries(self, group: int) -> Schedule:
@@ -198,6 +224,7 @@ class GroupFiles:
     def finish_checkpoint(self, sync: GroupSync) -> None:
         """It is written."""
         self._log.synced(sync.pulls)
+        self._log.full = [span for span in self._log.full if span[1] > self._claimed_before]
         self._claimed_end = sync.pulls.position
 
     @property

@@ -75,6 +75,9 @@ class PullLog:
         self._generation = generation
         self._file_bytes = file_bytes
         self._staged: list[tuple[int, bytes]] = []
+        #: Where the files begin and end that were filled by this process.
+        self.full: list[tuple[int, int]] = []
+        self._began_at = base
         #: Files that are full: closed once a sync has covered them.
         self._full: list[tuple[int, Path]] = []
         #: Why nothing may be confirmed any more: a sync has failed.
@@ -184,10 +187,12 @@ class PullLog:
 
     def _roll(self) -> None:
         """Go on in another file, that has room for the next record."""
-        full = self._fd, self._path
+        full, base = (self._fd, self._path), self._base
         self._begin_file(self.end, PULL_RECORD_HEADER_SIZE + len(self._staged[0][1]))
         if full[0] >= 0:
             self._full.append(full)
+            if base >= self._began_at:  # what is before was read at the start
+                self.full.append((base, self._base))
 
     def _files(self) -> list[tuple[int, Path]]:
         return [*self._full, (self._fd, self._path)] if self._fd >= 0 else []

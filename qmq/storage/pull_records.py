@@ -207,6 +207,11 @@ def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRe
     return PullRecord(base + offset, kind, payload)
 
 
+def record_size(data: memoryview) -> int:
+    """How long the record that begins *data* says that it is."""
+    return int(PULL_RECORD_HEADER.unpack_from(data)[0])
+
+
 def _next_record(data: memoryview, offset: int, base: int, secret: bytes) -> int:
     """Where the next record begins, at or behind *offset*; the end of the data when there is none."""
     last = len(data) - PULL_RECORD_HEADER_SIZE + 1

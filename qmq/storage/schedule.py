@@ -96,6 +96,14 @@ def run_number(name: str) -> int | None:
     return None
 
 
+def both_rotten(first: Path, second: Path, offset: int) -> str:
+    """What is said of an item that is rotten in both files of a run."""
+    return (
+        f"{first} and {second.name} are both rotten at byte {offset}: the messages that stood there to be handed out "
+        "again, or as dead, are not known any more; stop the broker, run qmq repair, and see what the disk says"
+    )
+
+
 def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
     """Write a run, twice; nothing is synced. Raises StorageFull or StorageFailed; no file is left then."""
     _make_directory(disk, directory)
@@ -222,13 +230,7 @@ class Run:
     def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
         size = self._dtype.itemsize
         for number in lost:
-            self._damaged.append(
-                BadBytes(
-                    f"{first} and {second.name} are both rotten at byte {SCHEDULE_HEADER_SIZE + number * size}: the "
-                    "messages that stood there to be handed out again, or as dead, are not known any more; stop the "
-                    "broker, run qmq repair, and see what the disk says"
-                )
-            )
+            self._damaged.append(BadBytes(both_rotten(first, second, SCHEDULE_HEADER_SIZE + number * size)))
         if helped:
             self._damaged.append(
                 BadBytes(
