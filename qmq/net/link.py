@@ -6,6 +6,7 @@ import asyncio
 import logging
 import struct
 import time
+from functools import cache
 from importlib import metadata
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,12 @@ GOOD_AFTER: Final = 2.0
 _MOST_DOUBTS: Final = 3
 _TICK: Final = 1.0
 _FIRST: Final = struct.Struct("<Q")
+
+
+@cache
+def _client_name() -> str:
+    """What hello calls this client. To look it up takes milliseconds of the loop, so it is done once."""
+    return f"qmq-python/{metadata.version('qmq')}"
 
 
 class Owner(Protocol):
@@ -333,7 +340,7 @@ class Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
-                await self._adopt(connection, await connection.hello(f"qmq-python/{metadata.version('qmq')}"))
+                await self._adopt(connection, await connection.hello(_client_name()))
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):
