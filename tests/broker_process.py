@@ -15,6 +15,7 @@ from typing import IO, Any, Protocol
 from qmq.settings import Settings
 from qmq.storage.disk import Disk
 from qmq.wiring import RunningBroker
+from tests.forks import SHARED
 
 _PATIENCE_S = 60
 
@@ -36,7 +37,8 @@ class Starter(Protocol):
     def __call__(self, arguments: list[str], stderr: IO[str], /) -> Process: ...
 
 
-def _executed(arguments: list[str], stderr: IO[str]) -> Process:
+def executed(arguments: list[str], stderr: IO[str]) -> Process:
+    """As from a shell: Python starts anew."""
     command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
@@ -60,9 +62,12 @@ async def running_broker(path: Path, **settings: Any) -> AsyncIterator[str]:
 
 
 class BrokerProcess:
-    """`qmq serve` on *path* in a process of its own. It keeps its port over ``start``, ``kill`` and ``start`` again."""
+    """`qmq serve` on *path* in a process of its own. It keeps its port over ``start``, ``kill`` and ``start`` again.
 
-    def __init__(self, path: Path, starter: Starter = _executed, **settings: Any) -> None:
+    By default it is forked from one that has imported it all before; the *starter* ``executed`` spares it nothing.
+    """
+
+    def __init__(self, path: Path, starter: Starter = SHARED, **settings: Any) -> None:
         self.path = path
         self._settings = settings
         self._starter = starter

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
 from qmq.net import pulling
+from tests.forks import SHARED
 
 # A loaded machine may be slow without a fault: time per example is no verdict here.
 settings.register_profile("qmq", deadline=None, print_blob=True)
@@ -17,6 +19,13 @@ settings.load_profile("qmq")
 # A shell's background jobs, and what nohup starts, ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_forks() -> Iterator[None]:
+    """The process that brokers are forked from ends with the tests."""
+    yield
+    SHARED.close()
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 from qmq.bench.errors import BenchFailed
 
@@ -23,6 +23,12 @@ _STOP_S: Final = 20.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
+def start_python(arguments: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Run Python with these arguments, with pipes to its stdin and stdout."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=errors, bufsize=0)
+
+
 class Child:
     """A Python process that says things in lines on stdout; stderr goes to a file that an error quotes."""
 
@@ -30,9 +36,7 @@ class Child:
         self.name = name
         self._errors = errors
         with errors.open("wb") as sink:
-            self._process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, bufsize=0
-            )
+            self._process = start_python(arguments, sink)
         self._line = b""
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from qmq.bench import children
 from qmq.bench.children import BrokerProcess, broker_in
 from qmq.bench.context import Bench, Size
+from tests.forks import SHARED, Fork
 
 TINY = Size(
     messages=4_000,
@@ -24,6 +27,19 @@ TINY = Size(
 
 def no_gate(**_: object) -> None:
     """Nobody waits."""
+
+
+def start_fork(arguments: Sequence[str], errors: IO[bytes]) -> Fork:
+    """As ``start_python``, without Python's start."""
+    return SHARED.python(arguments, errors, stdin=True)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forked() -> Iterator[None]:
+    """Brokers and workers are forked: they are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "start_python", start_fork)
+        yield
 
 
 @pytest.fixture(scope="package")

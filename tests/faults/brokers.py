@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, NamedTuple
 
 import qmq
 from tests.broker_process import BrokerProcess
+from tests.forks import SHARED
 
 PATIENCE_S: Final = 60
 #: Run as root, one may write where nobody may: this gives that up, and what cannot be given up was not there.
-_WITHOUT_PRIVILEGE: Final = "import ctypes; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); "
-_EXEC_SERVE: Final = (
-    "import os, sys; "
-    "os.execv(sys.executable, [sys.executable, '-c', 'from qmq.cli.main import cli; cli()', 'serve', *sys.argv[1:]])"
-)
+_WITHOUT_PRIVILEGE: Final = """
+import ctypes
+which, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert not ctypes.CDLL(None).capget(which, sets)
+for number in range(3):
+    sets[number] &= ~(1 << 1)  # to override what files permit: as effective, permitted and inheritable
+assert not ctypes.CDLL(None).capset(which, sets)
+"""
+_SERVE: Final = "from qmq.cli.main import cli; cli()"
 
 
 class Ended(NamedTuple):
@@ -32,11 +36,12 @@ class Ended(NamedTuple):
 
 def serve_and_fail(path: Path, listen: str = "127.0.0.1:0", *arguments: str) -> Ended:
     """Run `qmq serve` on *path* as a user without privileges, where it is to end by itself at once."""
-    script = _WITHOUT_PRIVILEGE + _EXEC_SERVE
-    command: Sequence[str] = [sys.executable, "-c", script, "--data-dir", str(path), "--listen", listen, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.stdout == ""
-    return Ended(done.returncode, done.stderr)
+    command = ["-c", _WITHOUT_PRIVILEGE + _SERVE, "serve", "--data-dir", str(path), "--listen", listen, *arguments]
+    with TemporaryFile("w+") as stderr, SHARED.python(command, stderr, text=True) as process:
+        code = process.wait(PATIENCE_S)
+        assert process.stdout.read() == ""
+        stderr.seek(0)
+        return Ended(code, stderr.read())
 
 
 @asynccontextmanager

@@ -28,9 +28,9 @@ import qmq
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
-from tests.faults.forks import Forks
 from tests.faults.ledger import Tally
 from tests.faults.worker import REASON
+from tests.forks import Forks
 
 GROUPS: Final = ("billing", "shipping")
 SUBJECTS: Final = ("order.created", "order.paid", "order.sent", "stock")

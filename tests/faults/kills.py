@@ -31,8 +31,8 @@ from qmq.net.options import Durability
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
-from tests.faults.forks import Forks
 from tests.faults.ledger import Ledger, Tally, drain
+from tests.forks import Forks
 
 SUBJECTS: Final = ("order.created", "order.paid", "order.sent", "stock.counted", "log")
 FOLLOWING: Final = (("",), ("order.", "stock.", "log"))

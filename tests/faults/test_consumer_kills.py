@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.consumer_kills import FAULTS, Books, run
-from tests.faults.forks import Forks
 from tests.faults.ledger import fresh_seed
 from tests.faults.worker import REASON
+from tests.forks import Forks
 
 
 async def test_kills_of_broker_and_consumers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.forks import Forks
 from tests.faults.kills import MOMENTS, ROUNDS_PER_SESSION, Session, run_session, table
 from tests.faults.ledger import fresh_seed
+from tests.forks import Forks
 
 
 @pytest.fixture(scope="module")
