@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from qmq.net import pulling
@@ -19,6 +20,24 @@ settings.load_profile("qmq")
 # A shell's background jobs, and what nohup starts, ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave one who counts lines in a worker of xdist, where three start: else ``no_cover`` stops just the third.
+
+    The first comes with the process, as with every one that a test starts, the second because a worker reads the
+    options of its master. What they saw so far counts.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    while (counting := Coverage.current()) is not None:
+        counting.stop()
+        counting.save()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that are so long that they are not counted come first: else one worker might end with one, alone."""
+    items.sort(key=lambda item: item.get_closest_marker("no_cover") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,6 +29,9 @@ from tests.faults.ledger import Ledger, drain, fresh_seed
 from tests.faults.proxy import Passing
 from tests.faults.wires import CUT_PORT, SPARED_PORT, Wires
 
+#: A thousand sessions of what other tests do once: they run several times as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 CUT: Final = f"qmq://127.0.0.1:{CUT_PORT}"
 SPARED: Final = f"qmq://127.0.0.1:{SPARED_PORT}"
 DURABILITIES: Final[tuple[Durability, ...]] = ("append", "flush")
