@@ -9,7 +9,7 @@ from tests.sim.consumption import run_many, told
 #: Thousands of histories: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
 
-#: So many histories a test; all tests together have the first 300 seeds, `make sim` as many as wanted.
+#: So many histories a test; all tests together have the first 1,000 seeds, `make sim` as many as wanted.
 EACH = 50
 STRIKES = (
     "killed",
@@ -33,7 +33,7 @@ STRIKES = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, 300, EACH))
+@pytest.mark.parametrize("first", range(0, 1_000, EACH))
 def test_every_message_is_handled_or_dead_and_never_with_two(first: int) -> None:
     counts = run_many(first, EACH)
     print(told(counts))
