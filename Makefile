@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz errors kills consumer-kills mutants
+.PHONY: help env demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -28,6 +28,12 @@ test: lint  ## lint, then every test with coverage, two at a time (ARGS=... for 
 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
+
+bench-peers: .venv-peers/ready  ## QMQ beside other brokers: PEERS=kafka,redis WORK=move,latency ROUNDS=3 (ARGS=...)
+	@.venv-peers/bin/python -m bench.peers run --peers "$(PEERS)" --work "$(WORK)" --rounds $(or $(ROUNDS),3) $(ARGS)
+
+.venv-peers/ready: .venv/ready pyproject.toml
+	@scripts/make-peers-env
 
 sim: env  ## random histories (power lost, disks failing, consumers), batches, frames, names, ROUNDS=10 seeds
 	@$(BIN)/python -m tests.sim consumption $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))

@@ -1,0 +1,1 @@
+"""Programs that measure QMQ beside others; `make bench-peers`."""

@@ -1,0 +1,121 @@
+"""The command: measure, save JSON, Markdown and plots; or make these again from saved JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from bench.peers import registry, table, works
+from bench.peers.running import Amount
+from bench.peers.suite import Suite
+
+_ROOT = Path(__file__).parents[2]
+_OUT = _ROOT / "bench-results" / "peers"
+
+
+def split(text: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@click.group()
+def cli() -> None:
+    """QMQ beside other brokers: the same work on each, in turn."""
+
+
+@cli.command()
+@click.option("--peers", "peer_names", default="", metavar="NAME,...", help="These, and QMQ; all without.")
+@click.option("--work", "work_names", default="", metavar="NAME,...", help="These; all without.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 60),
+    default=Amount().seconds,
+    show_default=True,
+    help="About what one run takes.",
+)
+@click.option(
+    "--sizes", default="100,1024,16384", show_default=True, metavar="BYTES,...", help="Of bodies: 100, 1024, 16384."
+)
+@click.option(
+    "--rates", default="1000,10000,50000", show_default=True, metavar="N,...", help="Messages a second on a schedule."
+)
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_ROOT / ".peers",
+    help="Where brokers are installed.",
+)
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where brokers write."
+)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT, help="For JSON, Markdown and plots."
+)
+def run(
+    peer_names: str,
+    work_names: str,
+    rounds: int,
+    seconds: float,
+    sizes: str,
+    rates: str,
+    home: Path,
+    directory: Path | None,
+    out: Path,
+) -> None:
+    """Install what is missing, measure, and save what was found after every step."""
+    amount = Amount(seconds=seconds, sizes=tuple(map(int, split(sizes))), rates=tuple(map(int, split(rates))))
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-peers-", dir=directory) as scratch:
+        suite = Suite(
+            peers=registry.chosen(split(peer_names)),
+            works=works.chosen(split(work_names)),
+            rounds=rounds,
+            amount=amount,
+            home=home.absolute(),
+            scratch=Path(scratch),
+            command=shlex.join(["python", "-m", "bench.peers", *sys.argv[1:]]),
+        )
+        saved = out / "found.json"
+
+        def save() -> None:
+            saved.write_text(json.dumps(suite.found(), indent=1) + "\n", "utf-8")
+
+        suite.install(click.echo)
+        suite.measure(click.echo, save)
+        save()
+    _show([saved], out)
+    if suite.failures:
+        raise SystemExit(f"{len(suite.failures)} steps failed; {out / 'found.md'} says which")
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT)
+@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too, and its plots.")
+def show(files: tuple[Path, ...], out: Path, docs: bool) -> None:
+    """Make Markdown and plots from saved JSON, of one run or several."""
+    _show(list(files), out)
+    if docs:
+        (_ROOT / "docs" / "BENCHMARKS.md").write_text(_markdown(list(files)), "utf-8")
+
+
+def _markdown(files: list[Path]) -> str:
+    return table.render([json.loads(file.read_text("utf-8")) for file in files])
+
+
+def _show(files: list[Path], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    text = _markdown(files)
+    (out / "found.md").write_text(text, "utf-8")
+    click.echo(text)
+    click.echo(f"saved in {out}")
+
+
+if __name__ == "__main__":
+    cli(prog_name="python -m bench.peers")

@@ -1,0 +1,152 @@
+"""QMQ's asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+from bench.peers.driving import AwaitedSender, Receiver, Sender
+from bench.peers.peer import Promise, Target
+from qmq import Client, connect
+from qmq.net.consumer import Consumer
+
+_SILENCE_S: Final = 10.0
+_CALLS_IN_FLIGHT: Final = 16
+#: What a consumer may hold at a time.
+_WINDOW: Final = 100_000
+_WINDOW_BYTES: Final = 1 << 30
+_PULL: Final = 10_000
+_PULL_BATCH: Final = 50_000
+
+
+async def make_topics(target: Target, topics: Sequence[str]) -> None:
+    """Subjects need no making."""
+
+
+def _client(target: Target) -> Client:
+    durability = {Promise.PAGE_CACHE: "append", Promise.FSYNC: "flush"}[target.promise]
+    return connect(target.address, durability=cast(Literal["append", "flush"], durability))
+
+
+class _Awaited(AwaitedSender):
+    async def open(self, topics: Sequence[str]) -> None:
+        self._client = await _client(self.target).__aenter__()
+
+    async def one(self, topic: str, body: bytes) -> None:
+        await self._client.send(topic, body)
+
+    async def close(self) -> None:
+        await self._client.__aexit__(None, None, None)
+
+
+class _Queued(Sender):
+    async def open(self, topics: Sequence[str]) -> None:
+        self._client = await _client(self.target).__aenter__()
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        for body in bodies:
+            self._client.send_nowait(topic, body)
+        await self._client.drain()
+
+    async def flush(self) -> None:
+        await self._client.flush()
+
+    async def close(self) -> None:
+        await self._client.__aexit__(None, None, None)
+
+
+class _Bulk(_Queued):
+    async def open(self, topics: Sequence[str]) -> None:
+        await super().open(topics)
+        self._calls: set[asyncio.Task[object]] = set()
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        while len(self._calls) >= _CALLS_IN_FLIGHT:
+            await self._some(asyncio.FIRST_COMPLETED)
+        self._calls.add(asyncio.ensure_future(self._client.send_many(topic, bodies)))
+
+    async def _some(self, when: str) -> None:
+        done, self._calls = await asyncio.wait(self._calls, return_when=when)
+        for call in done:
+            call.result()
+
+    async def flush(self) -> None:
+        if self._calls:
+            await self._some(asyncio.ALL_COMPLETED)
+
+
+class _Paced(_Awaited):
+    """Each is a ``send``, so that its acknowledgement is known; those of one turn of the loop go as one batch."""
+
+
+def sender(target: Target, way: str) -> Sender:
+    """One that sends so."""
+    kinds: dict[str, type[Sender]] = {"bulk": _Bulk, "queued": _Queued, "awaited": _Awaited, "paced": _Paced}
+    return kinds[way](target)
+
+
+class _Group(Receiver):
+    async def open(self) -> None:
+        self._client = await connect(self.target.address).__aenter__()
+        self._consumer: Consumer = await self._client.subscribe(
+            self.topic, group=self.group, start="first"
+        ).__aenter__()
+        await self._client.admin.set_group(self.group, max_unacked=_WINDOW, max_unacked_bytes=_WINDOW_BYTES)
+
+    async def flush(self) -> None:
+        await self._consumer.flush()
+
+    async def left(self) -> int:
+        (group,) = await self._client.admin.groups(self.group)
+        return group.ready + group.in_flight + group.in_retry + group.dead
+
+    async def close(self) -> None:
+        await self._consumer.__aexit__(None, None, None)
+        await self._client.__aexit__(None, None, None)
+
+
+class _Pull(_Group):
+    async def take(self) -> Sequence[bytes]:
+        messages = await self._consumer.pull(_PULL, timeout=_SILENCE_S)
+        found = []
+        for message in messages:
+            found.append(message.body)
+            message.ack()
+        return found
+
+
+class _PullBatch(_Group):
+    async def take(self) -> int:
+        batch = await self._consumer.pull_batch(_PULL_BATCH, timeout=_SILENCE_S)
+        batch.ack()
+        return len(batch)
+
+
+class _Iterated(_Group):
+    """`async for`, handed on *most* at a time."""
+
+    most = 1_000
+
+    async def take(self) -> Sequence[bytes]:
+        found: list[bytes] = []
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                async for message in self._consumer:
+                    found.append(message.body)
+                    message.ack()
+                    if len(found) == self.most:
+                        break
+        except TimeoutError:
+            pass
+        return found
+
+
+class _Arriving(_Iterated):
+    most = 1
+
+
+def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
+    """One that consumes so."""
+    kinds: dict[str, type[Receiver]] = {"bulk": _PullBatch, "each": _Pull, "iterated": _Iterated, "paced": _Arriving}
+    return kinds[way](target, topic, group)

@@ -1,0 +1,130 @@
+"""redis-py with hiredis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+
+from bench.peers.driving import AwaitedSender, Receiver, Sender
+from bench.peers.peer import Target
+
+_SILENCE_MS: Final = 10_000
+_COUNT: Final = 1_000
+_CONNECTIONS: Final = 100
+
+
+async def make_topics(target: Target, topics: Sequence[str]) -> None:
+    """Streams need no making."""
+
+
+def _connect(target: Target) -> Any:
+    host, port = target.address.split(":")
+    return redis.Redis(host=host, port=int(port))
+
+
+class _Pipelines(Sender):
+    async def open(self, topics: Sequence[str]) -> None:
+        self._redis = _connect(self.target)
+        self._redis.ping()
+        self._posted: list[tuple[str, bytes, int]] = []
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        for body in bodies:
+            pipeline.xadd(topic, {b"b": body})
+        pipeline.execute()
+
+    async def flush(self) -> None:
+        """Each pipeline has its answers when ``put`` returns."""
+        await self.turn()
+
+    def post(self, topic: str, body: bytes, number: int) -> None:
+        self._posted.append((topic, body, number))
+
+    async def turn(self) -> None:
+        if not self._posted:
+            return
+        posted, self._posted = self._posted, []
+        pipeline = self._redis.pipeline(transaction=False)
+        for topic, body, _ in posted:
+            pipeline.xadd(topic, {b"b": body})
+        pipeline.execute()
+        for _, _, number in posted:
+            self.acked(number)
+
+    async def close(self) -> None:
+        self._redis.close()
+
+
+class _Awaited(AwaitedSender):
+    async def open(self, topics: Sequence[str]) -> None:
+        host, port = self.target.address.split(":")
+        pool = redis.asyncio.BlockingConnectionPool(host=host, port=int(port), max_connections=_CONNECTIONS, timeout=60)
+        self._redis = redis.asyncio.Redis(connection_pool=pool)
+        await asyncio.gather(*[self._redis.ping() for _ in range(_CONNECTIONS)])
+
+    async def one(self, topic: str, body: bytes) -> None:
+        await self._redis.xadd(topic, {b"b": body})
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+def sender(target: Target, way: str) -> Sender:
+    """One that sends so."""
+    kinds: dict[str, type[Sender]] = {"bulk": _Pipelines, "awaited": _Awaited, "paced": _Pipelines}
+    return kinds[way](target)
+
+
+class _Group(Receiver):
+    async def open(self) -> None:
+        self._redis = _connect(self.target)
+        self._redis.xgroup_create(self.topic, self.group, id="0", mkstream=True)
+
+    def _read(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found = self._redis.xreadgroup(self.group, "one", {self.topic: ">"}, count=_COUNT, block=_SILENCE_MS)
+        if not found:
+            return []
+        messages: list[tuple[bytes, dict[bytes, bytes]]] = _of_stream(found)
+        return messages
+
+    async def take(self) -> Sequence[bytes]:
+        messages = self._read()
+        if messages:
+            self._acknowledge([number for number, _ in messages])
+        return [fields[b"b"] for _, fields in messages]
+
+    def _acknowledge(self, numbers: list[bytes]) -> None:
+        self._redis.xack(self.topic, self.group, *numbers)
+
+    async def flush(self) -> None:
+        """Each XACK has its answer."""
+
+    async def left(self) -> int:
+        pending = int(self._redis.xpending(self.topic, self.group)["pending"])
+        return pending + len(self._redis.xreadgroup(self.group, "one", {self.topic: ">"}, count=_COUNT))
+
+    async def close(self) -> None:
+        self._redis.close()
+
+
+class _Each(_Group):
+    def _acknowledge(self, numbers: list[bytes]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        for number in numbers:
+            pipeline.xack(self.topic, self.group, number)
+        pipeline.execute()
+
+
+def _of_stream(found: Any) -> Any:
+    """The messages of the one stream, whichever protocol the client speaks."""
+    return next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
+
+
+def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
+    """One that consumes so."""
+    return {"bulk": _Group, "each": _Each, "paced": _Group}[way](target, topic, group)

@@ -1,0 +1,165 @@
+"""RocketMQ's own Python client, through the proxy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Final
+
+# It writes a log under the home directory; that of the user is none of its business.
+os.environ["HOME"] = tempfile.mkdtemp(prefix="rocketmq-client-")
+
+from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
+
+from bench.peers.driving import Receiver, Sender
+from bench.peers.peer import Target
+from qmq.bench.errors import BenchFailed
+
+_IN_FLIGHT: Final = 1_000
+#: More at a time the proxy does not give.
+_RECEIVE: Final = 32
+_THREADS: Final = 16
+_LEASE_S: Final = 300
+_SILENCE_S: Final = 20.0
+_ANSWER_S: Final = 30
+_WAIT_S: Final = 5
+_GROUPS: Final = ("one", "one-check")
+
+
+def _plain(name: str) -> str:
+    """Names may have no dots."""
+    return name.replace(".", "-")
+
+
+async def make_topics(target: Target, topics: Sequence[str]) -> None:
+    """Topics of 8 queues, and their groups: without, receiving fails."""
+    for topic in topics:
+        _admin(target, "updateTopic", "-t", _plain(topic), "-c", "DefaultCluster", "-a", "+message.type=NORMAL")
+        for group in _GROUPS:
+            _admin(target, "updateSubGroup", "-g", _group(topic, group), "-c", "DefaultCluster")
+
+
+def _group(topic: str, group: str) -> str:
+    return f"{_plain(topic)}-{group}"
+
+
+def _admin(target: Target, *words: str) -> None:
+    environment = {**os.environ, "ROCKETMQ_HOME": str(target.more["home"])}
+    command = [*target.more["admin"], *words, "-n", str(target.more["names"])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    if "success" not in done.stdout:
+        raise BenchFailed(f"RocketMQ's {words[0]} failed: {(done.stdout + done.stderr)[-300:]}")
+
+
+def _configuration(target: Target) -> Any:
+    return ClientConfiguration(target.address, Credentials(), request_timeout=_ANSWER_S)
+
+
+class _Async(Sender):
+    async def open(self, topics: Sequence[str]) -> None:
+        self._producer = Producer(_configuration(self.target), [_plain(topic) for topic in topics])
+        self._producer.startup()
+        self._sent: set[Future[Any]] = set()
+
+    def _send(self, topic: str, body: bytes) -> Future[Any]:
+        message = Message()
+        message.topic = _plain(topic)
+        message.body = body
+        sent: Future[Any] = self._producer.send_async(message)
+        self._sent.add(sent)
+        return sent
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        for body in bodies:
+            if len(self._sent) >= _IN_FLIGHT:
+                self._settle(*wait(self._sent, return_when=FIRST_COMPLETED))
+            self._send(topic, body)
+
+    def _settle(self, done: set[Future[Any]], left: set[Future[Any]]) -> None:
+        for one in done:
+            one.result()
+        self._sent = left
+
+    async def flush(self) -> None:
+        self._settle(*wait(self._sent, timeout=60))
+        if self._sent:
+            raise BenchFailed(f"{len(self._sent)} messages were not acknowledged in 60 s")
+
+    def post(self, topic: str, body: bytes, number: int) -> None:
+        self._send(topic, body).add_done_callback(lambda done: None if done.exception() else self.acked(number))
+
+    async def close(self) -> None:
+        self._producer.shutdown()
+
+
+def sender(target: Target, way: str) -> Sender:
+    """One that sends so; all ways are the same."""
+    return _Async(target)
+
+
+class _Receiving(Receiver):
+    """Threads that receive and ack one by one: an ack costs a round trip, and the client's ``ack_async`` tells nobody
+    when it is done."""
+
+    async def open(self) -> None:
+        self._consumer = SimpleConsumer(
+            _configuration(self.target),
+            _group(self.topic, self.group),
+            {_plain(self.topic): FilterExpression("*")},
+            await_duration=_WAIT_S,
+        )
+        self._consumer.startup()
+        self._pool = ThreadPoolExecutor(_THREADS)
+        self._some = threading.Condition()
+        self._came: list[bytes] = []
+        self._errors: list[BaseException] = []
+        self._ends = threading.Event()
+        self._started = False
+
+    def _work(self) -> None:
+        while not self._ends.is_set():
+            try:
+                messages = self._consumer.receive(_RECEIVE, _LEASE_S) or []
+                for message in messages:
+                    self._consumer.ack(message)
+            except Exception as error:
+                if "no new message" in str(error).lower():
+                    continue
+                self._errors.append(error)
+                return
+            if messages:
+                with self._some:
+                    self._came += [message.body for message in messages]
+                    self._some.notify()
+
+    async def take(self) -> Sequence[bytes]:
+        if not self._started:
+            self._started = True
+            for _ in range(_THREADS):
+                self._pool.submit(self._work)
+        deadline = time.monotonic() + _SILENCE_S
+        with self._some:
+            while not self._came and not self._errors and time.monotonic() < deadline:
+                self._some.wait(0.5)
+            found, self._came = self._came, []
+        if self._errors:
+            raise BenchFailed(f"receiving failed: {self._errors[0]!r}")
+        return found
+
+    async def flush(self) -> None:
+        """Each ack had its answer before its message was handed on."""
+
+    async def close(self) -> None:
+        self._ends.set()
+        self._pool.shutdown()
+        self._consumer.shutdown()
+
+
+def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
+    """One that consumes so; all ways are the same."""
+    return _Receiving(target, topic, group)

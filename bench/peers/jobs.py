@@ -1,0 +1,186 @@
+"""What workers do, whatever the client library: the loops that send and receive, timed and checked."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from bench.peers.driving import Receiver, driver
+from bench.peers.peer import Promise, Target
+from bench.peers.tally import Tally, bodies
+from qmq.bench.errors import BenchFailed
+from qmq.bench.values import latencies
+from qmq.bench.worker import Gate
+
+#: A message on a schedule that is not acknowledged or has not come so long after the last was due is missing.
+LATE_S: Final = 30.0
+_SKIPPED: Final = 0.1
+
+
+def target_of(told: dict[str, Any]) -> Target:
+    """From plain types."""
+    return Target(told["address"], Promise(told["promise"]), told.get("more", {}))
+
+
+async def make(gate: Gate, *, module: str, target: dict[str, Any], topics: list[str]) -> dict[str, Any]:
+    """Make topics."""
+    gate()
+    started = time.perf_counter()
+    await driver(module).make_topics(target_of(target), topics)
+    return {"topics": len(topics), "seconds": time.perf_counter() - started}
+
+
+async def send(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, size: int, messages: int
+) -> dict[str, Any]:
+    """Send *messages* to *topic* in this way: until all are acknowledged."""
+    parts = bodies(size)
+    sender = driver(module).sender(target_of(target), way)
+    await sender.open([topic])
+    gate()
+    started = time.perf_counter()
+    await sender.run(topic, parts, messages)
+    seconds = time.perf_counter() - started
+    await sender.close()
+    return {"messages": messages, "seconds": seconds}
+
+
+async def consume(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, size: int, messages: int
+) -> dict[str, Any]:
+    """Take and acknowledge all *messages* of *topic*. ``checked`` says whether their bodies were compared."""
+    tally = Tally(size, messages)
+    receiver = driver(module).receiver(target_of(target), way, topic, group)
+    await receiver.open()
+    gate()
+    came, early, touched, started = 0, 0, True, time.perf_counter()
+    while came < messages:
+        found = await receiver.take()
+        if isinstance(found, int):
+            touched, count = False, found
+        else:
+            count = len(found)
+            tally.add(found)
+        if not count:
+            raise BenchFailed(f"{came} messages came, {messages} were sent")
+        if not came and receiver.late_start:
+            early, started = count, time.perf_counter()
+        came += count
+    await receiver.flush()
+    seconds = time.perf_counter() - started
+    await _check_end(receiver, tally, touched, came)
+    if came == early:
+        raise BenchFailed("all messages came at once: nothing was timed; send more")
+    return {"messages": came - early, "seconds": seconds, "checked": touched}
+
+
+async def _check_end(receiver: Receiver, tally: Tally, touched: bool, came: int) -> None:
+    """All came, as they were sent, and none is left. Leaves the broker."""
+    if touched:
+        tally.check()
+    elif came != tally.messages:
+        raise BenchFailed(f"{came} messages came, {tally.messages} were sent")
+    left = await receiver.left()
+    await receiver.close()
+    if left:
+        raise BenchFailed(f"all messages were acknowledged, and the broker keeps {left} for the group")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On a schedule
+
+
+async def paced(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, size: int, rate: int, seconds: float
+) -> dict[str, Any]:
+    """Send on a schedule that waits for nobody, spinning: each message is timed from when it was due to its
+    acknowledgement. A body begins with when it was due (monotonic ns)."""
+    total, every = int(rate * seconds), 1_000_000_000 // rate
+    rest = bodies(size)[0][8:]
+    sender = driver(module).sender(target_of(target), way)
+    await sender.open([topic])
+    took = array("q", bytes(8 * total))
+    start = done = latest = 0
+
+    def acked(number: int) -> None:
+        nonlocal done
+        took[number] = time.monotonic_ns() - start - number * every
+        done += 1
+
+    sender.acked = acked
+    gate()
+    start = time.monotonic_ns() + 20_000_000
+    sent = 0
+    while sent < total:
+        now = time.monotonic_ns()
+        due = min((now - start) // every + 1, total)
+        while sent < due:
+            at = start + sent * every
+            latest = max(latest, now - at)
+            sender.post(topic, at.to_bytes(8, "big") + rest, sent)
+            sent += 1
+        await sender.turn()
+    sending_s = (time.monotonic_ns() - start) / 1e9
+    await sender.flush()
+    await sender.close()
+    if done != total:
+        raise BenchFailed(f"{total} messages were sent, {done} were acknowledged")
+    return {
+        "messages": total,
+        "first_due_ns": start,
+        "latest_ms": latest / 1e6,
+        "sent_rate": total / sending_s,
+        **_tail(took),
+    }
+
+
+async def arrivals(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, size: int, rate: int,
+    messages: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Take what `paced` sends: each is timed from when it was due until it is here."""
+    every = 1_000_000_000 // rate
+    receiver = driver(module).receiver(target_of(target), way, topic, group)
+    await receiver.open()
+    gate()
+    took, came = array("q"), list[bytes]()
+    deadline = time.monotonic() + messages / rate + 2 * LATE_S
+    while len(came) < messages and time.monotonic() < deadline:
+        found = await receiver.take()
+        assert not isinstance(found, int), "a way on a schedule touches bodies"
+        now = time.monotonic_ns()
+        took.extend(now - int.from_bytes(body[:8], "big") for body in found)
+        came += map(bytes, found)
+    await receiver.flush()
+    _check_schedule(came, messages, every, size)
+    left = await receiver.left()
+    await receiver.close()
+    if left:
+        raise BenchFailed(f"all messages were acknowledged, and the broker keeps {left} for the group")
+    return {"messages": len(came), "first_due_ns": int.from_bytes(min(came)[:8], "big"), **_tail(took)}
+
+
+def _check_schedule(came: Sequence[bytes], messages: int, every: int, size: int) -> None:
+    """Each message of the schedule once, and no other."""
+    if len(came) != messages:
+        raise BenchFailed(f"{len(came)} messages came, {messages} were sent")
+    rest = bodies(size)[0][8:]
+    first = int.from_bytes(min(came)[:8], "big")
+    if sorted(came) != [(first + number * every).to_bytes(8, "big") + rest for number in range(messages)]:
+        raise BenchFailed("what came is not what was sent on the schedule")
+
+
+def _tail(took_ns: array[int]) -> dict[str, float]:
+    """Percentiles without the first tenth."""
+    return latencies([at / 1e9 for at in took_ns[int(len(took_ns) * _SKIPPED) :]])
+
+
+JOBS: Final[dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "make": make,
+    "send": send,
+    "consume": consume,
+    "paced": paced,
+    "arrivals": arrivals,
+}

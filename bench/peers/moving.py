@@ -1,0 +1,42 @@
+"""Send and consume: how fast messages go in and come out, each way of each client, each size of body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.peers.peer import Client
+from bench.peers.running import SIZES, Row, Running
+
+RATE = "msg/s"
+
+
+def move(running: Running) -> Iterator[Row]:
+    """Every way to send, and every way to consume what was sent: so every message is checked."""
+    for client in running.peer.clients:
+        running.warm(client)
+        for size in running.amount.sizes:
+            for send, consume, measures_send, measures_consume in pairs(client):
+                topic = running.topic("move")
+                messages = running.amount.messages(client.sends[send].rate, size)
+                running.make(client, topic)
+                sent = running.send(client, send, topic, size, messages)
+                came = running.consume(client, consume, topic, size, messages)
+                if measures_send:
+                    yield running.row("send", client, send, SIZES[size], sent, RATE)
+                if measures_consume:
+                    yield running.row("consume", client, consume, SIZES[size], came, RATE)
+
+
+def pairs(client: Client) -> list[tuple[str, str, bool, bool]]:
+    """Which way consumes what which way has sent, so that all are taken; and whether it is the first time of either.
+
+    The first ways to send are the fast ones, so they fill where there are more ways to consume.
+    """
+    sends = list(client.sends)
+    consumes = [way for way in client.consumes if way != "paced"]
+    if not sends or not consumes:
+        return []
+    return [
+        (sends[at] if at < len(sends) else sends[0], consumes[at % len(consumes)], at < len(sends), at < len(consumes))
+        for at in range(max(len(sends), len(consumes)))
+    ]

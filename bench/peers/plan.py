@@ -1,0 +1,28 @@
+"""In which order everything is done: round after round, and within a round the peers in turn for each work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bench.peers.peer import Peer, Promise
+from bench.peers.works import WORKS
+
+
+class Step(NamedTuple):
+    """A peer is started, does one work under one promise, and is stopped."""
+
+    number: int
+    work: str
+    peer: Peer
+    promise: Promise
+
+
+def steps(peers: Sequence[Peer], works: Sequence[str], rounds: int) -> Iterator[Step]:
+    """Each round begins with another peer, so that none always comes after the same one."""
+    for number in range(rounds):
+        shift = number % len(peers) if peers else 0
+        for work in works:
+            for peer in (*peers[shift:], *peers[:shift]):
+                for promise in WORKS[work].promises(peer):
+                    yield Step(number, work, peer, promise)

@@ -1,0 +1,88 @@
+"""What was found: the rounds of each number as median and spread, beside QMQ's of the same round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from bench.peers.peer import Client, Peer
+from bench.peers.running import Row
+
+#: Of which less is better.
+_LESS: Final = ("ms", "s", "bytes", "cores", "cpu s")
+OURS: Final = "qmq"
+
+
+class Number(NamedTuple):
+    """The rounds of one number. ``values`` by round; ``beside`` is how many times better QMQ was in the same round."""
+
+    row: Row
+    values: Mapping[int, float]
+    beside: float | None
+
+    @property
+    def median(self) -> float:
+        """The middle of the rounds."""
+        return median(self.values.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """In plain types."""
+        told = {name: value for name, value in self.row._asdict().items() if name != "value"}
+        values = list(self.values.values())
+        return {
+            **told,
+            "median": self.median,
+            "least": min(values),
+            "most": max(values),
+            "rounds": values,
+            "qmq_is_better_by": self.beside,
+        }
+
+
+def numbers(rounds: Iterable[tuple[int, Row]], peers: Sequence[Peer]) -> list[Number]:
+    """The numbers of all rounds, in the order in which they first came."""
+    gathered: dict[Row, dict[int, float]] = {}
+    for number, row in rounds:
+        gathered.setdefault(row._replace(value=0.0), {})[number] = row.value
+    likes = {
+        (peer.name, client.package, way): likeness
+        for peer in peers
+        for client in peer.clients
+        for way, likeness in _likenesses(client)
+    }
+    return [Number(row, values, _beside(row, values, gathered, likes)) for row, values in gathered.items()]
+
+
+def _likenesses(client: Client) -> Iterable[tuple[str, str]]:
+    for ways in (client.sends, client.consumes, client.paced):
+        for name, way in ways.items():
+            yield name, way.like or name
+
+
+def _beside(
+    row: Row,
+    values: Mapping[int, float],
+    all_rounds: Mapping[Row, Mapping[int, float]],
+    likes: Mapping[tuple[str, str, str], str],
+) -> float | None:
+    """How many times better QMQ was: the median over the rounds that both have."""
+    if row.peer == OURS:
+        return None
+    like = likes.get((row.peer, row.client, row.way), row.way)
+    ours = next(
+        (
+            found
+            for other, found in all_rounds.items()
+            if other.peer == OURS
+            and (other.work, other.promise, other.what, other.way) == (row.work, row.promise, row.what, like)
+        ),
+        {},
+    )
+    both = [(ours[number], values[number]) for number in values if number in ours]
+    ratios = [_times_better(one, other, row.unit) for one, other in both if one > 0 and other > 0]
+    return median(ratios) if ratios else None
+
+
+def _times_better(ours: float, theirs: float, unit: str) -> float:
+    return theirs / ours if unit in _LESS else ours / theirs

@@ -1,0 +1,141 @@
+"""A run of the bench: install, measure in turn, and tell what was found."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.peers.peer import Absent, Client, Installed, Peer
+from bench.peers.plan import Step, steps
+from bench.peers.results import numbers
+from bench.peers.running import Amount, Row, running
+from bench.peers.works import WORKS
+from qmq.bench.errors import BenchFailed
+from qmq.bench.suite import machine
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Suite:
+    """What is measured, where, and what was found so far."""
+
+    peers: Sequence[Peer]
+    works: Sequence[str]
+    rounds: int
+    amount: Amount
+    home: Path
+    scratch: Path
+    command: str
+    installed: dict[str, Installed] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    rows: list[tuple[int, Row]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    def install(self, say: Say) -> None:
+        """See to it that all brokers are there; those that can't be had are told of, and left out."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        for peer in self.peers:
+            try:
+                self.installed[peer.name] = peer.install(self.home)
+            except Absent as why:
+                self.absent[peer.name] = str(why)
+                say(f"{peer.title} is absent: {why}")
+        self.machine = machine(self.scratch)
+
+    def measure(self, say: Say, done: Callable[[], None]) -> None:
+        """Do all works, in turn. A work that fails is told of, and the others go on; *done* is called after each."""
+        for step in self.plan():
+            say(f"round {step.number + 1} of {self.rounds}: {step.work}, {step.peer.title}, {step.promise}")
+            try:
+                for row in self._do(step):
+                    say(f"    {row.client}, {row.way}, {row.what}: {row.value:,.4g} {row.unit}")
+                    self.rows.append((step.number, row))
+            except (BenchFailed, Absent) as why:
+                self.failures.append(failure(step, why))
+                say(f"    failed: {why}")
+            done()
+
+    def plan(self) -> list[Step]:
+        """What is to be done with those that are there."""
+        there = [peer for peer in self.peers if peer.name in self.installed]
+        return list(steps(there, self.works, self.rounds))
+
+    def _do(self, step: Step) -> Iterable[Row]:
+        with running(step.peer, step.promise, self.home, self.scratch, self.amount) as one:
+            yield from WORKS[step.work].do(one)
+            server = Client("server", "", {}, {})
+            for what, value, unit in (
+                (f"{step.work}: most memory of its own", one.most_memory.own, "bytes"),
+                (f"{step.work}: most mapped files", one.most_memory.file, "bytes"),
+                (f"{step.work}: processor time", one.server.cpu_s(), "cpu s"),
+                ("start", one.server.ready_after_s, "s"),
+            ):
+                yield one.row("server", server, "", what, value, unit)
+
+    def found(self) -> dict[str, Any]:
+        """All of it, in plain types."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": self.command,
+            "rounds": self.rounds,
+            "amount": self.amount._asdict(),
+            "machine": self.machine,
+            "versions": {"python": platform.python_version()},
+            "peers": [self._peer(peer) for peer in self.peers],
+            "ways": ways_of(self.peers),
+            "numbers": [number.as_json() for number in numbers(self.rows, self.peers)],
+            "failures": self.failures,
+        }
+
+    def _peer(self, peer: Peer) -> dict[str, Any]:
+        installed = self.installed.get(peer.name)
+        starts = [row.value for _, row in self.rows if (row.peer, row.what) == (peer.name, "start")]
+        return {
+            "name": peer.name,
+            "title": peer.title,
+            "absent": self.absent.get(peer.name),
+            "version": installed.version if installed else None,
+            "size_bytes": installed.size_bytes if installed else None,
+            "clients": {client.package: _version(client.package) for client in peer.clients},
+            "promises": {str(promise): says for promise, says in peer.promises.items()},
+            "cannot": {str(promise): why for promise, why in peer.cannot.items()},
+            "ready_after_s": median(starts) if starts else None,
+        }
+
+
+def failure(step: Step, why: Exception) -> dict[str, Any]:
+    """In plain types, the text on one line."""
+    words = " ".join(str(why).split())
+    return {
+        "round": step.number,
+        "work": step.work,
+        "peer": step.peer.name,
+        "promise": str(step.promise),
+        "why": words if len(words) < 400 else f"{words[:150]} ... {words[-240:]}",
+    }
+
+
+def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
+    """What the ways stand for, by "peer/client/work/way"."""
+    return {
+        f"{peer.name}/{client.package}/{work}/{name}": way.says
+        for peer in peers
+        for client in peer.clients
+        for work, ways in (("send", client.sends), ("consume", client.consumes), ("latency", client.paced))
+        for name, way in ways.items()
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,124 @@
+"""Markdown for docs/BENCHMARKS.md, made from what was found; nothing in it is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qmq.bench.values import shown
+
+Found = Mapping[str, Any]
+
+_TITLES = {
+    "send": "Send, acknowledged",
+    "consume": "Consume and acknowledge",
+    "latency": "Latency at a fixed rate",
+    "backlog": "Beside a backlog",
+    "subjects": "Many subjects",
+    "neighbours": "A stuck group, and a group that fails",
+    "churn": "Consumers that come and go",
+    "server": "The servers",
+    "idle": "With 1,000 consumers that wait",
+}
+_INTRO = """# Beside other brokers
+
+Made from what `make bench-peers` saved; not written by hand. See [bench/README.md](../bench/README.md) for how it is
+measured. Absolute figures belong to the machine; what tells is the number in brackets: **how many times better QMQ was
+in the same round** (above 1 QMQ is better, below 1 the other one is).
+"""
+
+
+def render(founds: Sequence[Found]) -> str:
+    """The whole document. *founds* are runs of the bench, as saved; each becomes a part of it."""
+    lines = [_INTRO]
+    for found in founds:
+        lines += _about(found)
+        lines += _peers(found)
+        for work in dict.fromkeys(number["work"] for number in found["numbers"]):
+            lines += _work(found, work)
+        lines += _failures(found)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _about(found: Found) -> Iterator[str]:
+    machine = found["machine"]
+    memory = machine["memory_bytes"] / (1 << 30)
+    yield f"## {found['date'][:10]}: `{found['command']}`"
+    yield ""
+    yield (
+        f"{machine['processor']}, {machine['cores']} cores, {memory:.0f} GiB, {machine['filesystem']}, Linux "
+        f"{machine['kernel']}; Python {found['versions']['python']}; load before: {machine['load_average']:.1f}. "
+        f"{found['rounds']} rounds, brokers in turn; the median, and the least to the most of the rounds."
+    )
+    yield ""
+
+
+def _peers(found: Found) -> Iterator[str]:
+    yield "| broker | version | clients | page cache | fsync | starts in | installed |"
+    yield "|---|---|---|---|---|---|---|"
+    for peer in found["peers"]:
+        if peer["absent"] is not None:
+            yield f"| {peer['title']} | absent | {peer['absent']} | | | | |"
+            continue
+        clients = ", ".join(f"{name} {version}" for name, version in peer["clients"].items())
+        promises = [peer["promises"].get(name) or f"no: {peer['cannot'].get(name)}" for name in ("page cache", "fsync")]
+        starts = f"{peer['ready_after_s']:.1f} s" if peer["ready_after_s"] is not None else ""
+        size = f"{peer['size_bytes'] / 1e6:.0f} MB"
+        yield f"| {peer['title']} | {peer['version']} | {clients} | {promises[0]} | {promises[1]} | {starts} | {size} |"
+    yield ""
+
+
+def _work(found: Found, work: str) -> Iterator[str]:
+    yield f"### {_TITLES.get(work, work)}"
+    yield ""
+    for promise in dict.fromkeys(number["promise"] for number in found["numbers"] if number["work"] == work):
+        chosen = [one for one in found["numbers"] if (one["work"], one["promise"]) == (work, promise)]
+        yield f"Acknowledged from: {promise}."
+        yield ""
+        yield from _table(found, chosen)
+        yield ""
+    yield from _ways(found, work)
+
+
+def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    titles = {peer["name"]: peer["title"] for peer in found["peers"]}
+    columns = list(dict.fromkeys((number["what"], number["unit"]) for number in numbers))
+    cells = {(one["peer"], one["client"], one["way"], one["what"]): _cell(one) for one in numbers}
+    yield "| broker | client | way | " + " | ".join(f"{what}, {unit}" for what, unit in columns) + " |"
+    yield "|---|---|---|" + "---|" * len(columns)
+    for peer, client, way in dict.fromkeys((one["peer"], one["client"], one["way"]) for one in numbers):
+        row = [cells.get((peer, client, way, what), "") for what, _ in columns]
+        yield f"| {titles[peer]} | {client} | {way} | " + " | ".join(row) + " |"
+
+
+def _cell(number: Mapping[str, Any]) -> str:
+    text = shown(number["median"])
+    if len(number["rounds"]) > 1:
+        text += f" ({shown(number['least'])} to {shown(number['most'])})"
+    if number["qmq_is_better_by"] is not None:
+        text += f" [{number['qmq_is_better_by']:.2f}]"
+    return text
+
+
+def _ways(found: Found, work: str) -> Iterator[str]:
+    """What the names of ways stand for."""
+    seen = list(
+        dict.fromkeys((one["peer"], one["client"], one["way"]) for one in found["numbers"] if one["work"] == work)
+    )
+    lines = [
+        f"- {client}, {way}: {says}"
+        for peer, client, way in seen
+        if (says := found["ways"].get(f"{peer}/{client}/{work}/{way}"))
+    ]
+    if lines:
+        yield from (*lines, "")
+
+
+def _failures(found: Found) -> Iterator[str]:
+    if found["failures"]:
+        yield "### What did not work"
+        yield ""
+        for failure in found["failures"]:
+            step = f"{failure['peer']}, {failure['work']}, {failure['promise']}, round {failure['round'] + 1}"
+            yield f"- {step}: {failure['why']}"
+        yield ""

@@ -1,0 +1,63 @@
+"""What came, held against what was sent: as many, and the same bodies; in any order where brokers keep none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Final
+
+from qmq.bench.errors import BenchFailed
+from qmq.bench.raw import bodies_of
+
+#: Different bodies, which are sent over and over.
+BODIES: Final = 1_000
+
+
+def bodies(size: int) -> list[bytes]:
+    """The bodies of that many bytes, in the order in which they are sent."""
+    return bodies_of(BODIES, size)
+
+
+class Tally:
+    """Of *messages* that were sent, the bodies over and over. What comes in order is compared with a slice."""
+
+    def __init__(self, size: int, messages: int) -> None:
+        self.came = 0
+        self.messages = messages
+        self._size = size
+        self._bodies = bodies(size)
+        self._in_order = 0
+        self._others: Counter[bytes] = Counter()
+
+    def add(self, found: Sequence[bytes]) -> None:
+        """These came."""
+        start = self._in_order % BODIES
+        expected = self._expected(start, len(found))
+        if list(found) == expected:
+            self._in_order += len(found)
+        else:
+            self._others.update(map(bytes, found))
+        self.came += len(found)
+
+    def _expected(self, start: int, count: int) -> list[bytes]:
+        if start + count <= BODIES:
+            return self._bodies[start : start + count]
+        return list(islice(cycle(self._bodies), start, start + count))
+
+    def check(self) -> None:
+        """Raises BenchFailed unless all came, each as often as it was sent."""
+        if self.came != self.messages:
+            raise BenchFailed(f"{self.came} messages came, {self.messages} were sent")
+        wanted = Counter(dict(enumerate_counts(self._bodies, self.messages)))
+        wanted.subtract(dict(enumerate_counts(self._bodies, self._in_order)))
+        wanted.subtract(self._others)
+        for body, count in wanted.items():
+            if count:
+                raise BenchFailed(f"{body!r:.60} came {-count:+} times more than it was sent")
+
+
+def enumerate_counts(parts: Sequence[bytes], messages: int) -> list[tuple[bytes, int]]:
+    """How often each body is among that many, sent over and over."""
+    whole, rest = divmod(messages, len(parts))
+    return [(body, whole + (place < rest)) for place, body in enumerate(parts)]

@@ -1,0 +1,60 @@
+"""Latency at a fixed rate, from when a message was due: until it is acknowledged, and until another process has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from bench.peers.peer import Client
+from bench.peers.running import Row, Running
+from qmq.bench.errors import BenchFailed
+
+MS: Final = "ms"
+_SIZE: Final = 100
+_SECONDS: Final = 2
+_SHARES: Final = ("p50", "p99", "p99.9")
+#: A sender that was behind its schedule by more than this at the end could not keep up: its times only say how long it
+#: was measured.
+_KEEPS_UP: Final = 0.9
+
+
+def rate_name(rate: int) -> str:
+    """1 k msg/s."""
+    return f"{rate // 1_000} k msg/s"
+
+
+def latency(running: Running) -> Iterator[Row]:
+    """Each way on a schedule, at each rate. A rate that a way can't keep up with is its last."""
+    for client in running.peer.clients:
+        if client.paced:
+            running.warm(client)
+        for way in client.paced:
+            for rate in running.amount.rates:
+                sent, came = at_rate(running, client, way, rate, running.topic("paced"))
+                yield from _percentiles(running, client, way, f"{rate_name(rate)} to ack", sent)
+                yield from _percentiles(running, client, way, f"{rate_name(rate)} end to end", came)
+                yield running.row("latency", client, way, f"{rate_name(rate)} sent", sent["sent_rate"], "msg/s")
+                if sent["sent_rate"] < rate * _KEEPS_UP:
+                    break
+
+
+def at_rate(
+    running: Running, client: Client, way: str, rate: int, topic: str, group: str = "one"
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What the sender and the receiver measured. Raises BenchFailed."""
+    seconds = running.amount.seconds * _SECONDS
+    running.make(client, topic)
+    common = {"topic": topic, "size": _SIZE, "rate": rate}
+    came, sent = running.run(
+        ("arrivals", client, {**common, "way": "paced", "group": group, "messages": int(rate * seconds)}),
+        ("paced", client, {**common, "way": way, "seconds": seconds}),
+    )
+    # All others were compared with where the first one puts them.
+    if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
+        raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
+    return sent, came
+
+
+def _percentiles(running: Running, client: Client, way: str, what: str, found: Mapping[str, Any]) -> Iterator[Row]:
+    for share in _SHARES:
+        yield running.row("latency", client, way, f"{what} {share}", found[f"{share}_ms"], MS)

@@ -1,0 +1,16 @@
+"""A load generator: `python -m bench.peers.worker JOB OPTIONS` does one of `bench.peers.jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import uvloop
+
+from bench.peers import jobs
+from qmq.bench.worker import gate
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(json.dumps(runner.run(jobs.JOBS[sys.argv[1]](gate, **json.loads(sys.argv[2])))), flush=True)

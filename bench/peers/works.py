@@ -1,0 +1,40 @@
+"""The works by name, in the order in which they are done: what is asked of every broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from bench.peers import moving, timing
+from bench.peers.peer import Peer, Promise
+from bench.peers.running import Row, Running
+from qmq.errors import InvalidOption
+
+
+class Work(NamedTuple):
+    """Something that a peer is to do while it runs. ``both``: under either promise, else under the first it keeps."""
+
+    do: Callable[[Running], Iterator[Row]]
+    both: bool
+
+    def promises(self, peer: Peer) -> list[Promise]:
+        """Under which promises a peer does it."""
+        kept = [promise for promise in Promise if promise in peer.promises]
+        return kept if self.both else kept[:1]
+
+
+#: ``send`` and ``consume`` are one run, since what was sent is checked by consuming it.
+WORKS: Final[dict[str, Work]] = {
+    "move": Work(moving.move, both=True),
+    "latency": Work(timing.latency, both=True),
+}
+_ALSO: Final = {"send": "move", "consume": "move"}
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The works of these names; all without names. Raises InvalidOption."""
+    for name in names:
+        if name not in WORKS and name not in _ALSO:
+            raise InvalidOption(f"there is no work {name!r}; there are {', '.join([*WORKS, *_ALSO])}")
+    wanted = {_ALSO.get(name, name) for name in names}
+    return [name for name in WORKS if not names or name in wanted]

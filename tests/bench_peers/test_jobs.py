@@ -1,0 +1,65 @@
+"""The loops of the workers, with QMQ: what they move is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+
+from bench.peers import jobs
+from bench.peers.driving import portions
+from bench.peers.processes import Server
+from bench.peers.registry import PEERS
+from qmq.bench.errors import BenchFailed
+
+(QMQ,) = PEERS["qmq"].clients
+
+
+def no_gate(**_: object) -> None:
+    """Nobody waits."""
+
+
+@pytest.fixture
+def common(server: Server) -> dict[str, Any]:
+    return {"module": QMQ.module, "target": server.target, "topic": f"x.{secrets.token_hex(4)}", "size": 100}
+
+
+@pytest.mark.parametrize(("send", "consume"), [("bulk", "bulk"), ("queued", "each"), ("awaited", "iterated")])
+async def test_what_is_sent_is_consumed(common: dict[str, Any], send: str, consume: str) -> None:
+    sent = await jobs.send(no_gate, way=send, messages=3_000, **common)
+    came = await jobs.consume(no_gate, way=consume, group=secrets.token_hex(4), messages=3_000, **common)
+    assert sent["messages"] == came["messages"] == 3_000
+    assert sent["seconds"] > 0
+    assert came["seconds"] > 0
+    # What a batch holds is only counted; the bench reads it again.
+    assert came["checked"] == (consume != "bulk")
+
+
+@pytest.mark.parametrize(("sent", "size"), [(2_000, 100), (1_000, 101)])
+async def test_what_is_not_what_was_sent_is_an_error(common: dict[str, Any], sent: int, size: int) -> None:
+    await jobs.send(no_gate, way="bulk", messages=sent, **(common | {"size": size}))
+    with pytest.raises(BenchFailed, match=r"sent|keeps"):
+        await jobs.consume(no_gate, way="each", group=secrets.token_hex(4), messages=1_000, **common)
+
+
+async def test_a_schedule_times_both_ends(common: dict[str, Any]) -> None:
+    ready = asyncio.Event()
+    arriving = asyncio.create_task(
+        jobs.arrivals(
+            lambda **_: ready.set(), way="paced", group=secrets.token_hex(4), rate=1_000, messages=50, **common
+        )
+    )
+    await ready.wait()
+    sent = await jobs.paced(no_gate, way="paced", rate=1_000, seconds=0.05, **common)
+    came = await arriving
+    assert (came["messages"], came["first_due_ns"]) == (sent["messages"], sent["first_due_ns"])
+    assert sent["messages"] == 50
+    for told in (sent, came):
+        assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["p99.9_ms"]
+
+
+def test_portions_go_round() -> None:
+    parts = list(portions([b"a", b"b"], 7, 4))
+    assert parts == [[b"a", b"b", b"a", b"b"], [b"a", b"b", b"a"]]

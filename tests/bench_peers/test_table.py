@@ -1,0 +1,84 @@
+"""Markdown of what was found; peers that are absent, and steps that failed, are told of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from bench.peers import registry, table
+from bench.peers.__main__ import cli
+from bench.peers.peer import Installed, Peer, Promise
+from bench.peers.plan import Step
+from bench.peers.running import Amount, Row
+from bench.peers.suite import Suite, failure
+from qmq.bench.errors import BenchFailed
+
+
+def suite(tmp_path: Path, missing: Peer) -> Suite:
+    qmq, kafka = registry.chosen(["kafka"])
+    made = Suite([qmq, kafka, missing], ["move"], 2, Amount(), tmp_path / "home", tmp_path, "make bench-peers")
+    told: list[str] = []
+    made.peers = [missing]
+    made.install(told.append)
+    assert told == ["Missing MQ is absent: nobody publishes it"]
+    made.peers = [qmq, kafka, missing]
+    made.installed |= {"qmq": Installed("0.1.0", 75_000_000), "kafka": Installed("4.3.1", 56_000_000)}
+    for number, (ours, theirs) in enumerate([(2_000_000.0, 800_000.0), (1_000_000.0, 500_000.0)]):
+        made.rows += [
+            (number, Row("send", "qmq", "qmq", "bulk", "page cache", "100 B", ours, "msg/s")),
+            (number, Row("send", "kafka", "confluent-kafka", "bulk", "page cache", "100 B", theirs, "msg/s")),
+            (number, Row("server", "kafka", "server", "", "page cache", "start", 2.5, "s")),
+        ]
+    step = Step(1, "move", kafka, Promise.FSYNC)
+    made.failures.append(failure(step, BenchFailed("5 messages came,\n10 were sent")))
+    return made
+
+
+def found(tmp_path: Path, missing: Peer) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json.dumps(suite(tmp_path, missing).found()))
+    return told
+
+
+def test_only_peers_that_are_there_are_planned(tmp_path: Path, missing: Peer) -> None:
+    assert {step.peer.name for step in suite(tmp_path, missing).plan()} == {"qmq", "kafka"}
+
+
+def test_a_number_shows_median_spread_and_ratio(tmp_path: Path, missing: Peer) -> None:
+    lines = table.render([found(tmp_path, missing)]).splitlines()
+    assert "| broker | client | way | 100 B, msg/s |" in lines
+    assert "| QMQ | qmq | bulk | 1.5 M (1 M to 2 M) |" in lines
+    assert "| Apache Kafka | confluent-kafka | bulk | 650 k (500 k to 800 k) [2.25] |" in lines
+    assert "- qmq, bulk: send_many of 1,000, 16 calls in flight" in lines
+
+
+def test_nothing_is_left_out_silently(tmp_path: Path, missing: Peer) -> None:
+    text = table.render([found(tmp_path, missing)])
+    assert "| Missing MQ | absent | nobody publishes it |" in text
+    assert "- kafka, move, fsync, round 2: 5 messages came, 10 were sent" in text
+    assert "| 2.5 s | 56 MB |" in text
+
+
+def test_a_promise_that_cannot_be_kept_says_why(tmp_path: Path, missing: Peer) -> None:
+    told = found(tmp_path, missing)
+    told["peers"][2] |= {"absent": None, "version": "1", "size_bytes": 1}
+    assert "| no: it always syncs | always |" in table.render([told])
+
+
+def test_saved_json_is_shown_again(tmp_path: Path, missing: Peer) -> None:
+    saved = tmp_path / "found.json"
+    saved.write_text(json.dumps(found(tmp_path, missing)), "utf-8")
+    done = CliRunner().invoke(cli, ["show", str(saved), str(saved), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "out" / "found.md").read_text("utf-8")
+    assert text.count("### Send, acknowledged") == 2
+    assert text in done.output
+
+
+def test_a_long_failure_keeps_its_first_and_last_words(missing: Peer) -> None:
+    told = failure(Step(0, "move", missing, Promise.FSYNC), BenchFailed("first " + "x" * 1_000 + " last"))
+    assert told["why"].startswith("first")
+    assert told["why"].endswith("last")
+    assert len(told["why"]) < 400
