@@ -15,6 +15,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind
 from qmq.broker.ledger import unflat
 from qmq.broker.modes import MOST_ONCE
+from qmq.broker.unnamed import name_again
 from qmq.broker.untold import Untold
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
@@ -79,6 +80,8 @@ class Changes:
         if holes:
             untold.begin(self._subscriptions.groups.values())
         self._hand_out(untold)
+        if files.is_torn or files.holes:
+            name_again(self._store, list(self._subscriptions.groups.values()), self._handing.now.wall_us)
         self._let_go(untold)
         if files.generations_since:
             for ledger in self._handing.ledgers.values():

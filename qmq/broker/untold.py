@@ -16,6 +16,7 @@ from qmq.broker.carrying import Rows
 from qmq.broker.groups import Following, Group
 from qmq.broker.held import MessageRange
 from qmq.broker.ranges import prefix_of, stretches_of
+from qmq.format.private import private_subject
 from qmq.intervals import Intervals
 from qmq.storage.store import Store
 
@@ -60,6 +61,8 @@ class Untold:
         before = self._before.get(group)
         for subject, start, end in stretches_of(self._store, group, ranges) if before is not None else ():
             assert before is not None
+            if self._is_own(group, subject):
+                continue
             before.told.setdefault(subject, Intervals()).add(start, end)
             cursors = group.cursors.upto(subject + 1)
             cursors[subject] = max(int(cursors[subject]), end)
@@ -80,7 +83,8 @@ class Untold:
         if any(prefix_of(messages) and group.following(prefix_of(messages)) is None for messages in ranges):
             return False
         return all(
-            self._following(group, subject) is not None for subject, _, _ in stretches_of(self._store, group, ranges)
+            self._following(group, subject) is not None or self._is_own(group, subject)
+            for subject, _, _ in stretches_of(self._store, group, ranges)
         )
 
     def missing(self, group: Group) -> list[MessageRange]:
@@ -122,6 +126,11 @@ class Untold:
             while row < stop and len(rows := self._store.rows(partition, row, min(_CHUNK_ROWS, stop - row))):
                 row += len(rows)
                 yield rows if matches is None else rows[matches[rows["subject"]]]
+
+    def _is_own(self, group: Group, subject: int) -> bool:
+        """It is of that group alone: what is lost of it unnamed.py finds again."""
+        name = self._store.subject_name(subject)
+        return group.name is not None and name.startswith(private_subject(group.name, ""))
 
     def _following(self, group: Group, subject: int) -> Following | None:
         name = self._store.subject_name(subject)

@@ -90,6 +90,8 @@ class GroupFiles:
         #: What else there is to say of it.
         self.notes: list[str] = [what for _, what in found.problems]
         self.notes += [_told(disk, pulls, hole) for hole in found.holes]
+        #: The last record is bad, or was being written.
+        self.is_torn: bool = found.torn
         cut = lost or found.torn or bool(found.holes)
         #: Another one after each start before which records may have been lost.
         self.generation: int = max(self._claim.generation, found.generation) + cut

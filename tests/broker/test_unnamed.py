@@ -1,0 +1,159 @@
+"""Records of what befalls whole groups, and of hand-overs, that rot: nothing is lost, and nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Administer, Administered
+from qmq.broker.kinds import Kind
+from qmq.storage.disk import Disk
+from qmq.storage.pull_records import PullRecord, pull_file_path, read_pull_log
+from qmq.storage.verify import verify
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, killed, many
+from tests.broker.test_handovers import done, over
+from tests.broker.test_untold import spoil
+from tests.storage.stores import identity_of
+
+
+def records(driven: Driven, kind: Kind) -> list[PullRecord]:
+    """Those of that kind in the pull log."""
+    identity = identity_of(driven.directory)
+    found = read_pull_log(Disk(), driven.directory / "pulls", identity.store_id, identity.secret, 0)
+    return [record for record in found.records if record.kind == kind]
+
+
+def rotten(driven: Driven, record: PullRecord, bit: int = 100) -> None:
+    """The broker is killed, one record rots, and it starts again; it tells of it by file and place."""
+    driven.store.close(clean=False)
+    file = spoil(driven.directory, record, bit)
+    killed(driven)
+    holes = driven.store.groups.holes
+    if holes:
+        base = int(file.stem, 16)
+        assert pull_file_path(driven.directory / "pulls", base) == file
+        told = f"{file} has no good record at bytes {record.position - base} to "
+        assert any(told in note for note in driven.store.recovery.notes), driven.store.recovery.notes
+
+
+def ended(driven: Driven) -> None:
+    """It stops, and the directory is faultless."""
+    driven.checkpoint()
+    driven.close()
+    assert verify(driven.directory, Disk()).is_good
+
+
+def administered(driven: Driven, action: str, **fields: object) -> None:
+    said = driven.do(Administer(1, driven.request(), action, {"group": "g", **fields}))
+    assert any(isinstance(one, Administered) for one in said), said
+
+
+def rest(driven: Driven, consumer: Consumer) -> list[bytes]:
+    """All that the group still gets, each acknowledged."""
+    consumer.join()
+    consumer.got.clear()
+    found = list[bytes]()
+    for _ in range(4):
+        while consumer.pull():
+            found += [body for body, _ in consumer.got.values()]
+            assert consumer.ack() == 0
+            consumer.got.clear()
+        driven.advance(10_000)
+    return found
+
+
+def acked(driven: Driven, consumer: Consumer) -> None:
+    assert consumer.pull(1)
+    assert consumer.ack() == 0
+
+
+def nothing(driven: Driven, consumer: Consumer) -> None:
+    """The rotten record is the last one."""
+
+
+@pytest.mark.parametrize("then", [acked, nothing])
+@pytest.mark.parametrize("again", [False, True], ids=["", "sent again"])
+def test_a_hand_over_whose_record_is_lost_is_found_again(
+    tmp_path: Path, then: Callable[[Driven, Consumer], None], again: bool
+) -> None:
+    driven = filled(tmp_path, 3)
+    consumer = Consumer(driven, "c")
+    driven.checkpoint()
+    done(driven, over(driven, delay_us=60_000_000))
+    then(driven, consumer)
+    (record,) = records(driven, Kind.OVER)
+    rotten(driven, record)
+    if again:  # by its sender, had it not been answered
+        done(driven, over(driven))
+    found = rest(driven, consumer)
+    assert sorted(found) == sorted([*many(3)[then is acked :], b"from elsewhere"])
+    killed(driven)
+    assert rest(driven, consumer) == [], "what was found again is named by a record now"
+    ended(driven)
+
+
+def test_one_that_was_handed_out_already_stays_with_who_holds_it(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    consumer = Consumer(driven, "c")
+    acked(driven, consumer)
+    done(driven, over(driven))
+    done(driven, over(driven, number=1, sequence=1))
+    assert consumer.pull() == [b"from elsewhere", b"second"]
+    (first, _) = records(driven, Kind.OVER)
+    rotten(driven, first)
+    found = rest(driven, consumer)
+    assert set(found) == {b"from elsewhere", b"second"}
+    ended(driven)
+
+
+@pytest.mark.parametrize("to", ["first", "last"])
+def test_a_seek_whose_record_is_lost_did_not_happen(tmp_path: Path, to: str) -> None:
+    driven = filled(tmp_path, 8)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(4) == many(4)
+    assert consumer.ack(0, 1) == 0
+    driven.checkpoint()
+    administered(driven, "seek_group", to=to)
+    driven.send("a.x", b"new")
+    consumer.join()
+    consumer.got.clear()
+    assert consumer.pull(1) == [b"0" if to == "first" else b"new"]
+    (record,) = records(driven, Kind.SEEK)
+    rotten(driven, record)
+    found = rest(driven, consumer)
+    # What was not handled comes, none of it passes for handled; what was pulled behind the seek is held.
+    assert set(found) >= {*many(8)[2:], b"new"}
+    assert rest(driven, consumer) == []
+    ended(driven)
+
+
+def test_a_deletion_whose_record_is_lost_did_not_happen(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 5)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(3) == many(3)
+    assert consumer.ack(0) == 0
+    administered(driven, "delete_group")
+    (record,) = records(driven, Kind.DELETE)
+    rotten(driven, record)
+    assert set(rest(driven, consumer)) >= set(many(5)[1:])
+    ended(driven)
+
+
+def test_a_group_made_again_after_a_deletion_that_is_lost_is_another_one(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 5)
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(3) == many(3)
+    consumer.back(0, 1)
+    driven.checkpoint()
+    administered(driven, "delete_group")
+    consumer.join()
+    consumer.got.clear()
+    assert consumer.pull(2) == many(2)
+    assert consumer.ack() == 0
+    (record,) = records(driven, Kind.DELETE)
+    rotten(driven, record)
+    assert sorted(rest(driven, consumer)) == many(5)[2:], "all but what was acknowledged since, and each once"
+    ended(driven)
