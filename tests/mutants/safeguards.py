@@ -6,11 +6,13 @@ from typing import Final
 
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.handing_over import HANDING_OVER
+from tests.mutants.modelled import MODELLED
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    *MODELLED,
     *HANDING_OVER,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(

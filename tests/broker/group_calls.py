@@ -1,0 +1,151 @@
+"""Calls to the group "g" of a real broker, beside the model of one: what both have in common for any history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from qmq.broker.commands import Administer, Administered, Known, Messages, Refused, Subscribe, Subscribed
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import Fenced, UnknownGroup
+from tests.broker.group_state import ledger_of, letter_of, standing
+from tests.broker.harness import Driven, runs_of_answer
+from tests.broker.model import Consumer, Given, Group, Message, Refusal
+from tests.sim.disk import SimulatedDisk
+from tests.sim.life import DIRECTORY
+
+LAPSE_MS = 1_000
+FIRST_SETTINGS = (
+    ("max_attempts", 3),
+    ("max_lapses", 2),
+    ("max_unacked", 30),
+    ("retry_delays_us", (0, 300_000, 2_000_000)),
+)
+
+
+class Session(NamedTuple):
+    """A consumer's place at the broker, as one process of it has it."""
+
+    one: Consumer
+    group: Group
+    incarnation: int
+    nonce: bytes
+    connection: int
+    subscription: int
+    expected: list[int]  # one number: the pull sequence that its next pull expects
+    since_us: int
+
+
+class GroupCalls(RuleBasedStateMachine):
+    """One broker, one group, and whoever takes part in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = BrokerLimits(lapse_ms=LAPSE_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000)
+        self.disk = SimulatedDisk(1)
+        self.driven = Driven(DIRECTORY, limits, disk=self.disk, segment_bytes=16 << 10, max_frame_bytes=4 << 10)
+        self.sent: list[Message] = []
+        self.counts: Counter[str] = Counter()
+        self.group: Group | None = None
+        self.sessions: list[Session] = []
+        self.connections = 1
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def now_us(self) -> int:
+        return self.driven.now.wall_us
+
+    def ask(self, action: str, **fields: Any) -> dict[str, Any]:
+        (answer,) = self.driven.do(Administer(1, self.driven.request(), action, {"group": "g", **fields}))
+        assert isinstance(answer, Administered), answer
+        return answer.fields
+
+    def check(self) -> None:
+        """Who holds what, what waits and until when, what is dead and why: as in the model."""
+        if self.group is None:
+            assert "g" not in self.driven.broker._delivery.subscriptions.groups
+            return
+        (row,) = self.ask("groups")["rows"]
+        letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]
+        assert standing(self.driven, row, letters) == self.group.standing(self.now_us)
+
+    # --- consumers ---------------------------------------------------------------------------------------------------
+
+    def hello(self, name: str, nonce: bytes, known: Known | None, expected: int | None = None) -> None:
+        driven = self.driven
+        self.connections += 1
+        command = Subscribe(
+            self.connections, driven.request(), "g", ("",), name, None, nonce, nonce, name == "fleeting",
+            FIRST_SETTINGS, known=known,
+        )  # fmt: skip
+        if self.group is None:
+            self.group = Group(self.sent, LAPSE_MS * 1_000)
+            self.set_model(dict(FIRST_SETTINGS))
+        answer = driven.do(command)[-1]
+        try:
+            now = driven.now
+            one = self.group.hello(
+                name, nonce, transient=name == "fleeting", monotonic_us=now.monotonic_us, now_us=now.wall_us,
+                known=known,
+            )  # fmt: skip
+        except Refusal:
+            self.counts["hello refused"] += 1
+            assert isinstance(answer, Refused)
+            assert isinstance(answer.error, Fenced)
+            return
+        assert isinstance(answer, Subscribed), answer
+        place = answer.place
+        assert place is not None
+        assert (place.incarnation, place.frontier) == (one.incarnation, one.frontier)
+        goes_on = place.frontier if expected is None or one.incarnation != (known and known.incarnation) else expected
+        self.sessions.append(
+            Session(
+                one, self.group, one.incarnation, nonce, self.connections, answer.subscription, [goes_on], one.since_us
+            )
+        )
+        self.check()
+
+    def known(self, session: Session, incarnation: int, handled: tuple[int, ...] = ()) -> Known:
+        """What the session's process tells of itself at hello, or another one that goes on where it was."""
+        return Known(session.since_us, self.driven.store.groups.generation, incarnation, 0, handled)
+
+    def is_current(self, session: Session) -> bool:
+        if session.group is not self.group:
+            return False
+        try:
+            self.group.check(session.one, session.incarnation)
+        except Refusal:
+            return False
+        return True
+
+    def refusal(self, session: Session, answer: Any) -> bool:
+        """Whether the broker has refused a call by its consumer's name, as it must."""
+        if self.is_current(session):
+            session.one.seen_us = self.driven.now.monotonic_us
+            return False
+        self.counts["late calls"] += 1
+        assert isinstance(answer, Refused), answer
+        assert isinstance(answer.error, Fenced if session.group is self.group else UnknownGroup), answer
+        self.check()
+        return True
+
+    def given(self, answer: Messages, name: str) -> list[Given]:
+        bodies = [(run.subject, run.first_sequence + at) for run in runs_of_answer(answer) for at in range(run.count)]
+        numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
+        held = ledger_of(self.driven).by_name[name].held
+        lapses = [part.lapses for number, _ in numbers for part in held.between(number, number + 1)]
+        return [
+            Given(number, message, attempt, lapsed)
+            for message, (number, attempt), lapsed in zip(bodies, numbers, lapses, strict=True)
+        ]
+
+    def set_model(self, given: dict[str, Any]) -> None:
+        assert self.group is not None
+        for name, value in given.items():
+            if name == "retry_delays_us":
+                self.group.delays_us = tuple(value)
+            else:
+                setattr(self.group, name, value)

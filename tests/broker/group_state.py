@@ -1,0 +1,73 @@
+"""What the broker keeps of the group "g", in the terms of the model (``tests.broker.model``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qmq.broker.held import MessageRange
+from qmq.broker.ledger import Ledger
+from qmq.broker.ranges import stretches_of
+from qmq.broker.retries import _without, unpacked
+from qmq.format.layout import RETRY_DTYPE
+from tests.broker.harness import Driven
+from tests.broker.model import Letter, Message, Place, Standing, Waiting, undated
+
+
+def standing(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> Standing:
+    """All of it. *row* is what ``groups`` says of the group, and it must add up; *letters* are its dead ones."""
+    ledger = ledger_of(driven)
+    places, waiting = places_of(driven, ledger), waiting_of(driven, ledger)
+    assert row["in_flight"] == sum(len(place.held) for place in places.values())
+    assert row["in_retry"] == sum(len(one.messages) for one in waiting)
+    assert row["dead"] == len(letters)
+    now_us = driven.now.wall_us
+    return Standing(row["ready"], places, sorted(undated(one, now_us) for one in waiting), sorted(letters))
+
+
+def ledger_of(driven: Driven) -> Ledger:
+    """The group's ledger."""
+    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    assert ledger is not None
+    return ledger
+
+
+def places_of(driven: Driven, ledger: Ledger) -> dict[str, Place]:
+    """Its consumers, and what each holds."""
+    found = {}
+    for member in ledger.members.values():
+        held = {}
+        for start, end in member.held.unhandled():
+            for part in member.held.between(start, end):
+                for message in _named(driven, part.messages):
+                    held[start] = message, part.attempt, part.lapses
+                    start += 1
+        numbers = member.incarnation, member.held.frontier, member.held.next_sequence
+        found[member.name] = Place(not member.closed, *numbers, member.alone, held)
+    return found
+
+
+def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
+    """What is to be handed out again, in memory or on disk."""
+    retries = ledger.retries
+    later = unpacked(np.frombuffer(retries._schedule.claim().kept, RETRY_DTYPE))
+    found = []
+    for retry in [*retries._due, *retries._alone, *later]:
+        left = [retry.messages]
+        for taken in retries._taken.get(retry.number, ()):
+            left = [part for messages in left for part in _without(messages, taken)]
+        rest = retry.due_us, retry.attempt, retry.lapses, retry.isolated
+        found += [Waiting(_named(driven, messages), *rest) for messages in left]
+    return found
+
+
+def letter_of(row: dict[str, Any]) -> Letter:
+    """A row of ``dead_letters``."""
+    return Letter((row["subject"], row["sequence"]), row["attempts"], row["lapses"], row["reason"])
+
+
+def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
+    store, group = driven.store, driven.broker._delivery.subscriptions.groups["g"]
+    found = stretches_of(store, group, [messages.part(at, at + 1) for at in range(messages.total)])
+    return tuple((store.subject_name(subject), first) for subject, first, _ in found)

@@ -1,0 +1,314 @@
+"""A group of the real broker against the model of one: the same calls in any order, the same state after each of them.
+
+A history that fails is shrunk, and printed as the calls that make it. `make sim` runs more of them, of other seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+
+from qmq.broker.commands import Ack, Acked, HandBack, Heartbeat, Messages, Refused, Sent, Unsubscribe
+from qmq.broker.kinds import Verdict
+from qmq.errors import Fenced
+from tests.broker.group_calls import LAPSE_MS, GroupCalls, Session
+from tests.broker.group_state import letter_of
+from tests.broker.model import Consumer, Refusal
+from tests.sim.life import check_files
+
+#: Thousands of calls: they run twice as fast where nobody counts lines.
+pytestmark = [pytest.mark.no_cover, pytest.mark.hypothesis]
+
+NAMES = ("one", "two", "fleeting")
+SUBJECTS = ("a", "b")
+GROUP_SETTINGS = {
+    "max_attempts": st.sampled_from([1, 2, 3]),
+    "max_lapses": st.sampled_from([1, 2, 3]),
+    "max_unacked": st.sampled_from([1, 2, 5, 30]),
+    "retry_delays_us": st.lists(st.sampled_from([0, 1, 300_000, 2_000_000]), min_size=1, max_size=3),
+}
+#: Of what ends much of a history.
+RARELY = st.sampled_from([False, False, True])
+STEPS = st.lists(
+    st.sampled_from(["pull", "pull", "pull", "pull", "acknowledge", "hand_back", "hand_back", "die"]), max_size=8
+)
+
+
+class GroupMachine(GroupCalls):
+    """Each rule makes a call, and holds the answer and what is then known of the group against the model."""
+
+    @initialize()
+    def fill(self) -> None:
+        """Two that have work."""
+        self.begin("one")
+        self.begin("two")
+        self.send("a", 12)
+
+    # --- producers ---------------------------------------------------------------------------------------------------
+
+    @rule(subject=st.sampled_from(SUBJECTS), count=st.sampled_from([1, 1, 2, 12, 25]))
+    def send(self, subject: str, count: int) -> None:
+        command = self.driven.send_command({subject: [b"%d" % at for at in range(count)]})
+        (answer,) = self.driven.do(command)
+        assert isinstance(answer, Sent)
+        assert isinstance(answer.first_sequences, int)
+        messages = [(subject, answer.first_sequences + at) for at in range(count)]
+        self.sent += messages
+        if self.group is not None:
+            self.group.ready += messages
+        self.check()
+
+    # --- consumers ---------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES))
+    def begin(self, name: str) -> None:
+        """A process begins; another may be the same consumer already."""
+        self.counts["processes"] += 1
+        self.hello(name, b"%s %d" % (name.encode(), self.counts["processes"]), None)
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), is_kept=st.booleans())
+    def come_back(self, data: st.DataObject, is_kept: bool) -> None:
+        """A process connects again, or (is_kept) another one goes on with what the first one has kept."""
+        session = self.some_session(data)
+        handled = self.some_pairs(data, session.one)
+        known = self.known(session, 0 if is_kept else session.incarnation, handled)
+        nonce = session.nonce + b"'" if is_kept else session.nonce
+        self.hello(session.one.name, nonce, known, session.expected[0] if not is_kept else None)
+
+    def some_session(self, data: st.DataObject) -> Session:
+        """Mostly of a consumer that is there."""
+        at = data.draw(st.integers(0, 3 * len(self.sessions) - 1), label="session")
+        there = [session for session in self.sessions if self.is_current(session)]
+        return there[at % len(there)] if there and at % 3 else self.sessions[at // 3]
+
+    def some_pairs(self, data: st.DataObject, one: Consumer) -> tuple[int, ...]:
+        stretch = st.tuples(st.integers(0, 30), st.integers(1, 12))
+        found = list[int]()
+        for back, count in data.draw(st.lists(stretch, max_size=3), label="acknowledged"):
+            start = max(one.next_sequence - back, 0)
+            found += (start, min(start + count, one.next_sequence))
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return tuple(number for start, end in pairs if start < end for number in (start, end))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), steps=STEPS)
+    def work(self, data: st.DataObject, steps: list[str]) -> None:
+        """One after another, mostly of one process."""
+        session = self.some_session(data)
+        for step in steps:
+            getattr(self, step)(data, session)
+            if not self.sessions:
+                self.begin(session.one.name)
+            if step == "die" or data.draw(RARELY, label="another"):
+                session = self.some_session(data)
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), steps=STEPS)
+    def work_too(self, data: st.DataObject, steps: list[str]) -> None:
+        """The same, so that few histories are without it."""
+        self.work(data, steps)
+
+    def pull(self, data: st.DataObject, session: Session) -> None:
+        """Pull; the answer may be lost on its way."""
+        one, driven = session.one, self.driven
+        max_count = data.draw(st.sampled_from([1, 2, 7, 1_000]), label="max_count")
+        command = driven.pull_command(session.subscription, max_count, connection=session.connection)
+        (answer,) = driven.do(command._replace(expected=min(session.expected[0], one.next_sequence)))
+        if self.refusal(session, answer):
+            return
+        assert isinstance(answer, Messages), answer
+        assert self.group is not None
+        given = self.given(answer, one.name)
+        what = self.group.give(one, session.expected[0], max_count, given, self.now_us)
+        self.counts[f"given {what}"] += 1
+        if given and not data.draw(RARELY, label="lost"):
+            session.expected[0] = given[-1].sequence + 1
+        self.check()
+
+    def die(self, data: st.DataObject, session: Session) -> None:
+        """Its process is gone: another takes its place, or it is found out when it has been silent for long enough."""
+        if not self.is_current(session):
+            return
+        self.sessions.remove(session)
+        if data.draw(RARELY, label="replaced"):
+            self.begin(session.one.name)
+            return
+        others = [at for at, one in enumerate(self.sessions) if one.nonce != session.nonce]
+        self.advance(LAPSE_MS - 1, set(others))
+        self.advance(1, set(others))
+
+    def acknowledge(self, data: st.DataObject, session: Session) -> None:
+        pairs = self.some_pairs(data, session.one)
+        if not pairs:
+            return
+        command = Ack(session.connection, self.driven.request(), session.subscription, pairs)
+        (answer,) = self.driven.do(command)
+        if self.refusal(session, answer):
+            return
+        assert self.group is not None
+        refused = self.group.ack(session.one, pairs)
+        self.counts["acknowledgements refused"] += bool(refused)
+        assert answer == Acked(command.connection, command.request, refused)
+        self.check()
+
+    def hand_back(self, data: st.DataObject, session: Session) -> None:
+        one, held = session.one, sorted(session.one.held)
+        verdict = data.draw(st.sampled_from(Verdict))
+        delay_us = data.draw(st.sampled_from([None, None, 0, 700_000]), label="delay")
+        at = data.draw(st.integers(0, 30), label="at")
+        start = held[at % len(held)] if held and at < 25 else at
+        end = start + data.draw(st.sampled_from([1, 1, 3]), label="count")
+        self.counts[f"{verdict.name.lower()}s"] += 1
+        which = session.subscription, start, end, verdict, delay_us, "broke"
+        (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), *which))
+        if self.refusal(session, answer):
+            return
+        assert self.group is not None
+        try:
+            if verdict is Verdict.NACK:
+                self.group.nack(one, start, end, delay_us, "broke", self.now_us)
+            elif verdict is Verdict.RELEASE:
+                self.group.release(one, start, end, delay_us, self.now_us)
+            else:
+                self.group.reject(one, start, end, "broke")
+        except Refusal:
+            self.counts["hand-backs refused"] += 1
+            assert isinstance(answer, Refused)
+            assert isinstance(answer.error, Fenced)
+        else:
+            assert not isinstance(answer, Refused), answer
+        self.check()
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        session = self.some_session(data)
+        if self.is_current(session):
+            assert self.group is not None
+            self.group.leave(session.one, self.now_us)
+        self.driven.do(Unsubscribe(session.connection, self.driven.request(), session.subscription))
+        self.sessions.remove(session)
+        self.check()
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    @rule(milliseconds=st.sampled_from([1, 299, 300, 500, 999, 1_000, 2_500]), beating=st.sets(st.integers(0, 9)))
+    def advance(self, milliseconds: int, beating: set[int]) -> None:
+        """Some processes are heard of, then time passes."""
+        for session in [session for at, session in enumerate(self.sessions) if at in beating]:
+            self.driven.do(Heartbeat(999, self.driven.request(), session.nonce, 0))
+            if self.is_current(session) and session.one.nonce == session.nonce:
+                session.one.seen_us = self.driven.now.monotonic_us
+        self.driven.advance(milliseconds)
+        if self.group is not None:
+            before = sum(one.is_there for one in self.group.consumers.values())
+            self.group.tick(self.driven.now.monotonic_us, self.now_us)
+            self.counts["lapses"] += before - sum(one.is_there for one in self.group.consumers.values())
+        self.check()
+
+    # --- from outside ------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.group is not None)
+    @rule(to=st.sampled_from(["first", "last"]), clear_retries=st.booleans(), is_sure=RARELY)
+    def seek(self, to: str, clear_retries: bool, is_sure: bool) -> None:
+        assert self.group is not None
+        if not is_sure:
+            return
+        self.counts["seeks"] += 1
+        self.ask("seek_group", to=to, clear_retries=clear_retries)
+        self.group.seek(self.sent if to == "first" else [], clear_retries=clear_retries)
+        self.check()
+
+    @precondition(lambda self: self.group is not None)
+    @rule(name=st.sampled_from(sorted(GROUP_SETTINGS)), data=st.data())
+    def set(self, name: str, data: st.DataObject) -> None:
+        given = {name: data.draw(GROUP_SETTINGS[name])}
+        self.ask("set_group", settings=given)
+        self.set_model(given)
+        self.check()
+
+    @precondition(lambda self: self.group is not None and self.group.dead)
+    @rule(action=st.sampled_from(["retry_dead", "delete_dead"]), every=st.integers(1, 2))
+    def dead_letters(self, action: str, every: int) -> None:
+        """All of them, or every second."""
+        assert self.group is not None
+        rows = self.ask("dead_letters")["rows"][::every]
+        numbers = None if every == 1 else [row["number"] for row in rows]
+        assert self.ask(action, numbers=numbers) == {"messages": len(rows)}
+        letters = [letter_of(row) for row in rows]
+        self.counts[action] += 1
+        if action == "retry_dead":
+            self.group.retry_dead(letters, self.now_us)
+        else:
+            for letter in letters:
+                self.group.dead.remove(letter)
+        self.check()
+
+    @precondition(lambda self: self.group is not None)
+    @rule(is_sure=RARELY)
+    def delete(self, is_sure: bool) -> None:
+        if not is_sure:
+            return
+        self.counts["deletes"] += 1
+        self.ask("delete_group")
+        self.group = None
+        self.check()
+
+    # --- the broker --------------------------------------------------------------------------------------------------
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.driven.checkpoint()
+        self.check()
+
+    @rule(is_clean=st.booleans(), is_sure=RARELY, returns=st.booleans())
+    def restart(self, is_clean: bool, is_sure: bool, returns: bool) -> None:
+        if not is_sure:
+            return
+        self.counts["restarts" if is_clean else "kills"] += 1
+        if is_clean:
+            self.driven.restart()
+        else:
+            self.disk.stop(power=False)
+            self.driven.wanted.clear()
+            self.driven.reads.clear()
+            self.driven.open()
+        before = [session for session in self.sessions if self.is_current(session)]
+        self.sessions.clear()
+        if self.group is not None:
+            self.group.start(self.driven.now.monotonic_us)
+        self.check()
+        for session in before if returns else ():
+            known = self.known(session, session.incarnation)
+            self.hello(session.one.name, session.nonce, known, session.expected[0])
+
+    def teardown(self) -> None:
+        """The files are faultless; what was acknowledged, dead or neither adds up."""
+        self.driven.checkpoint()
+        self.driven.store.close(clean=True)
+        self.disk.stop(power=False)
+        check_files(self.disk)
+        TOTAL.update(self.counts)
+
+
+#: What happened in all histories of this run.
+TOTAL: Counter[str] = Counter()
+RULES = ("given held", "given alone", "given again", "given fresh", "given nothing", "late calls", "lapses", "kills")
+
+HISTORIES = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_a_group_is_as_its_model_after_every_call(pytestconfig: pytest.Config) -> None:
+    """The same histories each time, unless a seed is given."""
+    seed = pytestconfig.getoption("--hypothesis-seed", None)
+    TOTAL.clear()
+    run_state_machine_as_test(GroupMachine, settings=settings(HISTORIES, derandomize=seed is None))
+    print(dict(TOTAL))
+    assert not [name for name in RULES if not TOTAL[name]]

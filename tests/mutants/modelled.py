@@ -1,0 +1,82 @@
+"""Rules of a group that the model of one tells: broken on purpose, the histories against it must fail."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+_MODEL: Final = ("tests/broker/test_group_model.py",)
+
+MODELLED: Final = (
+    Mutant(
+        "wait as long as the attempt says that failed",
+        "qmq/broker/group_settings.py",
+        "[min(attempt, len(self.retry_delays_us)) - 1]",
+        "[min(attempt + 1, len(self.retry_delays_us)) - 1]",
+        _MODEL,
+    ),
+    Mutant(
+        "give the window back for what was handed back above the frontier",
+        "qmq/broker/members.py",
+        "settings.max_unacked - held.count, ",
+        "settings.max_unacked - held.span, ",
+        _MODEL,
+    ),
+    Mutant(
+        "count no release as an attempt",
+        "qmq/broker/ledger.py",
+        "several = [(held.messages, held.attempt, held.lapses) for held in ranges]",
+        "several = [(held.messages, held.attempt + 1, held.lapses) for held in ranges]",
+        _MODEL,
+    ),
+    Mutant(
+        "keep attempts over a lapse",
+        "qmq/broker/ledger.py",
+        "pieces += [(piece, held.attempt, lapses) for piece in parts]",
+        "pieces += [(piece, 1, lapses) for piece in parts]",
+        _MODEL,
+    ),
+    Mutant(
+        "bury what is rejected",
+        "qmq/broker/ledger.py",
+        "            if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:\n",
+        "            if held.attempt >= self.settings.max_attempts:\n",
+        _MODEL,
+    ),
+    Mutant(
+        "give nothing else to who has what is out alone",
+        "qmq/broker/members.py",
+        "        if member.alone or count <= 0",
+        "        if count <= 0",
+        _MODEL,
+    ),
+    Mutant(
+        "hear of a consumer by its own process only",
+        "qmq/broker/members.py",
+        "        self._forget_client(ledger, member)\n        member.client = client\n",
+        "        member.client = client\n",
+        _MODEL,
+    ),
+    Mutant(
+        "keep in the checkpoint what a seek has dropped",
+        "qmq/broker/ledger.py",
+        "        self._changed = True\n        for member in list(",
+        "        for member in list(",
+        _MODEL,
+    ),
+    Mutant(
+        "count takeovers in a row only while something is held",
+        "qmq/broker/ledger.py",
+        "if member.held.count and not member.progress else 0",
+        "if not member.progress else 0",
+        _MODEL,
+    ),
+    Mutant(
+        "count no lapse of one among several",
+        "qmq/broker/ledger.py",
+        "member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1",
+        "member.alone",
+        _MODEL,
+    ),
+)
