@@ -68,7 +68,8 @@ class Checkpoints:
             if self._closing.is_set():
                 return
             self._urgent.clear()
-            if self._changes() == self._done_changes and not self._store.unsynced_bytes:
+            has_changed = self._changes() != self._done_changes or self._store.unsynced_bytes
+            if not has_changed and not self._broker.wants_checkpoint():
                 continue
             try:
                 await self._take()

@@ -94,13 +94,16 @@ class Scrubbing:
 
     async def _scrub(self, partition: int, base: int) -> None:
         holder, local = self._store.log_of(partition)
+        if holder.segment_at(local, base) is None:
+            return  # it was removed meanwhile
         reader = holder.reader(local, base)
         try:
             while not (step := await self._step(reader, partition)).is_last:
                 self._broker.counters.scrubbed_bytes += step.size
                 await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
         except StorageError as error:
-            self._refused(reader.path, error)
+            if holder.segment_at(local, base) is not None:
+                self._refused(reader.path, error)
         finally:
             self._thread.call(reader.close, lambda error: None)  # behind a step that may still be under way
 

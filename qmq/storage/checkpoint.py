@@ -4,7 +4,8 @@ Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
 
     number, created_at_us, store_id, sequence_base (of the identity when it was taken), last_stored_at_us
     partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...],
-                 journal: [base, rows, crc32c] of the consumer log's file for the current segment, or nil}
+                 journal: [base, rows, crc32c] of the consumer log's file for the current segment, or nil,
+                 removed: [[start, end], ...] of segments that nobody needs any more}
     subjects     {length_bytes, count, ends: u64[count], firsts: u64[count], gaps: bytes (see gaps.py)}
     state        map of name to bytes: what the broker keeps
 
@@ -53,6 +54,12 @@ class PartitionClaim:
     holes: tuple[Hole, ...]
     #: (base, rows, crc32c): what the consumer log's file for the current segment held.
     journal: tuple[int, int, int] | None
+    #: What segments held that were removed.
+    removed: tuple[Hole, ...] = ()
+
+    def is_removed(self, base: int) -> bool:
+        """Whether a segment at *base* is one of those that were removed."""
+        return any(start <= base < end for start, end in self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,13 @@ def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
         "sequence_base": claims.sequence_base,
         "last_stored_at_us": claims.last_stored_at_us,
         "partitions": [
-            {"position": claim.position, "segments": claim.segments, "holes": claim.holes, "journal": claim.journal}
+            {
+                "position": claim.position,
+                "segments": claim.segments,
+                "holes": claim.holes,
+                "journal": claim.journal,
+                "removed": claim.removed,
+            }
             for claim in claims.partitions
         ],
         "subjects": {
@@ -187,4 +200,5 @@ def _partition(content: dict[str, Any]) -> PartitionClaim:
         segments=tuple(SegmentSpan(int(base), int(end)) for base, end in content["segments"]),
         holes=tuple(Hole(int(start), int(end)) for start, end in content["holes"]),
         journal=journal,
+        removed=tuple(Hole(int(start), int(end)) for start, end in content["removed"]),
     )

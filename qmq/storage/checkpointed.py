@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from qmq.errors import StorageError, SyncFailed
-from qmq.storage.checkpoint import Claims, PartitionClaim
+from qmq.storage.checkpoint import Claims, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
@@ -32,6 +32,8 @@ class Checkpointed(Readable):
         self._reserve_bytes = opened.options.reserve_bytes
         self._checkpoint_number = opened.checkpoint_number
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        #: How many have been taken since the start.
+        self.checkpoints_taken = 0
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
         #: Subjects with lower numbers keep them over any start: a checkpoint of this life knows them.
@@ -91,7 +93,28 @@ class Checkpointed(Readable):
             directories=self._unlisted(sound),
             renew=lambda: self._renew([claim.position for claim in claims]),
             groups=groups,
+            removals=[(part.removals, part.removals.begin_checkpoint()) for part in sound],
         )
+
+    def removable(self, partition: int) -> list[SegmentSpan]:
+        """The segments that ``remove_segment`` takes: sealed, and all of it known to the last checkpoint."""
+        part = self._partitions[partition]
+        if part.given_up:
+            return []
+        unsealed = {end for index, end in self._unsealed if index.owner.partition == partition}
+        return [span for span in part.log.sealed if span.end <= part.claim.position and span.end not in unsealed]
+
+    def remove_segment(self, partition: int, base: int) -> None:
+        """Do without a segment from now on, of those that are ``removable``, while no checkpoint is being written. Its
+        files go once the last two checkpoints do not name it; so it comes back should one that does be begun at.
+        """
+        part = self._partitions[partition]
+        part.removals.add(*part.log.remove(base))
+        part.consumer.remove(base)
+
+    def removes_files(self, partition: int) -> bool:
+        """Whether files wait for more checkpoints, to be removed."""
+        return self._partitions[partition].removals.are_pending
 
     def give_up(self, partition: int) -> None:
         """Leave a partition whose sync has failed out of all further checkpoints: the next start sees what is there."""
@@ -149,7 +172,8 @@ class Checkpointed(Readable):
 
     def _claim(self, part: Partition) -> PartitionClaim:
         log = part.log
-        return PartitionClaim(log.end, tuple(log.spans()), tuple(part.holes), part.consumer.journal_state())
+        journal, removed = part.consumer.journal_state(), part.removals.removed
+        return PartitionClaim(log.end, tuple(log.spans()), tuple(part.holes), journal, removed)
 
     def finish_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Note that ``checkpoint.write`` has succeeded."""
@@ -157,7 +181,9 @@ class Checkpointed(Readable):
             if part.log in checkpoint.logs:
                 part.log.mark_synced(claim.position)
                 part.listed = claim.segments[-1].base
+                part.removals.finish_checkpoint()
             part.claim = claim
+        self.checkpoints_taken += 1
         self.subjects_claimed = checkpoint.claims.subjects.count
         self.groups.finish_checkpoint(checkpoint.groups)
         self._take_reserves()

@@ -12,6 +12,7 @@ from qmq.storage.gaps import Gaps
 from qmq.storage.group_files import GroupSync
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
+from qmq.storage.removals import Removals
 from qmq.storage.subjects import SubjectTable
 
 
@@ -44,10 +45,11 @@ class Checkpoint:
         directories: list[Path],
         renew: Callable[[], object],
         groups: GroupSync,
+        removals: list[tuple[Removals, list[int]]],
     ) -> None:
         """*syncs* bring rows and subjects to the disk: what to call, with which descriptor. *indexes* are to be sealed
         at a position each; those that were are taken from the list's front. *directories* have names of files that a
-        loss of power must not take away.
+        loss of power must not take away. *removals* may remove the segments at these bases then.
         """
         self._disk = disk
         self._directory = directory
@@ -58,6 +60,7 @@ class Checkpoint:
         self._directories = directories
         self._renew = renew
         self.groups = groups
+        self._removals = removals
         #: Of the delay log: written before this one.
         self.before: Checkpoint | None = None
         self.claims = claims
@@ -94,3 +97,5 @@ class Checkpoint:
         self._renew()
         write_checkpoint(self._disk, self._directory, self.claims)
         self.groups.clean_up()
+        for removals, bases in self._removals:
+            removals.clean_up(bases)

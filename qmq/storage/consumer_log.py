@@ -51,13 +51,13 @@ class ConsumerLog:
     """
 
     __slots__ = (
-        "_data", "_directory", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_residence",
-        "_retired", "_sealed", "_started", "_store_id", "buffer_row", "end_row", "first_row", "visible_row",
+        "_data", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_residence", "_retired", "_sealed",
+        "_started", "_store_id", "buffer_row", "directory", "end_row", "first_row", "visible_row",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self._partition = partition
         self._store_id = store_id
         self._residence: Residence | None = None
@@ -74,14 +74,14 @@ class ConsumerLog:
         return cls(disk, directory, partition, store_id)
 
     def _reset(self, reread: Reread | None) -> None:
-        self._sealed = SealedSegments(self._disk, self._directory, reread)
+        self._sealed = SealedSegments(self._disk, self.directory, reread)
         self._orders_missing: list[SealedSegment] = []
         self._frozen: list[Journal] = []
         self._retired: list[int] = []
         #: The number of the first row, of the row after the last that can be read, and of the row after the last.
         self.first_row = self.visible_row = self.end_row = 0
         self._started = False
-        self._use(Journal(self._disk, self._directory, self._header(0)))
+        self._use(Journal(self._disk, self.directory, self._header(0)))
 
     def _header(self, base: int) -> DerivedHeader:
         return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
@@ -102,6 +102,8 @@ class ConsumerLog:
         covered: int,
         journal: Journaled | None = None,
         reread: Reread | None = None,
+        *,
+        renumber: bool = False,
     ) -> int:
         """Take what is good of the files, and return the position from which rows are to be fed again.
 
@@ -112,16 +114,19 @@ class ConsumerLog:
         The position is a batch's start: the base of a segment, or within the segment that goes on to be written; from
         there call ``append`` for every batch and ``roll`` where a later segment begins. A sealed segment whose files do
         not hold is made again by *reread* alone; without it all from that segment on is to be fed. Files of other
-        segments are deleted. Raises StorageFull or StorageFailed.
+        segments are deleted. With *renumber*, as segments were removed, files need not say which rows theirs are.
+        Raises StorageFull or StorageFailed.
         """
         self._reset(reread)
-        found = find_sealed(self._disk, self._directory, self._header(0), segments, covered)
+        found = find_sealed(self._disk, self.directory, self._header(0), segments, covered)
         for base, end, sealed in segments:
             segment = found.get(base)
             if segment is None and reread is not None and sealed and end <= covered:
-                segment = make_again(self._disk, self._directory, self._header(base), end, reread)
+                segment = make_again(self._disk, self.directory, self._header(base), end, reread)
+            if segment is not None and renumber:
+                segment.first_row = self.end_row
             if segment is None or (self._sealed.segments and segment.first_row != self.end_row):
-                position = self._resume(base, covered, journal)
+                position = self._resume(base, covered, journal, renumber=renumber)
                 break
             if not self._sealed.segments:
                 self.first_row = segment.first_row
@@ -138,11 +143,15 @@ class ConsumerLog:
         ]
         return position
 
-    def _resume(self, base: int, covered: int, journaled: Journaled | None) -> int:
+    def _resume(self, base: int, covered: int, journaled: Journaled | None, *, renumber: bool) -> int:
         """Go on in the segment at *base*, with what of its journal is known to be good; see load for the result."""
-        journal = Journal(self._disk, self._directory, self._header(base))
+        journal = Journal(self._disk, self.directory, self._header(base))
         position = base
-        if journaled is not None and journaled[0] == base and journal.resume(*journaled[1:], covered):
+        if (
+            journaled is not None
+            and journaled[0] == base
+            and journal.resume(*journaled[1:], covered, renumber=renumber)
+        ):
             position = journal.end()
         self.end_row = journal.first_row + journal.count
         self._started = True
@@ -154,7 +163,7 @@ class ConsumerLog:
         kept = {path.name for segment in self._sealed.segments for path in (segment.path, segment.order_path)}
         if self._journal.count:
             kept.add(self._journal.path.name)
-        delete_others(self._disk, self._directory, kept)
+        delete_others(self._disk, self.directory, kept)
 
     # --- adding ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class ConsumerLog:
             self._journal.freeze()
             self._frozen.append(self._journal)
         self._started = True
-        self._use(Journal(self._disk, self._directory, self._header(base)))
+        self._use(Journal(self._disk, self.directory, self._header(base)))
 
     def seal_pending(self) -> None:
         """[thread] Finish the files of segments that were rolled, on disk when this returns. To be called before a
@@ -206,7 +215,7 @@ class ConsumerLog:
         """
         for journal in tuple(self._frozen):
             if journal.sealed is None:
-                seal(self._disk, self._directory, journal, self._sealed.reread)
+                seal(self._disk, self.directory, journal, self._sealed.reread)
         while self._orders_missing:
             with suppress(BadBytes):  # the entries are made again when they are used
                 self._orders_missing[-1].write_order()
@@ -253,8 +262,25 @@ class ConsumerLog:
     def _settle(self) -> None:
         """Go over to the sealed files that ``seal_pending`` has finished."""
         while self._frozen and (sealed := self._frozen[0].sealed) is not None:
+            sealed.first_row = self._frozen[0].first_row  # its header says what that was at first
             self._sealed.add(sealed)
             self._retired.append(self._frozen.pop(0).retire())
+
+    def remove(self, base: int) -> None:
+        """Leave the rows of a sealed segment out from now on: those behind them get lower numbers.
+
+        No ``seal_pending`` may be running.
+        """
+        self._settle()
+        gone = self._sealed.remove(base)
+        self._orders_missing = [segment for segment in self._orders_missing if segment is not gone]
+        for segment in self._sealed.segments:
+            segment.first_row -= gone.count if segment.header.base > base else 0
+        for journal in (*self._frozen, self._journal):
+            journal.first_row -= gone.count
+        self.buffer_row -= gone.count
+        self.visible_row -= gone.count
+        self.end_row -= gone.count
 
     def attend(self, residence: Residence) -> None:
         """Look at nothing that is not in memory, unless *residence* allows to wait: reading raises NotAtHand then."""

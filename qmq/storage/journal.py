@@ -244,14 +244,15 @@ class Journal:
 
     # --- after a start ---------------------------------------------------------------------------------------------
 
-    def resume(self, count: int, crc: int, covered: int) -> bool:
+    def resume(self, count: int, crc: int, covered: int, *, renumber: bool = False) -> bool:
         """Take over the first *count* rows of the file, which a checkpoint knows by *crc*, those before position
-        *covered*; False, with nothing changed, when they are not there. Raises StorageFull or StorageFailed.
+        *covered*; False, with nothing changed, when they are not there. With *renumber* the file may say that its rows
+        have other numbers. Raises StorageFull or StorageFailed.
         """
         fd = -1
         try:
             fd = self._disk.open(self.path, os.O_RDWR)
-            rows = self._trusted_rows(fd, count, crc)
+            rows = self._trusted_rows(fd, count, crc, renumber=renumber)
             kept = count_before(rows, covered)
             if not kept:
                 self._disk.close(fd)
@@ -272,10 +273,11 @@ class Journal:
         self._take_over(rows[:kept])
         return True
 
-    def _trusted_rows(self, fd: int, count: int, crc: int) -> Rows:
+    def _trusted_rows(self, fd: int, count: int, crc: int, *, renumber: bool) -> Rows:
         """The rows that a checkpoint knows. Raises BadBytes, ValueError or OSError."""
         header = parse_derived(read_fully(self._disk, fd, DERIVED_HEADER_SIZE, 0), ENTRIES_MAGIC, self.path)
-        if header.unsealed() != self.owner:
+        first_row = self.first_row if renumber else header.first_row
+        if header.unsealed()._replace(first_row=first_row) != self.owner:
             raise BadBytes(f"{self.path} belongs to another segment")
         rows = map_entries(self._disk, fd, count)
         if crc_of_body(self._disk, fd, count * ENTRY_SIZE) != crc:

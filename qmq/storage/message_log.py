@@ -305,6 +305,13 @@ class MessageLog:
         bases = [*(span.base for span in self.sealed), self.current.base]
         return bases[max(0, bisect_right(bases, position) - 1)]
 
+    def segment_at(self, position: int) -> SegmentSpan | None:
+        """The segment that holds *position*; None when there is none."""
+        if position >= self.current.base:
+            return SegmentSpan(self.current.base, self.end)
+        at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
+        return self.sealed[at] if at >= 0 and position < self.sealed[at].end else None
+
     def place_of(self, position: int) -> Place:
         """In which file a position lies, and where."""
         base = self._base_at(position)
@@ -321,6 +328,14 @@ class MessageLog:
             return SegmentSpan(current.base, self.end), current.view.obj  # type: ignore[return-value]  # as above
         span = self.sealed[max(0, bisect_right(self.sealed, position, key=lambda span: span.base) - 1)]
         return span, self._sealed_map(span).obj  # type: ignore[return-value]  # as above
+
+    def remove(self, base: int) -> tuple[int, SegmentSpan]:
+        """Leave a sealed segment out from now on: where the one before it ends (its own base where it is the first),
+        and its span. Views of it stay good.
+        """
+        at = next(at for at, span in enumerate(self.sealed) if span.base == base)
+        self._maps.pop(base, None)
+        return self.sealed[at - 1].end if at else base, self.sealed.pop(at)
 
     def spans(self) -> list[SegmentSpan]:
         """All segments, the current one up to ``end``."""

@@ -45,6 +45,8 @@ class OpenedPartition:
     holes: list[Hole]
     #: What a checkpoint says of it for as long as its batches behind that cannot be claimed.
     claim: PartitionClaim
+    #: The bases of segments that were removed, and still have files.
+    left: list[int]
 
 
 @dataclass(slots=True)

@@ -287,7 +287,7 @@ class _Opening:
             identity=identity_file,
             subjects=subjects,
             partitions=[
-                OpenedPartition(log, consumer, index, replay.holes, replay.claim())
+                OpenedPartition(log, consumer, index, replay.holes, replay.claim(), replay.left)
                 for log, consumer, index, replay in zip(self._logs, self._consumers, indexes, replays, strict=True)
             ],
             unsealed=self._unsealed,

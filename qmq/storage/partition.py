@@ -7,6 +7,7 @@ from qmq.storage.at_hand import AtHand
 from qmq.storage.disk import Disk
 from qmq.storage.opened import OpenedPartition
 from qmq.storage.order import Rows
+from qmq.storage.removals import Removals
 from qmq.storage.room import Room
 
 
@@ -14,8 +15,8 @@ class Partition:
     """Logs, and how far they are claimed. ``rows`` are staged: of one batch each, or the base of a new segment."""
 
     __slots__ = (
-        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "room", "rows",
-        "written_rows",
+        "at_hand", "claim", "consumer", "given_up", "holes", "index", "listed", "log", "number", "removals", "room",
+        "rows", "written_rows",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, number: int, opened: OpenedPartition, room: Room) -> None:
@@ -34,4 +35,6 @@ class Partition:
         self.claim = opened.claim
         #: Its last claim stands until the directory is opened again.
         self.given_up = False
+        #: Segments that nobody needs any more.
+        self.removals = Removals(disk, self.log.directory, self.consumer.directory, opened.claim.removed, opened.left)
         self.consumer.attend(self.log.residence)

@@ -218,6 +218,10 @@ class Readable:
         """In which file a position lies, and where."""
         return self._partitions[partition].log.place_of(position)
 
+    def segment_at(self, partition: int, position: int) -> SegmentSpan | None:
+        """The segment that holds *position*; None when it is gone."""
+        return self._partitions[partition].log.segment_at(position)
+
     # --- reading again -----------------------------------------------------------------------------------------------
 
     def sealed(self, partition: int) -> list[SegmentSpan]:

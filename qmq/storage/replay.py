@@ -85,6 +85,8 @@ class PartitionReplay:
         self.blind_bytes = 0
         self.damaged: list[Damaged] = []
         self.holes: list[Hole] = list(claim.holes) if claim else []
+        #: The bases of segments that were removed, and still have files.
+        self.left: list[int] = []
 
     # --- what the checkpoint claims ----------------------------------------------------------------------------------
 
@@ -118,7 +120,8 @@ class PartitionReplay:
         self._spans = [span for span in claim.segments if span.base in bases]
         current = self._spans[-1:] if self._spans and self._spans[-1] == claim.segments[-1] else []
         known = [(span.base, span.end, span not in current) for span in self._spans]
-        position = self._consumer.load(known, claim.position, claim.journal, self.reread)
+        renumber = bool(claim.removed)
+        position = self._consumer.load(known, claim.position, claim.journal, self.reread, renumber=renumber)
         self._base = max((span.base for span in self._spans if span.base <= position), default=-1)
         if self._base >= 0 and not current and position >= self._spans[-1].end:
             self._base = -1
@@ -145,7 +148,9 @@ class PartitionReplay:
         self.notes += [
             f"{self._directory}: segment {base:016x} is not one that the checkpoint knows; it is left alone"
             for base in strays
+            if not claim.is_removed(base)
         ]
+        self.left = [base for base in strays if claim.is_removed(base)]
         return [file for file in files if file.base not in strays]
 
     def _whole_until(self, span: SegmentSpan) -> int:

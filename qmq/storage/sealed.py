@@ -126,6 +126,19 @@ class SealedSegments:
         if segment.count:
             self.shelves.add(segment)
 
+    def remove(self, base: int) -> SealedSegment:
+        """Take the segment at *base* out from among the others."""
+        at = next(at for at, segment in enumerate(self.segments) if segment.header.base == base)
+        gone = self.segments.pop(at)
+        if gone in self._mapped:
+            self._mapped.remove(gone)
+            gone.unmap()
+        self.shelves = Shelves(self._touch_order)
+        for segment in self.segments:
+            if segment.count:
+                self.shelves.add(segment)
+        return gone
+
     def attend(self, residence: Residence) -> None:
         """Look at nothing from now on that is not in memory, unless *residence* allows to wait."""
         self.residence = residence

@@ -263,7 +263,7 @@ class Store(Checkpointed):
     def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
         """As of all else, with one of the delay log where that has news: it is written first."""
         log, before = self.delay_log, None
-        if log is not None and log.claimable(0) != self._delay_claimed:
+        if log is not None and (log.claimable(0) != self._delay_claimed or log.removes_files(0)):
             before = log.begin_checkpoint({}, now_us)
         try:
             checkpoint = super().begin_checkpoint(state, now_us)

@@ -128,7 +128,7 @@ class PartitionCheck:
         self._columns = BatchColumns(owner, secret, number_of)
         self._buffer = bytearray()
         #: Recorded holes, and bad bytes found: between them batches may be missing.
-        self.holes: list[Hole] = list(claim.holes) if claim is not None else []
+        self.holes: list[Hole] = [*claim.holes, *claim.removed] if claim is not None else []
         self.bases: list[int] = []
 
     # --- segments ----------------------------------------------------------------------------------------------------
@@ -140,7 +140,11 @@ class PartitionCheck:
         for base in there:
             if base not in known:
                 path = segment_path(self._directory, base)
-                self._report.note(path, None, "is no segment that the checkpoint knows", "move it away: it is not read")
+                if self._claim is not None and self._claim.is_removed(base):
+                    self._report.note(path, None, "is a segment that nobody needs any more", "nothing: it is deleted")
+                else:
+                    what = "is no segment that the checkpoint knows"
+                    self._report.note(path, None, what, "move it away: it is not read")
         for base, span in self._spans.items():
             if base not in there and not self._is_recorded(base, span.end):
                 path = segment_path(self._directory, base)
@@ -343,7 +347,9 @@ class PartitionCheck:
     def _count_rows(self, derived: _Derived | None, rows_seen: int) -> None:
         """Keep the number of the first row of the next segment, as long as it can be known."""
         header = None if derived is None else derived.entries.header
-        if header is not None:
+        if self._claim is not None and self._claim.removed:
+            self._row = None  # rows behind those that were removed have got other numbers
+        elif header is not None:
             self._row = header.first_row + header.rows
         elif self.holes or self._row is None:
             self._row = None
