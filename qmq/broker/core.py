@@ -10,6 +10,7 @@ import heapq
 
 import msgpack
 
+from qmq.broker import delay_reading
 from qmq.broker.admin import Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
@@ -131,6 +132,8 @@ class Broker:
                 self._intake.synced(partition, position)
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
+            case ReadDone(number=delay_reading.READ_NUMBER):
+                self._delaying.read_done(command, now)
             case ReadDone(number):
                 if number == SYNC_NUMBER:
                     self._hand_overs.synced(command.error)
@@ -245,6 +248,10 @@ class Broker:
     def delayed(self) -> dict[str, int]:
         """How many messages wait to be delivered later, by subject."""
         return dict(self._delaying.counts)
+
+    def wants_checkpoint(self) -> bool:
+        """Whether one is of use though nothing has changed since the last."""
+        return self._delaying.wants_checkpoint()
 
     def parked_pulls(self) -> int:
         """Pulls that wait for messages."""

@@ -15,8 +15,10 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.commands import Administer, Administered, Effect, Now
+from qmq.broker.commands import Administer, Administered, Effect, Now, ReadDone
 from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
+from qmq.broker.delay_reading import DelayReading
+from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
 from qmq.broker.intake import Intake
 from qmq.broker.partitions import Staged
@@ -26,7 +28,7 @@ from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, par
 from qmq.format.build import RunContent, build_batch
 from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
-from qmq.format.layout import BATCH_HEADER_SIZE, DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
+from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.storage.store import Schedule, ScheduleClaim, Store
 
 #: Items and messages, about, that are delivered between two looks at what else there is to do: 10 ms at most.
@@ -48,6 +50,8 @@ class Delaying:
         self._intake = intake
         self._effects = effects
         self._delayed = intake.delayed = Delayed(store, self._arrived)
+        self._reading = DelayReading(store, effects)
+        self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
         self._cancelled = Places()
         #: Delivered since a checkpoint that still has them in the schedule.
@@ -56,7 +60,6 @@ class Delaying:
         self._unclaimed: list[tuple[int, int, Stretch]] = []  # partition, end, what
         self._late_us = 0  # what was due by then may have been delivered
         self._try_at_us = 0
-        self._last_read = -1, memoryview(b"")  # a position of the delay log, and the batch there
         #: Messages that wait, by subject.
         self.counts: Counter[str] = Counter()
         #: What could not be read of messages that were due.
@@ -70,6 +73,7 @@ class Delaying:
         self._push(items_of(batch.position, batch.due))
 
     def _push(self, items: Any) -> None:
+        self._segments.entered(items)
         try:
             self._schedule.push(items)
         except StorageError as error:  # they are taken all the same, and the next ones try again
@@ -106,7 +110,7 @@ class Delaying:
         if row < log.first_row(0):
             return None
         position = log.read_entry(0, row)[1]
-        batch = self._read(position)
+        batch = self._reading.batch(position)
         header = parse_header(batch)
         ordinal = name.position - position
         if ordinal >= header.messages or not header.flags & HAS_DELIVER_AT:
@@ -116,8 +120,9 @@ class Delaying:
         run = int(np.searchsorted(ends, ordinal, side="right"))
         return name.position, stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])], due_us
 
-    def cancelled(self, position: int, subject: str) -> None:
-        """That is written."""
+    def cancelled(self, position: int, subject: str, said_at: int) -> None:
+        """That is written, at *said_at*."""
+        self._segments.cancelled(position, said_at)
         if self._cancelled.add(position):
             self._count_off(subject, 1)
 
@@ -130,10 +135,13 @@ class Delaying:
 
     def tick(self, now: Now) -> None:
         """Deliver some of what is due."""
-        due_us = self._schedule.next_due_us()
-        if due_us is None or due_us > now.wall_us or now.monotonic_us < self._try_at_us:
+        if now.monotonic_us < self._try_at_us:
             return
-        stretches = self._take_due(now)
+        due_us = self._schedule.next_due_us()
+        is_due = due_us is not None and due_us <= now.wall_us and not self._reading.is_full
+        if not is_due and (self._reading.is_reading or not self._reading.cold):
+            return
+        stretches = self._reading.ready(self._take_due(now) if is_due else [])
         for number, stretch in enumerate(stretches):
             try:
                 self._deliver(stretch, now)
@@ -158,8 +166,10 @@ class Delaying:
             self._try_at_us = now.monotonic_us + _AGAIN_US
         if not taken:
             return []
-        stretches = stretches_of(np.concatenate(taken))
-        self._late_us = max(self._late_us, *(stretch.due_us for stretch in stretches))
+        items = np.concatenate(taken)
+        self._segments.left(items)
+        stretches = stretches_of(items)
+        self._late_us = max(self._late_us, int(items["due_us"].max()))
         last = stretches[-1]
         most = max(last.stop - (messages - _SLICE_MESSAGES), last.start + 1)
         if most < last.stop:  # the rest of a large batch is for the next time
@@ -173,7 +183,7 @@ class Delaying:
         first, end = stretch.position + stretch.start, stretch.position + stretch.stop
         if parts:
             try:
-                batch = self._read(stretch.position)
+                batch = self._reading.batch(stretch.position)
             except QmqError as error:
                 if isinstance(error, StorageError) and error.retryable:
                     self._push(stretch.item())
@@ -215,29 +225,20 @@ class Delaying:
         self._push(part.item())
         self._try_at_us = now.monotonic_us + _AGAIN_US
 
-    def _read(self, position: int) -> memoryview:
-        """The batch at *position* of the delay log. Raises BadBytes, StorageFailed, BadBatch.
-
-        One whose messages fall due one by one is read once for many of them.
-        """
-        if position == self._last_read[0]:
-            return self._last_read[1]
-        log = self._store.delay_log
-        if log is None:
-            raise BadBatch("there is no delay log; was its directory taken away?")
-        header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
-        if header.position != position:
-            raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
-        batch = log.peek(0, position, header.size)
-        self._last_read = position, batch
-        return batch
+    def read_done(self, done: ReadDone, now: Now) -> None:
+        """What is due has been brought into memory, or cannot be read; the next tick delivers it."""
+        self.damaged += self._reading.done(done)
+        if done.error is not None:
+            self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def next_deadline_us(self, now: Now) -> int | None:
         """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock
         is set.
         """
+        if self._reading.cold and not self._reading.is_reading:
+            return max(now.monotonic_us, self._try_at_us)
         due_us = self._schedule.next_due_us()
-        if due_us is None:
+        if due_us is None or self._reading.is_full:
             return None
         wait_us = min(max(0, due_us - now.wall_us), _LOOK_US)
         return max(now.monotonic_us + wait_us, self._try_at_us)
@@ -249,9 +250,11 @@ class Delaying:
         if self._store.delay_log is None:
             return None
         claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
-        claimed = [self._store.claimed(partition) for partition in range(self._store.partitions)]
-        self._unclaimed = [entry for entry in self._unclaimed if entry[1] > claimed[entry[0]]]
+        self._unclaimed = [entry for entry in self._unclaimed if not self._is_claimed(entry)]
         late = [part.item().tobytes() for partition, end, part in self._unclaimed if end > claimable[partition]]
+        late += [stretch.item().tobytes() for stretch in self._reading.cold]
+        pinned = {part.position for _, _, part in self._unclaimed} | {part.position for part in self._reading.cold}
+        self._segments.let_go(self._cancelled, self.seen(), pinned)
         packed: bytes = msgpack.packb(
             {
                 "schedule": list(self._schedule.claim()),
@@ -262,9 +265,19 @@ class Delaying:
                 "cancelled": self._cancelled.pack(),
                 "delivered": self._delivered.pack(),
                 "counts": dict(self.counts),
+                "segments": self._segments.packed(),
             }
         )
         return packed
+
+    def _is_claimed(self, entry: tuple[int, int, Stretch]) -> bool:
+        """Whether a checkpoint has it that something was delivered."""
+        partition, end, _ = entry
+        return end <= self._store.claimed(partition)
+
+    def wants_checkpoint(self) -> bool:
+        """Whether another checkpoint would remove what nobody needs any more, though nothing has changed."""
+        return self._segments.are_pending or any(map(self._is_claimed, self._unclaimed))
 
     def restore(self, packed: bytes | None) -> None:
         """Take over what ``packed`` gave, and what both logs say of the time since."""
@@ -273,9 +286,10 @@ class Delaying:
             return
         seen, claimed = 0, list[int]()
         if packed is not None:
-            state = msgpack.unpackb(packed)
+            state = msgpack.unpackb(packed, strict_map_key=False)
             next_run, runs, kept = state["schedule"]
             self._schedule.restore(ScheduleClaim(next_run, runs, kept))
+            self._segments.restore(state["segments"])
             self._push(np.frombuffer(state["late"], DELAY_DTYPE))
             self._cancelled, self._delivered = Places.unpack(state["cancelled"]), Places.unpack(state["delivered"])
             self.counts.update(state["counts"])
@@ -296,17 +310,17 @@ class Delaying:
 
     def _read_delay_log(self, log: Store, seen: int) -> None:
         for _, header in log.headers_since([seen]):
-            batch = self._read(header.position)
+            batch = self._reading.batch(header.position)
             if header.producer_id == CANCEL_PRODUCER:
-                self._cancel_again(bytes(batch[header.data_start :]))
+                self._cancel_again(bytes(batch[header.data_start :]), header.position)
             elif header.flags & HAS_DELIVER_AT:
                 due = due_times(batch, header, header.stored_at_us)
                 self._arrived(Arrived(header.position, header.position + header.size, due, _subjects(batch, header)))
 
-    def _cancel_again(self, data: bytes) -> None:
+    def _cancel_again(self, data: bytes, said_at: int) -> None:
         found = self._find(MessageId._make(MESSAGE_ID.unpack(data[-MESSAGE_ID.size :])))
         if found is not None:
-            self.cancelled(*found[:2])
+            self.cancelled(*found[:2], said_at)
 
     def _read_message_log(self, claimed: list[int]) -> None:
         """What was delivered since the checkpoint."""
@@ -333,7 +347,7 @@ class _Cancelling:
 
     def stored(self, partition: int, batch: Staged) -> None:
         """It is written, and the message is not delivered any more."""
-        self._delaying.cancelled(self._position, self._subject)
+        self._delaying.cancelled(self._position, self._subject, batch.position)
 
     def refused(self, error: QmqError) -> None:
         """Who asked is told."""

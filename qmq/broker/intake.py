@@ -453,8 +453,11 @@ class Intake:
         if broken is not None:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
+        part = self._partition(known.partition)
+        if part.store.segment_at(part.local, known.position) is None:
+            self._effects.append(_sent_long_ago(command, known))
+            return
         try:
-            part = self._partition(known.partition)
             view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE)
             header = parse_header(view)
             view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
@@ -500,6 +503,13 @@ class Intake:
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
         return sum(len(partition.waiting) for partition in self._all())
+
+
+def _sent_long_ago(command: Send, known: Known) -> Sent:
+    """The answer to a repeat of what has been delivered, and removed from the delay log since: without sequences."""
+    header = parse_header(command.batch)
+    firsts = 0 if header.runs == 1 else np.zeros(header.runs, np.uint64)
+    return Sent(command.connection, command.request, known.position, header.created_at_us, known.partition, firsts)
 
 
 def _each(numbers: int | Numbers) -> list[int]:

@@ -314,13 +314,14 @@ def test_a_group_sees_delayed_messages_as_others(tmp_path: Path) -> None:
 
 def test_verify_and_repair_look_into_the_delay_log(tmp_path: Path) -> None:
     driven = Driven(tmp_path, segment_bytes=1 << 16, max_frame_bytes=1 << 15)
-    for number in range(3):
-        delay(driven, "a", 3_600 * S, first=number)
+    names = [delay(driven, "a", 3_600 * S, first=number)[0] for number in range(3)]
     driven.restart()
     driven.store.close(clean=True)
     (segment,) = (tmp_path / "delayed" / "log-0").glob("*.messages")
     data = bytearray(segment.read_bytes())
-    data[data.rindex(b"1", 0, data.rindex(b"2"))] ^= 1
+    body = MessageId.parse(names[2]).position - int(segment.stem, 16) - 1  # that of the second is its batch's end
+    assert data[body] == ord("1")
+    data[body] ^= 1
     segment.write_bytes(data)
     assert [f.file for f in verify(tmp_path, Disk()).findings if f.severity == "fault"] == [segment]
     (entries,) = (tmp_path / "delayed" / "consumer-log" / "0").glob("*.entries")
