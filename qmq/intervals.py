@@ -44,11 +44,13 @@ class Intervals:
         self.size += new
         return new
 
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What of [start, end) is not in it."""
-        found = []
+    def missing(self, start: int, end: int, most: int | None = None) -> list[tuple[int, int]]:
+        """What of [start, end) is not in it; with *most* the first intervals of it, so many or one more."""
+        found: list[tuple[int, int]] = []
         at = bisect_right(self._ends, start)
         while at < len(self._starts) and self._starts[at] < end:
+            if most is not None and len(found) >= most:
+                return found
             if start < self._starts[at]:
                 found.append((start, self._starts[at]))
             start = self._ends[at]

@@ -198,9 +198,13 @@ class Admin:
 
     def _retry_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)
-        count = ledger.revive(self._numbers(fields), now.wall_us)
+        count = ledger.revive(self._numbers(fields) or [], now.wall_us)
         self._delivery.handing.members.look(ledger)
         return {"messages": count}
+
+    def whose_dead(self, fields: Fields) -> Ledger | None:
+        """The group all of whose dead letters are to be handed out again; None when it is some of them."""
+        return self._group(fields)[1] if self._numbers(fields) is None else None
 
     def _delete_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)

@@ -53,6 +53,7 @@ from qmq.broker.limits import BrokerLimits
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
+from qmq.broker.reviving import Reviving
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
@@ -90,6 +91,7 @@ class Broker:
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
+        self._reviving = Reviving(self._delivery.handing, self._effects)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
@@ -156,6 +158,10 @@ class Broker:
                 self._effects.append(HeartbeatSeen(connection, request))
             case Administer(action="cancel"):
                 self._delaying.cancel(command, now)
+            case Administer(action="retry_dead", fields=fields) if (
+                ledger := self._admin.whose_dead(fields)
+            ) is not None:
+                self._reviving.begin(command, ledger, now)
             case Administer(connection, request, action, fields):
                 self._effects.append(Administered(connection, request, self._admin.do(action, fields, now)))
             case Unsubscribe(connection, request, subscription):
@@ -193,9 +199,10 @@ class Broker:
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
+        self._reviving.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.write()
-        if self._delivery.unfinished():
+        if self._delivery.unfinished() or self._reviving:
             return now.monotonic_us
         deadlines = (
             self._delaying.next_deadline_us(now),

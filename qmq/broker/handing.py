@@ -13,7 +13,7 @@ from qmq.broker.commands import HandBack, Heartbeat, Now, Place, Pull, Subscribe
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
+from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ledger import Ledger, unflat
 from qmq.broker.member import Member
 from qmq.broker.members import Members, Offer
@@ -83,8 +83,7 @@ class Handing:
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None or member.incarnation != subscription.incarnation:
             return
-        ledger.leave(member, Leaving.LEFT, self.now.wall_us)
-        self.members.left(ledger, member)
+        self.members.leave(ledger, member, self.now)
 
     def drop(self, ledger: Ledger, *, clear_retries: bool) -> None:
         """A group goes elsewhere: what is held is dropped."""

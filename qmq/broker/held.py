@@ -155,9 +155,25 @@ class Held:
                 return
             yield from pull.between(start, end)
 
-    def unhandled(self, start: int | None = None) -> list[tuple[int, int]]:
-        """Intervals of pull sequences that it holds, from *start* on (None: all)."""
-        return self._handled.missing(max(start or 0, self.frontier), self.next_sequence)
+    def unhandled(self, start: int | None = None, end: int | None = None) -> list[tuple[int, int]]:
+        """Intervals of pull sequences that it holds, from *start* on (None: all), before *end*."""
+        return self._handled.missing(max(start or 0, self.frontier), self.next_sequence if end is None else end)
+
+    def end_of_first(self, most: int) -> int:
+        """The pull sequence before which it holds so many ranges, or all that it does."""
+        for start, end in self._handled.missing(self.frontier, self.next_sequence, most):
+            for held in self.between(start, end):
+                start += held.messages.total
+                most -= 1
+                if not most:
+                    return start
+        return self.next_sequence
+
+    def let_go(self, end: int) -> None:
+        """It holds nothing any more before *end*; late acks of it are told."""
+        self._late.append((self.frontier, end))
+        self._handled.add(self.frontier, end)
+        self._move_frontier()
 
     def holds(self, start: int, end: int) -> bool:
         """Whether it holds all of [start, end), which is not empty."""

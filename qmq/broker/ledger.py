@@ -57,6 +57,9 @@ class Ledger:
         Raises Overloaded; and Fenced for one instead of whom another came.
         """
         member = self.by_name.get(name)
+        if member is not None and member.leaving:
+            self.leave(member, Leaving(member.leaving), now_us)  # the rest of it at once
+            member = self.by_name.get(name)
         if member is None and len(self.members) >= MAX_CONSUMERS and self._longest_away() is None:
             raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
         least = expected = 0
@@ -92,7 +95,9 @@ class Ledger:
         elif not member.closed and member.nonce != nonce:
             member.takeovers = member.takeovers + 1 if member.held.count and not member.progress else 0
             if member.takeovers > 1 or member.alone:
-                self._lapse(member, now_us)
+                self._lapse(member, member.held.next_sequence, now_us)
+                member.held = Held(member.held.next_sequence)
+                member.alone = False
                 member.takeovers = 0
         # What a client has seen is not given again, though the record of it went with the power.
         member.incarnation = max(member.incarnation, least) + 1
@@ -115,11 +120,8 @@ class Ledger:
         member = self.members.get(number)
         if member is None:
             return
-        if why == Leaving.LAPSED:
-            self._lapse(member, now_us)
-        elif why == Leaving.LEFT:
-            for start, end in member.held.unhandled():
-                self._release(member, start, list(member.held.between(start, end)), now_us)
+        self._return_held(member, why, member.held.next_sequence, now_us)
+        member.leaving = 0
         member.held = Held(member.held.next_sequence)
         member.closed = True
         member.left_us = now_us
@@ -128,10 +130,28 @@ class Ledger:
         if member.transient:
             del self.members[number], self.by_name[member.name]
 
+    def leave_in_part(self, member: Member, why: Leaving, end: int, now_us: int) -> None:
+        """It is leaving; what it held before that pull sequence is handed out again."""
+        self._do(Kind.PART, [member.number, int(why), end, now_us])
+
+    def _leave_in_part(self, number: int, why: int, end: int, now_us: int) -> None:
+        member = self._there(number)
+        if member is not None:
+            self._return_held(member, why, end, now_us)
+            member.held.let_go(end)
+            member.leaving = why
+
+    def _return_held(self, member: Member, why: int, end: int, now_us: int) -> None:
+        if why == Leaving.LAPSED:
+            self._lapse(member, end, now_us)
+        elif why == Leaving.LEFT:
+            for start, stop in member.held.unhandled(end=end):
+                self._release(member, start, list(member.held.between(start, stop)), now_us)
+
     def member(self, number: int, incarnation: int) -> Member:
         """Who calls. Raises Fenced when it is not that consumer any more."""
         member = self.members.get(number)
-        if member is None or member.closed or member.incarnation != incarnation:
+        if member is None or member.closed or member.leaving or member.incarnation != incarnation:
             who = f"consumer {member.name!r}" if member is not None else "this consumer"
             raise Fenced(
                 f"{who} is incarnation {member.incarnation if member is not None else 'of nobody'} now, not "
@@ -264,10 +284,10 @@ class Ledger:
         several = [(held.messages, held.attempt, held.lapses) for held in ranges]
         self.retries.add_all(several, member.alone, failure)
 
-    def _lapse(self, member: Member, now_us: int) -> None:
+    def _lapse(self, member: Member, before: int, now_us: int) -> None:
         """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
         is_single = member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1
-        for start, end in member.held.unhandled():
+        for start, end in member.held.unhandled(end=before):
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
             ranges = list(member.held.between(start, end))
             pieces = list[tuple[MessageRange, int, int]]()
@@ -280,8 +300,6 @@ class Ledger:
                 parts = split(held.messages, PIECES, held.messages.total)
                 pieces += [(piece, held.attempt, lapses) for piece in parts]
             self.retries.add_all(pieces, True, failure)
-        member.held = Held(member.held.next_sequence)
-        member.alone = False
 
     def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
         """Each message is a letter of its own: they are handed out again or deleted one by one."""
@@ -296,20 +314,38 @@ class Ledger:
 
     # --- dead letters ------------------------------------------------------------------------------------------------
 
-    def revive(self, numbers: list[int] | None, now_us: int) -> int:
-        """Hand out dead letters again (None: all), as if for the first time; returns how many."""
+    def dead_numbers(self, after: int, before: int, most: int) -> list[int]:
+        """The numbers of the first dead letters between these, at most so many. Raises StorageFailed."""
+        found = list[int]()
+        for items in self.dead.after(after):
+            found += items["number"].tolist()
+            if len(found) >= most or (found and found[-1] >= before):
+                break
+        return [number for number in found[:most] if number < before]
+
+    def revive(self, numbers: list[int], now_us: int) -> int:
+        """Hand out dead letters again, as if for the first time; returns how many."""
         count = len(self.dead)
         self._do(Kind.REVIVE, [numbers, now_us])
         return count - len(self.dead)
 
-    def _revive(self, numbers: list[int] | None, now_us: int) -> None:
-        chosen = None if numbers is None else set(numbers)
-        for items in list(self.dead.after(0)):
+    def _revive(self, numbers: list[int], now_us: int) -> None:
+        chosen = set(numbers)
+        for items in self._dead_between(min(chosen, default=0), max(chosen, default=0)):
             for letter in unpacked(items):
-                if chosen is None or letter.number in chosen:
+                if letter.number in chosen:
                     failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
                     self.retries.add(letter.messages, 1, 0, False, failure)
                     self.dead.take_out(letter.number, letter.number + 1)
+
+    def _dead_between(self, first: int, last: int) -> list[Any]:
+        """The dead letters with these numbers, in blocks that may have more."""
+        found = list[Any]()
+        for items in self.dead.after(first - 1):
+            found.append(items)
+            if len(items) and int(items["number"][-1]) >= last:
+                break
+        return found
 
     def forget_dead(self, numbers: list[int] | None) -> int:
         """Dead letters (None: all) are gone for good; returns how many."""
@@ -366,8 +402,8 @@ class Ledger:
             "members": [
                 [
                     member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
-                    member.left_us, member.progress, member.takeovers, member.alone, member.since_us, member.client,
-                    member.held.packed(),
+                    member.left_us, member.progress, member.takeovers, member.alone, member.leaving, member.since_us,
+                    member.client, member.held.packed(),
                 ]
                 for member in self.members.values()
             ],
@@ -386,7 +422,7 @@ class Ledger:
             member = self.members[number] = self.by_name[name] = Member(number, name, transient, since_us)
             member.incarnation, member.nonce, member.client = incarnation, nonce, client
             member.closed, member.left_us = closed, left_us
-            member.progress, member.takeovers, member.alone = state
+            member.progress, member.takeovers, member.alone, member.leaving = state
             member.held = Held.restored(held)
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
@@ -444,6 +480,8 @@ class Ledger:
                 self._join(*fields)
             case Kind.LEAVE:
                 self._leave(*fields)
+            case Kind.PART:
+                self._leave_in_part(*fields)
             case Kind.BACK:
                 self._back(*fields)
             case Kind.OVER:

@@ -9,7 +9,7 @@ class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "alone", "client", "closed", "held", "incarnation", "is_timed", "left_us", "name", "nonce", "number",
+        "alone", "client", "closed", "held", "incarnation", "is_timed", "leaving", "left_us", "name", "nonce", "number",
         "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
@@ -22,6 +22,7 @@ class Member:
         self.nonce = b""
         self.held = Held()
         self.closed = True  # nobody is it now
+        self.leaving = 0  # why, while what it held is handed out again in parts
         self.left_us = 0  # wall clock, when it was so last
         self.progress = False  # something was handled since the last takeover
         self.takeovers = 0  # in a row, without progress

@@ -9,11 +9,14 @@ from typing import Final, NamedTuple
 
 from qmq.broker.commands import Now
 from qmq.broker.kinds import Leaving
+from qmq.broker.leaving import Leavers
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 
 #: Positions above the frontier that a consumer's messages may span, in windows.
 SPAN_WINDOWS: Final = 64
+#: So many retries are made by lapses in one turn, or twice that: 10 us each.
+MOST_RETRIES: Final = 1_000
 #: The wall clock may be set at any time: what is due by it is looked at so often.
 _LOOK_EVERY_US: Final = 1_000_000
 
@@ -42,6 +45,7 @@ class Members:
     def __init__(self, lapse_us: int, wake: Callable[[Ledger], None]) -> None:
         self._lapse_us = lapse_us
         self._wake = wake
+        self._leavers = Leavers()
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
         #: Whose heartbeats are a consumer's own, by group and consumer: after a takeover those of the new process only.
         self._client_of: dict[tuple[int, int], bytes] = {}
@@ -80,6 +84,13 @@ class Members:
         for _, member in self._clients.get(client, {}).values():
             member.seen_us = now.monotonic_us
             member.stalled_us = stalled_us
+
+    def leave(self, ledger: Ledger, member: Member, now: Now) -> None:
+        """It leaves by itself: what it holds is handed out again, at once or, where that is much, soon."""
+        if self._leavers.leave(ledger, member, Leaving.LEFT, now):
+            self.left(ledger, member)
+        else:
+            self._forget_client(ledger, member)
 
     def left(self, ledger: Ledger, member: Member) -> None:
         """It holds nothing any more, for whatever reason."""
@@ -133,8 +144,8 @@ class Members:
 
     def tick(self, now: Now) -> list[tuple[Ledger, Member]]:
         """Have lapse whoever has been silent for too long, wake groups with something due; returns who lapsed."""
-        lapsed = []
-        while self._lapses and self._lapses[0][0] <= now.monotonic_us:
+        lapsed, made = [], 0
+        while self._lapses and self._lapses[0][0] <= now.monotonic_us and made < MOST_RETRIES:
             _, group, number, ledger, member = heapq.heappop(self._lapses)
             if ledger.members.get(number) is not member or member.closed:
                 member.is_timed = False
@@ -144,9 +155,19 @@ class Members:
                 heapq.heappush(self._lapses, (until_us, group, number, ledger, member))
                 continue
             member.is_timed = False
-            ledger.leave(member, Leaving.LAPSED, now.wall_us)
-            lapsed.append((ledger, member))
-            self.left(ledger, member)
+            if member.leaving:
+                continue
+            made -= ledger.retries.next_number
+            if self._leavers.leave(ledger, member, Leaving.LAPSED, now):
+                lapsed.append((ledger, member))
+                self.left(ledger, member)
+            else:
+                self._forget_client(ledger, member)
+            made += ledger.retries.next_number
+        gone = self._leavers.tick(now) if made < MOST_RETRIES else None
+        if gone is not None:
+            lapsed.append(gone)
+            self.left(*gone)
         while self._due and self._due[0][0] <= now.wall_us:
             due_us, number, ledger = heapq.heappop(self._due)
             if self._looks.get(number) == due_us:
@@ -164,6 +185,8 @@ class Members:
 
     def next_deadline_us(self, now: Now) -> int | None:
         """The monotonic microsecond at which ``tick`` has something to do."""
+        if self._leavers:
+            return now.monotonic_us
         found = [self._lapses[0][0]] if self._lapses else []
         if self._due:
             found.append(now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US))
@@ -173,6 +196,8 @@ class Members:
         """After a start: each consumer gets a full lapse time, and its client's heartbeats count from now on."""
         for ledger in ledgers:
             for member in ledger.members.values():
-                if not member.closed:
+                if member.leaving:
+                    self._leavers.resume(ledger, member)
+                elif not member.closed:
                     self.joined(ledger, member, member.client, now)
             self.look(ledger)

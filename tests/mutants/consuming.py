@@ -33,8 +33,8 @@ CONSUMING: Final = (
     Mutant(
         "refuse calls of an incarnation that was taken over",
         "qmq/broker/ledger.py",
-        "        if member is None or member.closed or member.incarnation != incarnation:\n            who",
-        "        if member is None or member.closed:\n            who",
+        "member.leaving or member.incarnation != incarnation:\n            who",
+        "member.leaving:\n            who",
         (_SIMULATION,),
     ),
     Mutant(
@@ -82,7 +82,7 @@ CONSUMING: Final = (
     Mutant(
         "hand out again what a lapsed consumer held",
         "qmq/broker/ledger.py",
-        "        if why == Leaving.LAPSED:\n            self._lapse(member, now_us)\n",
+        "        if why == Leaving.LAPSED:\n            self._lapse(member, end, now_us)\n",
         "        if why == Leaving.LAPSED:\n            pass\n",
         (_SIMULATION,),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.consuming import CONSUMING
+from tests.mutants.delays import OF_DELAYS
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.modelled import MODELLED
 from tests.mutants.running import Mutant
@@ -14,6 +15,7 @@ SAFEGUARDS: Final = (
     *CONSUMING,
     *MODELLED,
     *HANDING_OVER,
+    *OF_DELAYS,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",

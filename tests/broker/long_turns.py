@@ -1,0 +1,120 @@
+"""How long the broker's turns get when a consumer that holds much falls silent or leaves, and when many dead letters
+are handed out again: `python -m tests.broker.long_turns`, one line each.
+
+The processor time of each tick is measured, as others may have the machine; what one took longest is said, and how many
+there were.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from qmq.broker.commands import Ack, Administer, Messages, Unsubscribe
+from qmq.broker.limits import BrokerLimits
+from tests.broker.harness import Driven
+from tests.storage.disks import HastyDisk
+
+LAPSE_MS = 30_000
+#: Messages a batch, and so a range of what is held.
+BATCH = 1_000
+
+
+class Turns(NamedTuple):
+    """The ticks that something took."""
+
+    count: int
+    longest_ms: float
+    total_ms: float
+    messages: int
+
+
+def holding(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
+    """A broker with a consumer that holds so many messages, and has acknowledged so many, scattered among them."""
+    driven = Driven(directory, BrokerLimits(lapse_ms=LAPSE_MS), disk=HastyDisk())
+    subscription = driven.subscribe("a", group="g")
+    settings = {"max_unacked": messages, "max_unacked_bytes": 1 << 40}
+    driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "settings": settings}))
+    for _ in range(messages // BATCH):
+        driven.do(driven.send_command({"a": [b"x"] * BATCH}, flush=False))
+    held = 0
+    while held < messages:
+        said = driven.do(driven.pull_command(subscription, max_count=messages, max_bytes=1 << 30))
+        held += sum(answer.messages for answer in said if isinstance(answer, Messages))
+    if holes:
+        step = messages // holes
+        for first in range(0, messages, 1_000 * step):
+            pairs = [
+                number for at in range(first, min(first + 1_000 * step, messages), step) for number in (at, at + 1)
+            ]
+            driven.do(Ack(1, driven.request(), subscription, tuple(pairs)))
+    return driven, subscription
+
+
+def ticks(driven: Driven, milliseconds: int) -> Iterator[float]:
+    """The processor time of each tick, ms, while it asks for another at once."""
+    driven.now = driven.now._replace(
+        monotonic_us=driven.now.monotonic_us + 1_000 * milliseconds, wall_us=driven.now.wall_us + 1_000 * milliseconds
+    )
+    for _ in range(1_000_000):
+        begun = time.process_time()
+        deadline_us = driven.broker.tick(driven.now)
+        yield (time.process_time() - begun) * 1_000
+        driven.effects()
+        if deadline_us is None or deadline_us > driven.now.monotonic_us:
+            return
+
+
+def waiting(driven: Driven) -> int:
+    """How many messages of the group wait to be handed out again."""
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    assert group.ledger is not None
+    return group.ledger.retries.count
+
+
+def measured(driven: Driven, taken: Iterator[float]) -> Turns:
+    times = list(taken)
+    driven.store.close(clean=False)
+    return Turns(len(times), max(times), sum(times), waiting(driven))
+
+
+def lapse(directory: Path, messages: int, holes: int) -> Turns:
+    """It falls silent."""
+    driven, _ = holding(directory, messages, holes)
+    return measured(driven, ticks(driven, LAPSE_MS + 1_000))
+
+
+def leave(directory: Path, messages: int, holes: int) -> Turns:
+    """It leaves by itself."""
+    driven, subscription = holding(directory, messages, holes)
+
+    def turns() -> Iterator[float]:
+        begun = time.process_time()
+        driven.broker.handle(Unsubscribe(1, driven.request(), subscription), driven.now)
+        driven.broker.turn(driven.now)
+        yield (time.process_time() - begun) * 1_000
+        driven.effects()
+        yield from ticks(driven, 0)
+
+    return measured(driven, turns())
+
+
+def main(messages: int) -> None:
+    """All of them."""
+    for name, work in (("falls silent", lapse), ("leaves", leave)):
+        for holes in (0, messages // 1_000, messages // 10):
+            with tempfile.TemporaryDirectory() as directory:
+                found = work(Path(directory) / "data", messages, holes)
+            print(
+                f"a consumer of {messages} messages with {holes} acknowledged in between {name}: {found.count} turns, "
+                f"the longest {found.longest_ms:.1f} ms of {found.total_ms:.0f} ms; {found.messages} come again",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

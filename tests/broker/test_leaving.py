@@ -1,0 +1,161 @@
+"""Consumers that hold much and leave or fall silent: in parts it comes to the same, whatever happens between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker import leaving
+from qmq.broker.commands import Unsubscribe
+from qmq.broker.kinds import Leaving
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import Fenced
+from qmq.storage.disk import Disk
+from qmq.storage.verify import verify
+from tests.broker.harness import Driven
+from tests.broker.long_turns import LAPSE_MS, lapse, leave
+from tests.broker.test_consuming import Consumer
+
+MESSAGES = 90
+ACKED = range(0, MESSAGES, 3)
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "RANGES", {Leaving.LAPSED: 4, Leaving.LEFT: 5})
+
+
+def holding(tmp_path: Path) -> tuple[Driven, Consumer]:
+    driven = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS))
+    for number in range(0, MESSAGES, 2):
+        driven.do(driven.send_command({"a": [b"%d" % number, b"%d" % (number + 1)]}))
+    consumer = Consumer(driven, "one", "a")
+    for _ in range(3):
+        consumer.pull(MESSAGES // 3)
+    consumer.ack(*ACKED)
+    return driven, consumer
+
+
+def go(driven: Driven, consumer: Consumer, why: str) -> None:
+    """The first part of it."""
+    if why == "leaves":
+        driven.do(Unsubscribe(1, driven.request(), consumer.subscription))
+    else:
+        driven.advance(LAPSE_MS + 1)
+
+
+def ledger_of(driven: Driven) -> Any:
+    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    assert ledger is not None
+    return ledger
+
+
+def finish(driven: Driven) -> int:
+    """Tick until nothing is left to do; how often."""
+    ticks = 0
+    while any(member.leaving for member in ledger_of(driven).members.values()):
+        driven.advance(0)
+        ticks += 1
+        assert ticks < 1_000
+    return ticks
+
+
+def again(driven: Driven) -> Counter[bytes]:
+    """What comes again, to others."""
+    other, got = Consumer(driven, "two", "a", connection=2), Counter[bytes]()
+    while bodies := other.pull():
+        got.update(bodies)
+        other.ack()
+    return got
+
+
+LEFT = Counter(b"%d" % number for number in range(MESSAGES) if number not in ACKED)
+
+
+@pytest.mark.parametrize("why", ["leaves", "falls silent"])
+def test_in_parts_it_comes_to_the_same(tmp_path: Path, why: str) -> None:
+    driven, consumer = holding(tmp_path)
+    go(driven, consumer, why)
+    assert finish(driven) > 2
+    assert ledger_of(driven).retries.count == sum(LEFT.values())
+    assert again(driven) == LEFT
+    driven.close()
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill", "kill behind a checkpoint"])
+@pytest.mark.parametrize("why", ["leaves", "falls silent"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_start_goes_on_where_it_was(tmp_path: Path, why: str, stop: str, parts: int) -> None:
+    driven, consumer = holding(tmp_path)
+    driven.checkpoint()
+    go(driven, consumer, why)
+    for _ in range(parts - 1):
+        driven.advance(0)
+    if stop == "clean":
+        driven.restart()
+    else:
+        if "behind" in stop:
+            driven.checkpoint()
+        driven.advance(0)
+        driven.store.close(clean=False)
+        driven.open()
+    assert ledger_of(driven).by_name["one"].leaving
+    assert finish(driven) > 0
+    assert ledger_of(driven).retries.count == sum(LEFT.values())
+    assert again(driven) == LEFT
+    driven.close()
+
+
+def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> None:
+    driven, consumer = holding(tmp_path)
+    go(driven, consumer, "falls silent")
+    with pytest.raises(Fenced):
+        consumer.ack(MESSAGES - 1)
+    with pytest.raises(Fenced):
+        consumer.pull()
+    finish(driven)
+    assert again(driven) == LEFT
+    driven.close()
+
+
+def test_who_comes_back_meanwhile_has_left_for_good_and_begins_anew(tmp_path: Path) -> None:
+    driven, consumer = holding(tmp_path)
+    before = consumer.place.incarnation
+    go(driven, consumer, "falls silent")
+    consumer.join()
+    assert consumer.place.incarnation == before + 1
+    assert not ledger_of(driven).by_name["one"].leaving
+    for _ in range(20):
+        driven.advance(0)
+    consumer.got.clear()
+    found = Counter[bytes]()
+    while bodies := consumer.pull():
+        found.update(bodies)
+        consumer.ack(*consumer.got)
+        consumer.got.clear()
+    assert found == LEFT
+    driven.close()
+
+
+def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
+    driven, consumer = holding(tmp_path)
+    go(driven, consumer, "falls silent")
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    assert group.ledger is not None
+    driven.broker._delivery.handing.drop(group.ledger, clear_retries=True)
+    for _ in range(20):
+        driven.advance(0)
+    assert group.ledger.retries.count == 0
+    driven.close()
+
+
+@pytest.mark.parametrize("work", [lapse, leave])
+def test_no_turn_has_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+    monkeypatch.setattr(leaving, "RANGES", {Leaving.LAPSED: 16, Leaving.LEFT: 32})
+    found = work(tmp_path / "data", 10_000, 1_000)
+    assert found.count >= 1_000 // 32
+    assert found.messages == 9_000
+    assert not verify(tmp_path / "data", Disk()).faults

@@ -1,0 +1,109 @@
+"""All dead letters handed out again, some in each turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker import reviving
+from qmq.broker.commands import Administer, Administered, Effect
+from qmq.broker.kinds import Verdict
+from tests.broker.harness import Driven
+from tests.broker.test_admin import ask, counts, filled
+from tests.broker.test_consuming import Consumer
+
+DEAD = 40
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reviving, "LETTERS", 6)
+    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 16)
+
+
+def buried(tmp_path: Path) -> tuple[Driven, Consumer]:
+    driven = filled(tmp_path, messages=DEAD + 10)
+    consumer = Consumer(driven, "one", "a.")
+    while len(consumer.got) < DEAD + 10:
+        consumer.pull()
+    for number in range(DEAD):
+        consumer.back(number, number + 1, Verdict.REJECT)
+    return driven, consumer
+
+
+def begin(driven: Driven) -> list[Effect]:
+    return driven.do(Administer(99, driven.request(), "retry_dead", {"group": "g"}))
+
+
+def answers(said: list[Effect]) -> list[int]:
+    return [int(effect.fields["messages"]) for effect in said if isinstance(effect, Administered)]
+
+
+def test_all_are_handed_out_again_in_many_turns_and_then_it_is_answered(tmp_path: Path) -> None:
+    driven, consumer = buried(tmp_path)
+    ask(driven, "delete_dead", group="g", numbers=[3, 20])
+    said, turns = begin(driven), 0
+    while not answers(said):
+        goes_on = driven.broker.tick(driven.now) == driven.now.monotonic_us
+        said += driven.effects()
+        assert goes_on or answers(said)
+        turns += 1
+    assert answers(said) == [DEAD - 2]
+    assert turns >= DEAD // 6 - 1
+    assert counts(driven) == (0, 10, DEAD - 2, 0)
+    consumer.ack(*range(DEAD, DEAD + 10))
+    consumer.got.clear()
+    while consumer.pull():
+        consumer.ack(*consumer.got)
+    assert sorted({body for body, _ in consumer.got.values()}) == sorted(
+        b"%d" % number for number in range(DEAD) if number not in (2, 19)
+    )
+    assert {attempt for _, attempt in consumer.got.values()} == {1}
+    driven.close()
+
+
+def test_what_dies_meanwhile_stays_dead(tmp_path: Path) -> None:
+    driven, consumer = buried(tmp_path)
+    said = begin(driven)
+    consumer.back(DEAD, DEAD + 3, Verdict.REJECT)
+    while not answers(said):
+        said += driven.advance(0)
+    assert answers(said) == [DEAD]
+    assert counts(driven) == (0, 7, DEAD, 3)
+    driven.close()
+
+
+def test_two_that_ask_are_answered_one_after_another(tmp_path: Path) -> None:
+    driven, _ = buried(tmp_path)
+    said = begin(driven) + begin(driven)
+    for _ in range(30):
+        said += driven.advance(0)
+    assert answers(said) == [DEAD, 0]
+    driven.close()
+
+
+def test_a_group_that_is_deleted_meanwhile_ends_it(tmp_path: Path) -> None:
+    driven, _ = buried(tmp_path)
+    said = begin(driven)
+    driven.do(Administer(98, driven.request(), "delete_group", {"group": "g"}))
+    said += driven.advance(0)
+    assert answers(said) == [6]
+    driven.close()
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_crash_in_the_middle_leaves_each_letter_in_one_place(tmp_path: Path, turns: int) -> None:
+    driven, _ = buried(tmp_path)
+    begin(driven)
+    for _ in range(turns):
+        driven.advance(0)
+    driven.store.close(clean=False)
+    driven.open()
+    _, _, in_retry, dead = counts(driven)
+    assert (in_retry, dead) == (6 * (turns + 1), DEAD - 6 * (turns + 1))
+    said = begin(driven)
+    while not answers(said):
+        said += driven.advance(0)
+    assert counts(driven)[2:] == (DEAD, 0)
+    driven.close()
