@@ -71,6 +71,8 @@ class Changes:
                 holes.popleft()
                 untold.begin(self._subscriptions.groups.values())
             number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
+            if not record.counts and record.kind != Kind.RESERVE:
+                continue  # what a block has is not handed out again even so
             if record.kind == Kind.GROUP:
                 self._replay_group(untold, number, *fields)
                 continue

@@ -147,7 +147,7 @@ class MostOnce:
                     self._pass_rows(following, partition, self._store.row_at_position(partition, position))
             else:
                 self._pass_sequences(following, place)
-            following.reserved = end
+            following.reserved = max(following.reserved, end)  # where a seek between is lost, it is lower
 
     def resume(self, groups: Iterable[Group], *, lost: bool) -> None:
         """All is told: go on behind the blocks. With *lost* records nobody knows where they end: behind everything."""

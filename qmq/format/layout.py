@@ -202,8 +202,8 @@ SUBJECTS_VERSION: Final = 1
 PULL_LOG_MAGIC: Final = b"QMQPULLS"
 PULL_LOG_VERSION: Final = 1
 #: magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 | generation u32 |
-#: reserved 16s | crc32c u32 (of the 60 bytes before)
-PULL_FILE_HEADER: Final = struct.Struct("<8sHH6s6sQQI16sI")
+#: cut u64 | reserved 8s | crc32c u32 (of the 60 bytes before)
+PULL_FILE_HEADER: Final = struct.Struct("<8sHH6s6sQQIQ8sI")
 PULL_FILE_HEADER_SIZE: Final = 64
 #: size u32 (of the record) | crc32c u32 | kind u8 | reserved u8 | reserved u16; then the payload
 PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")

@@ -12,14 +12,12 @@ from qmq.storage.checkpoint import Claims, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
-from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
 from qmq.storage.opened import Opened
 from qmq.storage.opening import CONSUMER_LOG_NAME
 from qmq.storage.partition import Partition
-from qmq.storage.pull_log import FILE_BYTES
 from qmq.storage.readable import Readable
 
 
@@ -39,13 +37,7 @@ class Checkpointed(Readable):
         #: Subjects with lower numbers keep them over any start: a checkpoint of this life knows them.
         self.subjects_claimed = 0
         #: The files of groups.
-        self.groups = GroupFiles(
-            opened.disk, opened.directory, self.store_id, self.secret, self.state.pop(GROUP_STATE, None),
-            clean=opened.report.clean, lost=opened.report.power_loss, now_us=opened.now_us,
-            file_bytes=min(FILE_BYTES, opened.options.segment_bytes),
-        )  # fmt: skip
-
-        opened.report.notes += self.groups.notes
+        self.groups = opened.groups
 
     @property
     def unsynced_bytes(self) -> int:

@@ -70,8 +70,8 @@ class GroupFiles:
     ) -> None:  # fmt: skip
         """Read the pull log behind *claim* (of a checkpoint's state), and begin a new file of it.
 
-        Unless the stop was *clean*, what is read is written again first; *lost*: unsynced records may be gone. Raises
-        StorageFull, StorageFailed, ForeignFile.
+        Unless the stop was *clean*, what is read is written again first; *lost*: unsynced records may be gone, and what
+        came after one that is does not count. Raises StorageFull, StorageFailed, ForeignFile.
         """
         self._disk = disk
         self._directory = directory
@@ -82,6 +82,10 @@ class GroupFiles:
         found = read_pull_log(disk, pulls, store_id, secret, self._claim.position)
         if not clean:
             rewrite_pull_log(disk, pulls, found)
+        cut_at = found.end
+        if lost and found.holes:
+            cut_at = found.holes[0].start
+            found.cut(cut_at, found.end)
         self._records = found.records
         self._told = False
         self._has_more = bool(found.records or found.holes)
@@ -90,18 +94,20 @@ class GroupFiles:
         #: What else there is to say of it.
         self.notes: list[str] = [what for _, what in found.problems]
         self.notes += [_told(disk, pulls, hole) for hole in found.holes]
+        if cut_at < found.end:
+            self.notes.append(_told_of_cut(disk, pulls, cut_at))
         #: The last record is bad, or was being written.
         self.is_torn: bool = found.torn
-        cut = lost or found.torn or bool(found.holes)
+        is_cut = lost or found.torn or bool(found.holes)
         #: Another one after each start before which records may have been lost.
-        self.generation: int = max(self._claim.generation, found.generation) + cut
+        self.generation: int = max(self._claim.generation, found.generation) + is_cut
         #: How often that was since the checkpoint.
         self.generations_since: int = self.generation - self._claim.generation
         #: Records are missing that were there, and not because the power failed.
-        self.is_rotten: bool = bool(found.holes) and not lost
-        self._log = PullLog(disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation)
-        if cut:  # it is told to clients before the next checkpoint
-            self._log.begin_sync().run()
+        self.is_rotten: bool = bool(found.holes)
+        self._log = PullLog(
+            disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None
+        )
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
         self._used = set[Path]()  # directories that may have runs
@@ -257,8 +263,20 @@ class GroupFiles:
         self._log.close()
 
 
+def _told_of_cut(disk: Disk, directory: Path, cut: int) -> str:
+    base = _file_of(disk, directory, cut)
+    return (
+        f"{pull_file_path(directory, base)} lost records with the power from byte {cut - base} on: what consumers "
+        "pulled, acknowledged or handed back since is not known, and is handed out again"
+    )
+
+
+def _file_of(disk: Disk, directory: Path, position: int) -> int:
+    return max((base for base in list_pull_files(disk, directory) if base <= position), default=position)
+
+
 def _told(disk: Disk, directory: Path, hole: Hole) -> str:
-    base = max((base for base in list_pull_files(disk, directory) if base <= hole.start), default=hole.start)
+    base = _file_of(disk, directory, hole.start)
     return (
         f"{pull_file_path(directory, base)} has no good record at bytes {hole.start - base} to {hole.end - base}: what "
         "consumers pulled, acknowledged or handed back there is not known, and is handed out again"

@@ -8,6 +8,7 @@ from pathlib import Path
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk
+from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
 from qmq.storage.lock import DirectoryLock
@@ -63,6 +64,8 @@ class Opened:
     partitions: list[OpenedPartition]
     #: Indexes of sealed segments that could not be written yet, and the positions where those end.
     unsealed: list[tuple[SegmentIndex, int]]
+    #: The files of groups.
+    groups: GroupFiles
     checkpoint_number: int
     state: dict[str, bytes]
     #: The checkpoint that says so; None when there is none.
@@ -79,4 +82,5 @@ class Opened:
         for index, _ in self.unsealed:
             index.close()
         self.subjects.close()
+        self.groups.close()
         self.lock.release()

@@ -28,6 +28,8 @@ from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, make_directory
 from qmq.storage.envelope import FileState
 from qmq.storage.gaps import Gaps
+from qmq.storage.group_claim import GROUP_STATE
+from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import (
     COPY_NAMES,
     Identity,
@@ -44,6 +46,7 @@ from qmq.storage.lock import DirectoryLock
 from qmq.storage.lost_names import LogReader, restore_names
 from qmq.storage.message_log import MessageLog
 from qmq.storage.opened import Opened, OpenedPartition, StoreOptions
+from qmq.storage.pull_log import FILE_BYTES
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.segment import Owner
@@ -102,6 +105,7 @@ class _Opening:
         self._subjects: SubjectTable | None = None
         self._consumers: list[ConsumerLog] = []
         self._logs: list[MessageLog] = []
+        self._groups: GroupFiles | None = None
         self._notes: list[str] = []
         self._lost_end = 0  # the highest next sequence among subjects whose names are lost
         self._unsealed: list[tuple[SegmentIndex, int]] = []
@@ -118,6 +122,8 @@ class _Opening:
             index.close()
         if self._subjects is not None:
             self._subjects.close()
+        if self._groups is not None:
+            self._groups.close()
 
     def run(self) -> Opened:
         copies = read_copies(self._disk, self._directory)
@@ -266,6 +272,8 @@ class _Opening:
             sequence_base=identity.sequence_base + raised,
             partitions=tuple(partitions),
         )
+        state = dict(claims.state) if claims is not None else {}
+        groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)
         identity_file = IdentityFile(self._disk, self._directory, before)
         if identity != before or self._is_copy_behind:  # by a kill between the two, or rot
             identity_file.change(lambda _: identity)
@@ -276,7 +284,7 @@ class _Opening:
         report.notes += [note for replay in replays for note in replay.notes]
         self._remove_rotten_checkpoints(claims)
         indexes = [self._indexes(*opened) for opened in zip(self._logs, self._consumers, strict=True)]
-        report.notes += self._notes
+        report.notes += self._notes + groups.notes
         stamps = [replay.last_stored_at_us for replay in replays]
         return Opened(
             disk=self._disk,
@@ -291,12 +299,21 @@ class _Opening:
                 for log, consumer, index, replay in zip(self._logs, self._consumers, indexes, replays, strict=True)
             ],
             unsealed=self._unsealed,
+            groups=groups,
             checkpoint_number=number,
-            state=claims.state if claims is not None else {},
+            state=state,
             state_path=checkpoint_path(self._directory, claims.number) if claims is not None else None,
             last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
             report=report,
         )
+
+    def _open_groups(self, identity: Identity, claim: bytes | None, report: RecoveryReport) -> GroupFiles:
+        """Before the identity forgets that the power was lost: what the pull log makes of that is on disk by then."""
+        self._groups = GroupFiles(
+            self._disk, self._directory, identity.store_id, identity.secret, claim, clean=report.clean,
+            lost=report.power_loss, now_us=self._now_us, file_bytes=min(FILE_BYTES, self._options.segment_bytes),
+        )  # fmt: skip
+        return self._groups
 
     def _open_subjects(self, identity: Identity, claims: Claims | None) -> SubjectTable:
         claim = claims.subjects if claims is not None else None

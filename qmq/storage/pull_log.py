@@ -13,7 +13,7 @@ from typing import Final
 
 from qmq.errors import StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER, PULL_RECORD_HEADER_SIZE
-from qmq.storage.disk import Disk, failure, write_fully
+from qmq.storage.disk import Disk, failure, make_directory, write_fully
 from qmq.storage.pull_records import (
     MAX_RECORD_BYTES,
     list_pull_files,
@@ -62,10 +62,13 @@ class PullLog:
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int,
-        generation: int = 1,
+        generation: int = 1, cut: int | None = None,
     ) -> None:  # fmt: skip
         """Go on at position *base*, in a new file; where the disk has no room for it now, in the rest of the last one,
         or else with the first write that finds some. Raises StorageFailed.
+
+        With *cut* the generation is another one than before, and no record from there on counts up to *base*: the new
+        file says so, and is on disk before anything else is written.
         """
         self._disk = disk
         self._directory = directory
@@ -73,6 +76,7 @@ class PullLog:
         self._secret = secret
         self._now_us = now_us
         self._generation = generation
+        self._cut = cut  # until a file says so
         self._file_bytes = file_bytes
         self._staged: list[tuple[int, bytes]] = []
         #: Where the files begin and end that were filled by this process.
@@ -99,7 +103,7 @@ class PullLog:
         where records were lost before this start: another generation has to stand in a header first.
         """
         base = max((base for base in list_pull_files(self._disk, self._directory) if base < self.end), default=None)
-        if base is None:
+        if base is None or self._cut is not None:
             return
         if pull_file_generation(self._disk, self._directory, self._store_id, base) != self._generation:
             return
@@ -116,15 +120,20 @@ class PullLog:
 
     def _begin_file(self, base: int, needed: int) -> None:
         """Make a file with room for *needed* bytes of records at least."""
+        if self._fd < 0:
+            make_directory(self._disk, self._directory)
         path = pull_file_path(self._directory, base)
         size = max(self._file_bytes, PULL_FILE_HEADER_SIZE + needed)
-        header = pack_pull_header(self._store_id, base, self._now_us, self._generation)
+        cut = base if self._cut is None else self._cut
+        header = pack_pull_header(self._store_id, base, self._now_us, self._generation, cut)
         fd = -1
         try:
-            self._disk.mkdir(self._directory)
             fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             self._disk.allocate(fd, size)
             write_fully(self._disk, fd, [header], 0)
+            if self._cut is not None:
+                self._disk.fdatasync(fd)
+                self._disk.fsync_directory(self._directory)
         except OSError as error:
             if fd >= 0:
                 self._disk.close(fd)
@@ -132,6 +141,7 @@ class PullLog:
                     self._disk.unlink(path)
             raise failure(error, "create", path) from error
         self._fd, self._path, self._base, self._limit = fd, path, base, base + size
+        self._cut = None
         self.end = base + PULL_FILE_HEADER_SIZE
 
     def stage(self, kind: int, payload: bytes) -> None:

@@ -3,7 +3,7 @@
 It lies in ``pulls/``, in files named by the position of their first byte (16 hex digits and ``.pulls``):
 
     header (64): magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 |
-                 generation u32 | reserved 16s | crc32c u32 (of the 60 bytes before)
+                 generation u32 | cut u64 | reserved 8s | crc32c u32 (of the 60 bytes before)
     record:      size u32 (of all of it) | crc32c u32 | kind u8 | reserved u8 | reserved u16 | payload
     ...          zeros up to the size that the file was made with
 
@@ -11,6 +11,9 @@ A record's checksum covers the rest of it and begins with a fold of the store's 
 bytes of another place, and none that a client chose, pass for a record. What a record says is the broker's business.
 
 Everything before a checkpoint's position is in the checkpoint; a start reads what follows, and writes on in a new file.
+After a loss of power some records may be there that came after others that are not: they do not count, for what they
+say was done on top of what is lost. The file that such a start begins says so: ``cut`` is where they begin, and its own
+base where all before it counts.
 """
 
 from __future__ import annotations
@@ -48,11 +51,12 @@ _CRC_OFFSET: Final = 4
 
 
 class PullRecord(NamedTuple):
-    """One record as found: where, of which kind, and what it says."""
+    """One record as found: where, of which kind, and what it says; and whether it counts."""
 
     position: int
     kind: int
     payload: memoryview
+    counts: bool = True
 
 
 class PullLogFound(NamedTuple):
@@ -67,6 +71,11 @@ class PullLogFound(NamedTuple):
     generation: int = 0
     #: Behind the last record is something else: it was being written, or is rotten.
     torn: bool = False
+
+    def cut(self, start: int, end: int) -> None:
+        """No record in [start, end) counts, nor what is bad between them."""
+        self.records[:] = [one._replace(counts=False) if start <= one.position < end else one for one in self.records]
+        self.holes[:] = [hole for hole in self.holes if not start <= hole.start < end]
 
 
 def pull_file_path(directory: Path, base: int) -> Path:
@@ -107,13 +116,14 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
         except OSError as error:
             raise failure(error, "read", path) from error
         before, problem = len(found.records), None
-        try:
-            said = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
-            generation = max(generation, said)
-        except BadBytes as error:  # every record is checked for itself
-            problem = str(error)
         if base > end:
             found.holes.append(Hole(end, base))
+        try:
+            said, cut = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+            generation = max(generation, said)
+            found.cut(cut, base)
+        except BadBytes as error:  # every record is checked for itself
+            problem = str(error)
         last = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
         if problem is not None:
             if following is None and base == end and len(found.records) == before:
@@ -136,7 +146,7 @@ def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int
     except OSError as error:
         raise failure(error, "read", path) from error
     try:
-        return _check_header(bytes(header), path, store_id, base)
+        return _check_header(bytes(header), path, store_id, base)[0]
     except BadBytes:
         return None
 
@@ -234,24 +244,24 @@ def record_crc(head: bytes, payload: Buffer, position: int, secret: bytes) -> in
     return crc32c(payload, crc32c(head[_CRC_OFFSET + 4 :], crc32c(head[:_CRC_OFFSET], seed)))
 
 
-def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> int:
-    """The generation that a file says. Raises BadBytes and ForeignFile."""
+def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> tuple[int, int]:
+    """The generation that a file says, and from where on nothing before it counts. Raises BadBytes and ForeignFile."""
     if len(data) < PULL_FILE_HEADER_SIZE:
         raise BadBytes(f"{path} is shorter than its header")
-    magic, version, _, found_id, _, found_base, _, generation, _, crc = PULL_FILE_HEADER.unpack(data)
+    magic, version, _, found_id, _, found_base, _, generation, cut, _, crc = PULL_FILE_HEADER.unpack(data)
     if magic != PULL_LOG_MAGIC or crc32c(data[:_CHECKED]) != crc:
         raise BadBytes(f"the header of {path} is not what was written")
     if version > PULL_LOG_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {PULL_LOG_VERSION}: use a newer one")
     if found_id != store_id or found_base != base:
         raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, position {found_base:#x})")
-    return int(generation)
+    return int(generation), int(cut)
 
 
-def pack_pull_header(store_id: bytes, base: int, now_us: int, generation: int) -> bytes:
+def pack_pull_header(store_id: bytes, base: int, now_us: int, generation: int, cut: int) -> bytes:
     """The header of a file."""
     draft = PULL_FILE_HEADER.pack(
-        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, generation, bytes(16), 0
+        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, generation, cut, bytes(8), 0
     )
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 

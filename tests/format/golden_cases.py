@@ -57,8 +57,9 @@ def cases() -> dict[str, bytes]:
         ENTRIES_MAGIC, DERIVED_VERSION, 3, STORE, 1, bytes(5), POSITION, POSITION + 999, 2, 17, 0x89ABCDEF, 0x12345678
     )
     found["pulls-header"] = PULL_FILE_HEADER.pack(
-        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, STORE, bytes(6), POSITION, CREATED_US, 3, bytes(16), 0x12345678
-    )
+        PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, STORE, bytes(6), POSITION, CREATED_US, 3,
+        POSITION - 99, bytes(8), 0x12345678
+    )  # fmt: skip
     found["pulls-record-header"] = PULL_RECORD_HEADER.pack(40, 0x89ABCDEF, 5, 0, 0)
     found["run-header"] = SCHEDULE_HEADER.pack(
         SCHEDULE_MAGIC, SCHEDULE_VERSION, RETRY_SIZE, STORE, bytes(6), 7, 2, bytes(20), 0x12345678

@@ -8,7 +8,50 @@ from tests.mutants.running import Mutant
 
 _SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handled_or_dead_and_never_with_two[0]"
 
+_LOST: Final = "tests/broker/test_lost_records.py"
+
 CONSUMING: Final = (
+    Mutant(
+        "count nothing that came after a record that the power took",
+        "qmq/storage/group_files.py",
+        "        if lost and found.holes:\n",
+        "        if False and found.holes:\n",
+        (_LOST,),
+    ),
+    Mutant(
+        "say in the new file what of those before it does not count",
+        "qmq/storage/pull_log.py",
+        "        cut = base if self._cut is None else self._cut\n",
+        "        cut = base\n",
+        (_LOST,),
+    ),
+    Mutant(
+        "have another generation on disk before anything is written behind it",
+        "qmq/storage/pull_log.py",
+        "                self._disk.fdatasync(fd)\n                self._disk.fsync_directory(self._directory)\n",
+        "                pass\n",
+        ("tests/storage/test_pull_log.py",),
+    ),
+    Mutant(
+        "pass blocks of most_once groups that came after a record that the power took",
+        "qmq/broker/changes.py",
+        "            if not record.counts and record.kind != Kind.RESERVE:\n",
+        "            if not record.counts:\n",
+        (_LOST,),
+    ),
+    Mutant(
+        "read the pull log before the identity forgets that the power was lost",
+        "qmq/storage/opening.py",
+        "        groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)\n"
+        "        identity_file = IdentityFile(self._disk, self._directory, before)\n"
+        "        if identity != before or self._is_copy_behind:  # by a kill between the two, or rot\n"
+        "            identity_file.change(lambda _: identity)\n",
+        "        identity_file = IdentityFile(self._disk, self._directory, before)\n"
+        "        if identity != before or self._is_copy_behind:  # by a kill between the two, or rot\n"
+        "            identity_file.change(lambda _: identity)\n"
+        "        groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)\n",
+        (_LOST,),
+    ),
     Mutant(
         "write records before answers leave",
         "qmq/broker/core.py",

@@ -41,7 +41,10 @@ _MOST_SET_US: Final = 3_500_000
 #: Rounds without a message that are longer than any delay, and than the clock is wrong by.
 _QUIET: Final = 12
 #: How many of the crashes take the power.
-POWER = 0.0
+_POWER: Final = 0.4
+#: How many of the starts are not left in peace, and within how many operations.
+_DISTURBED: Final = 0.25
+_START_OPERATIONS: Final = 40
 
 
 class _Crash(Exception):
@@ -280,9 +283,9 @@ class Consumption:
         for tally in self.tallies.values():
             tally.checkpoint_done()
 
-    def crash_soon(self) -> None:
+    def crash_soon(self, operations: int = 6) -> None:
         """End the broker's process at one of its next operations."""
-        left = self.chance.randrange(6)
+        left = self.chance.randrange(operations)
 
         def before(operation: Operation) -> None:
             nonlocal left
@@ -294,9 +297,22 @@ class Consumption:
 
     def crash(self, operation: Operation) -> None:
         """The process is gone within that operation, maybe with the power; another one starts."""
+        self._stop(operation)
+        while True:
+            if self.chance.random() < _DISTURBED:
+                self.crash_soon(_START_OPERATIONS)
+            try:
+                self.driven.open()
+            except _Crash as crash:
+                self.count["start interrupted"] += 1
+                self._stop(crash.operation)
+            else:
+                return
+
+    def _stop(self, operation: Operation) -> None:
         self.disk.before = None
         self.disk.interrupt(operation)
-        power = self.chance.random() < POWER
+        power = self.chance.random() < _POWER
         self.count["power lost" if power else "killed"] += 1
         self.disk.stop(power=power)
         for worker in [*self.workers, *self.ghosts]:
@@ -310,7 +326,6 @@ class Consumption:
                 tally.power_lost()
         if self.chance.random() < 0.1:
             check_files(self.disk)
-        self.driven.open()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.no_cover
 EACH = 50
 STRIKES = (
     "killed",
+    "power lost",
+    "start interrupted",
     "frame lost",
     "frame doubled",
     "answer lost",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import ForeignFile, StorageFull, SyncFailed
+from qmq.errors import ForeignFile, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk import Disk
 from qmq.storage.pull_log import PullLog
@@ -126,6 +126,45 @@ def test_a_file_that_is_gone_is_a_hole(tmp_path: Path) -> None:
     assert [hole.end for hole in read.holes] == [bases[2]]
 
 
+@pytest.mark.parametrize("lost", [1, 20, 33])
+def test_what_is_cut_does_not_count_nor_comes_back(tmp_path: Path, lost: int) -> None:
+    records = some_records(40)
+    written(tmp_path, records).close()
+    gone = found(tmp_path).records[lost]
+    base = max(base for base in list_pull_files(Disk(), tmp_path / "pulls") if base <= gone.position)
+    path = pull_file_path(tmp_path / "pulls", base)
+    data = bytearray(path.read_bytes())
+    start = gone.position - base
+    data[start : start + PULL_RECORD_HEADER_SIZE + len(gone.payload)] = bytes(
+        PULL_RECORD_HEADER_SIZE + len(gone.payload)
+    )
+    path.write_bytes(data)
+    end = found(tmp_path).end
+    assert [hole.start for hole in found(tmp_path).holes] == [gone.position]
+    log = PullLog(Disk(), tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, 2, cut=gone.position)
+    new = some_records(100, seed=1)
+    for record in new:
+        log.stage(*record)
+    log.write()
+    log.close()
+    read = found(tmp_path)
+    assert said(read) == records[:lost] + records[lost + 1 :] + new
+    assert [one.counts for one in read.records] == [True] * lost + [False] * (39 - lost) + [True] * 100
+    assert (read.holes, read.generation, read.end) == ([], 2, log.end)
+
+
+def test_another_generation_is_on_disk_before_anything_else(tmp_path: Path) -> None:
+    written(tmp_path, some_records(5)).close()
+    disk, end = FaultyDisk(), found(tmp_path).end
+    disk.fail("fdatasync")
+    with pytest.raises(StorageFailed):
+        PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, 2, cut=end)
+    assert len(list_pull_files(disk, tmp_path / "pulls")) == 1
+    PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, 2, cut=end).close()
+    assert disk.calls["fdatasync"] == 2
+    assert disk.still_open() == []
+
+
 def test_records_of_other_places_stores_and_clients_are_none(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     inner = written(tmp_path / "other", some_records(3))
@@ -204,7 +243,7 @@ def test_another_generation_waits_for_room_for_a_header(tmp_path: Path) -> None:
     disk = FaultyDisk()
     end = found(tmp_path).end
     disk.fail_always("open", path_part=pull_file_path(tmp_path, end).name)
-    log = PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, generation=2)
+    log = PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, generation=2, cut=end)
     log.stage(1, b"a")
     with pytest.raises(StorageFull):
         log.write()
