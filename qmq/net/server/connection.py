@@ -13,9 +13,8 @@ from qmq.broker.commands import Command
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.server.arena import ARENA_BYTES, Arena, Unfinished
 from qmq.net.server.options import internal_error
+from qmq.net.server.writing import PIECE_BYTES, Buffer, Rest
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
-
-Buffer = bytes | memoryview
 
 log = logging.getLogger("qmq.server")
 
@@ -67,6 +66,9 @@ class Hub(Protocol):
     def unread(self, connection: Connection, size: int) -> None:
         """It has so many bytes of answers to read."""
 
+    def write_soon(self, connection: Connection) -> None:
+        """Call its ``write_on`` when it is its turn."""
+
     def greeted(self, connection: Connection) -> None:
         """Its first frame was right."""
 
@@ -87,8 +89,8 @@ class Connection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_hub", "_most", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended", "greeted",
-        "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends", "took_s",
+        "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended",
+        "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -97,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stops = 0
         self._most = _LITTLE
         self._unread = False  # the system took not all of its answers
+        self._rest = Rest()  # what it was not given yet
         self._transport: asyncio.Transport | None = None
         self.number = number
         self.peer = ""
@@ -187,6 +190,7 @@ class Connection(asyncio.BufferedProtocol):
             self.ended = True
             self._hub.leave(self)
         self.answers.clear()
+        self._rest.clear()
         log.debug("connection %d of %s closed%s", self.number, self.peer, f": {exc}" if exc else "")
         self._transport = None
         self._hub.closed(self)
@@ -197,6 +201,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
+        if self._rest.size:
+            self._hub.write_soon(self)
+        else:
+            self._has_read()
+
+    def _has_read(self) -> None:
         self.read_on(SLOW_READER)
         self._hub.unread(self, 0)
 
@@ -210,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def unread_bytes(self) -> int:
         """Bytes of its answers that the system has not taken."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._transport.get_write_buffer_size() + self._rest.size if self._transport is not None else 0
 
     def read_little(self) -> None:
         """Read few bytes in one go until many were right."""
@@ -235,18 +245,41 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def write(self) -> None:
-        """Send the answers that were gathered."""
+        """Send the answers that were gathered; when they are large, piece by piece."""
         answers, self.answers = self.answers, []
         if self.ended or self._transport is None:
             return
-        if len(answers) == 1:
-            self._transport.write(answers[0])
-        elif (size := sum(map(len, answers))) <= _JOIN_ALL_BELOW or size < _JOIN_BELOW * len(answers):
-            self._transport.write(b"".join(answers))
+        size = sum(map(len, answers))
+        if self._rest.size or size > PIECE_BYTES:
+            self._rest.add(answers, size)
+            if not self._unread:
+                self._hub.write_soon(self)
         else:
-            self._transport.writelines(answers)
+            self._send(answers, size)
         if self._unread:
             self._tell_unread()
+
+    def write_on(self) -> None:
+        """Send the next piece. When the system does not take all of it, the one after that waits until it has."""
+        if not self._rest.size:
+            return  # it was ended meanwhile
+        size = min(self._rest.size, PIECE_BYTES)
+        self._send(self._rest.take(size), size)
+        if self._unread:
+            self._tell_unread()
+        elif self._rest.size:
+            self._hub.write_soon(self)
+        else:
+            self._has_read()
+
+    def _send(self, buffers: list[Buffer], size: int) -> None:
+        assert self._transport is not None
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        elif size <= _JOIN_ALL_BELOW or size < _JOIN_BELOW * len(buffers):
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
 
     def end(self, error: QmqError) -> None:
         """Say why, then close; the socket stays open a little so that the other side can read it."""
@@ -256,6 +289,8 @@ class Connection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self.answers.append(encode_error(0, error))
             self.write()
+            if size := self._rest.size:
+                self._send(self._rest.take(size), size)
         self.ended = True
         self._hub.leave(self)
         if self._transport.is_closing():

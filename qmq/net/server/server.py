@@ -28,6 +28,7 @@ from qmq.net.server.patience import Patience
 from qmq.net.server.penance import END_S, Penance
 from qmq.net.server.postponing import Postponed
 from qmq.net.server.requests import decode_hello, decode_request
+from qmq.net.server.writing import Writing
 from qmq.net.wire import Frame, Kind
 
 log = logging.getLogger("qmq.server")
@@ -81,6 +82,7 @@ class Server:
         self._holdings = Holdings(options.max_buffered_bytes, Connection.unread_bytes)
         self._served = 0  # frames of clients
         self._postponed = Postponed(self._hand_in)
+        self._writing = Writing(self._loop.call_soon)
         self._last_number = 0
         self._open: set[Connection] = set()  # with a socket, also those that only linger
         self._all_closed = asyncio.Event()
@@ -255,6 +257,10 @@ class Server:
         self._holdings.answers(connection, size, self._loop.time())
         if not size and self._postponed.resume(connection):
             self._turn_soon()
+
+    def write_soon(self, connection: Connection) -> None:
+        """It has more to write: when it is its turn."""
+        self._writing.add(connection)
 
     def greeted(self, connection: Connection) -> None:
         """It said hello in time."""
