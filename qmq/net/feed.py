@@ -10,10 +10,11 @@ from operator import length_hint
 from typing import Final, Generic
 
 from qmq.format.run import Run
+from qmq.net.kept import release
 from qmq.net.merging import MergedPuller
 from qmq.net.messages import M
 from qmq.net.prefetch import Prefetch
-from qmq.net.pulling import Puller, release
+from qmq.net.pulling import Puller
 
 #: What a loop has not come to for so long, it hands back to others: its handler may take forever.
 STUCK_AFTER: Final = 1.0

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from qmq.format.run import Run
+from qmq.net.holding import Holding
 
 
 class Kept:
@@ -57,3 +58,15 @@ class Kept:
         """They are of no use any more."""
         self._runs.clear()
         self.count = self._skip = 0
+
+
+def release(runs: Sequence[Run]) -> None:
+    """Hand messages of a group back, of which nobody has begun with any."""
+    stretches = list[tuple[Holding, int, int]]()
+    for run in runs:
+        start, end = run.pull_sequence, run.pull_sequence + run.count
+        if stretches and stretches[-1][0] is run.holder and stretches[-1][2] == start:
+            start = stretches.pop()[1]
+        stretches.append((run.holder, start, end))
+    for holding, start, end in stretches:
+        holding.owner.release(holding, start, end)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from qmq.errors import (
     BadBatch,
@@ -20,12 +20,12 @@ from qmq.errors import (
 )
 from qmq.format.pieces import Damage, Run
 from qmq.net import wire
+from qmq.net.asking import Asking, numbers_of
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.holder import Holder
-from qmq.net.holding import Holding
-from qmq.net.kept import Kept
+from qmq.net.kept import Kept, release
 from qmq.net.link import Link
 from qmq.net.mending import Mending, error_of, read_checked
 from qmq.net.options import Start, check_pull
@@ -82,13 +82,9 @@ class Puller:
         self._backoff = Backoff()
         self._doubts = 0
         self._kept = Kept()
-        self._most = 0  # that the last pull asked for
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
-        self._pulling: tuple[Connection, int] | None = None  # the pull that is not answered yet: connection, request
-        self._asked_for: Holding | None = None  # who is to hold what it brings
-        self._answer: Answer | QmqError | None = None  # what the last one brought, not looked at yet
+        self._asking = Asking(self._answered)
         self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
-        self._waiter: asyncio.Future[None] | None = None
         self._lock = asyncio.Lock()
         self._unused: asyncio.TimerHandle | None = None
         if self.holder is not None:
@@ -133,9 +129,8 @@ class Puller:
         Acknowledgements are brought to the broker before, as far as there is time.
         """
         self._inside = False
-        self._withdraw()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._asking.withdraw()
+        self._asking.wake()
         if self._unused is not None:
             self._unused.cancel()
         if self._mending is not None:
@@ -188,7 +183,7 @@ class Puller:
             return await self._pull_alone(max_count, min_count, deadline)
         finally:
             self._lock.release()
-            if self._kept.count or self._answer is not None:
+            if self._kept.count or self._asking.answer is not None:
                 self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
@@ -208,11 +203,11 @@ class Puller:
         self._unused = None
         if self._lock.locked():
             return
-        answer = self._answer
+        answer = self._asking.answer
         if isinstance(answer, Answer):
             runs, damaged = read_checked(answer.payload)
             if not damaged:
-                self._answer = None
+                self._asking.take()
                 with suppress(ProtocolError):  # the same comes again
                     self._keep(answer, runs)
         release(self._kept.take(self._kept.count))
@@ -227,7 +222,7 @@ class Puller:
                 if self._kept.count >= min_count:
                     break
             asked_until = None
-            if self._pulling is None and self._answer is None:
+            if not self._asking.waits and self._asking.answer is None:
                 enough = self._kept.count >= min_count
                 if enough and (self._kept.count >= max_count or not self._capped):
                     break
@@ -236,8 +231,8 @@ class Puller:
                     break
                 # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
-            if self._answer is None and not await self._answered_by(deadline):
-                self._withdraw()
+            if self._asking.answer is None and not await self._answered_by(deadline):
+                self._asking.withdraw()
                 break
             came = await self._take_answer(deadline)
             if asked_until is None or self._mending is not None:
@@ -262,17 +257,15 @@ class Puller:
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
         most = min(max_count - self._kept.count, welcome.max_pull_count)
         least = max(min(min_count - self._kept.count, most), 1)
-        expected = wire.NOT_EXPECTED
+        holding, expected = None, wire.NOT_EXPECTED
         if self.holder is not None:
             self.holder.send(subscribed)  # what is handled makes room for more
-            self._asked_for = self.holder.holding
-            assert self._asked_for is not None
-            expected = self._asked_for.expected
+            holding = self.holder.holding
+            assert holding is not None
+            expected = holding.expected
         size = min(PULL_BYTES, welcome.max_pull_bytes)
         payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
-        request = connection.ask(Kind.PULL, self._pull_answered, payload=payload, due=now + timeout + LATE)
-        self._pulling = connection, request
-        self._most = most
+        self._asking.ask(connection, payload, most, holding, due=now + timeout + LATE)
         self._capped = self._full = False
         return now + timeout
 
@@ -282,45 +275,23 @@ class Puller:
         if (
             subscribed is not None
             and self._subscribing.is_current
-            and not (self._pulling or self._kept.count or self._mending)
+            and not (self._asking.waits or self._kept.count or self._mending)
         ):
             self._ask(subscribed, max_count, 1, now, now)
 
-    def _pull_answered(self, answer: Answer | QmqError) -> None:
-        self._pulling = None
-        self._answer = answer
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _answered(self) -> None:
         if not self._lock.locked():
             self._watch_unused()
 
     async def _answered_by(self, deadline: float | None) -> bool:
-        """Wait for the pull in flight; False when the time is well over. A cancelled wait withdraws the pull."""
-        loop = asyncio.get_running_loop()
-        self._waiter = waiter = loop.create_future()
-        timer = None if deadline is None else loop.call_at(deadline + GRACE, _wake, waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self._withdraw()
-            raise
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+        """Wait for the pull in flight; False when the time is well over."""
+        await self._asking.wait(None if deadline is None else deadline + GRACE)
         self._check_inside()
-        return self._answer is not None
-
-    def _withdraw(self) -> None:
-        """Have the pull in flight answered now: what it brings is for the next pull."""
-        if self._pulling is not None:
-            connection, request = self._pulling
-            connection.tell(Kind.WITHDRAW, wire.WITHDRAW.pack(request))
+        return self._asking.answer is not None
 
     async def _take_answer(self, deadline: float | None) -> bool:
         """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
-        answer, self._answer = self._answer, None
-        assert answer is not None
+        answer = self._asking.take()
         if isinstance(answer, QmqError):
             if isinstance(answer, Fenced) and self.holder is not None:
                 self.holder.fence(answer)  # and subscribe again: unless another has taken over, it goes on
@@ -361,7 +332,7 @@ class Puller:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
         elif self.holder is not None:
-            holding = self._asked_for
+            holding = self._asking.holding
             if holding is None or holding.fenced is not None:
                 return False  # what it brought went to others, or comes again
             try:
@@ -378,7 +349,7 @@ class Puller:
                 return False
         self._doubts = 0
         kept = self._kept.add(runs)
-        self._capped = kept >= self._most
+        self._capped = kept >= self._asking.most
         self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
         return bool(runs) and kept == whole  # more may come where some were not wanted
 
@@ -424,32 +395,3 @@ class Puller:
                 self._on_error(error)
             except Exception:
                 log.exception("consumer %s: on_error has failed", self.id)
-
-
-def release(runs: Sequence[Run]) -> None:
-    """Hand messages of a group back, of which nobody has begun with any."""
-    stretches = list[tuple[Holding, int, int]]()
-    for run in runs:
-        start, end = run.pull_sequence, run.pull_sequence + run.count
-        if stretches and stretches[-1][0] is run.holder and stretches[-1][2] == start:
-            start = stretches.pop()[1]
-        stretches.append((run.holder, start, end))
-    for holding, start, end in stretches:
-        holding.owner.release(holding, start, end)
-
-
-def numbers_of(meta: dict[str, Any]) -> list[int]:
-    """What an answer says of its messages: first pull sequence, count, attempt; again and again. Raises ProtocolError
-    when that is not what the broker has said.
-    """
-    ranges = meta.get("ranges", [])
-    if type(ranges) is not list or not all(type(number) is int and 0 <= number < 1 << 64 for number in ranges):
-        raise ProtocolError("the broker's answer does not say what its messages are")
-    if ranges and wire.pack_numbers(ranges)[1] != meta.get("ranges_crc"):
-        raise ProtocolError("what the broker's answer says of its messages does not fit its checksum")
-    return ranges
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -1,0 +1,102 @@
+"""qmq/net/asking.py: one pull on its way, against a connection that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.net import wire
+from qmq.net.asking import Asking, numbers_of
+from qmq.net.connection import Answer, Connection
+from qmq.net.wire import Kind
+
+ANSWER = Answer(Kind.MESSAGES, {}, memoryview(b""))
+
+
+class Line:
+    """Notes what is asked and told; the test answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bytes, float]] = []
+        self.told: list[tuple[int, bytes]] = []
+        self.answered: Callable[[Answer | QmqError], None] | None = None
+
+    def ask(self, kind: int, callback: Callable[[Answer | QmqError], None], payload: bytes, due: float) -> int:
+        self.asked.append((kind, payload, due))
+        self.answered = callback
+        return 6
+
+    def tell(self, kind: int, payload: bytes) -> None:
+        self.told.append((kind, payload))
+
+    def answer(self, answer: Answer | QmqError) -> None:
+        assert self.answered is not None
+        self.answered(answer)
+
+
+def asking(line: Line, calls: list[str]) -> Asking:
+    made = Asking(lambda: calls.append("answered"))
+    made.ask(cast(Connection, line), b"pull", 10, None, due=5.0)
+    return made
+
+
+async def test_an_answer_waits_until_it_is_looked_at() -> None:
+    line, calls = Line(), list[str]()
+    made = asking(line, calls)
+    assert (made.waits, made.most, line.asked) == (True, 10, [(Kind.PULL, b"pull", 5.0)])
+    waiting = asyncio.ensure_future(made.wait(None))
+    await asyncio.sleep(0)
+    line.answer(ANSWER)
+    await waiting
+    assert (made.waits, calls, made.answer) == (False, ["answered"], ANSWER)
+    assert made.take() is ANSWER
+    assert made.answer is None
+    made.withdraw()
+    assert line.told == []  # nothing is on its way
+
+
+async def test_an_error_is_an_answer_too() -> None:
+    line = Line()
+    made = asking(line, [])
+    line.answer(error := ConnectionLost("gone"))
+    assert made.take() is error
+
+
+async def test_a_wait_ends_at_its_time_or_when_it_is_woken() -> None:
+    made = asking(Line(), [])
+    await made.wait(asyncio.get_running_loop().time())
+    assert (made.waits, made.answer) == (True, None)
+    waiting = asyncio.ensure_future(made.wait(None))
+    await asyncio.sleep(0)
+    made.wake()
+    made.wake()
+    await waiting
+    made.wake()
+    assert (made.waits, made.answer) == (True, None)
+
+
+async def test_a_cancelled_wait_withdraws_the_pull() -> None:
+    line = Line()
+    waiting = asyncio.ensure_future(asking(line, []).wait(None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert line.told == [(Kind.WITHDRAW, wire.WITHDRAW.pack(6))]
+
+
+def test_numbers_of_an_answer() -> None:
+    ranges = [5, 10, 1]
+    crc = wire.pack_numbers(ranges)[1]
+    assert numbers_of({}) == []
+    assert numbers_of({"ranges": ranges, "ranges_crc": crc}) == ranges
+
+
+@pytest.mark.parametrize("ranges", [5, "5", [5, "1", 1], [5, -1, 1], [5, 1 << 64, 1], [5, True, 1], [5, 10, 2]])
+def test_numbers_that_are_none_are_refused(ranges: Any) -> None:
+    with pytest.raises(ProtocolError):
+        numbers_of({"ranges": ranges, "ranges_crc": wire.pack_numbers([5, 10, 1])[1]})
