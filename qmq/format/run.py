@@ -138,6 +138,11 @@ class Run:
         """u16[count]."""
         return np.frombuffer(self.data, "<u2", self.count, 4 * self.count)
 
+    def first_header_size(self) -> int:
+        """As ``header_sizes``, of a run of one message."""
+        size: int = _HEADER_SIZE.unpack_from(self._view, self._start + 4)[0]
+        return size
+
     def crcs(self) -> npt.NDArray[np.uint32]:
         """u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
@@ -185,8 +190,8 @@ class Run:
 
     def _read_bodies(self) -> list[bytes]:
         if self.count == 1:
-            (size,) = _HEADER_SIZE.unpack_from(self._view, self._start + 4)
-            return [bytes(self._view[self._start + COLUMN_BYTES[self.origin.flags] + size : self._stop])]
+            start = self._start + COLUMN_BYTES[self.origin.flags] + self.first_header_size()
+            return [bytes(self._view[start : self._stop])]
         if self.count < FEW:
             payload, _, starts, ends = self._decoded or self._decode()
             return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -258,7 +263,7 @@ def undecodable(run: Run) -> list[int]:
     Its sender made it so: the broker does not look into headers. Most are empty, or a short key and nothing else.
     """
     if run.count == 1:
-        (size,) = _HEADER_SIZE.unpack_from(run.data, 4)
+        size = run.first_header_size()
         return [] if not size or _is_decodable(bytes(run.payload[:size])) else [0]
     sizes = run.header_sizes()
     if not sizes.any():

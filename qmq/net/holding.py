@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.errors import Fenced, InvalidOption, ProtocolError
-from qmq.format.private import origin_subject
+from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 
@@ -149,15 +149,19 @@ class Holding:
             while sequence < end:
                 if run is None:
                     run, at = next(left), 0
-                size = min(run.count - at, end - sequence)
-                part = run if size == run.count else run.slice(at, at + size)
-                part.subject = origin_subject(part.subject)
+                size = run.count - at
+                if size > end - sequence:
+                    size = end - sequence
+                    part = run.slice(at, at + size)
+                    at += size
+                else:
+                    part = run.slice(at, run.count) if at else run
+                    run = None
+                if part.subject[:1] == PRIVATE:
+                    part.subject = origin_subject(part.subject)
                 part.holder, part.pull_sequence, part.attempt, part.lease = self, sequence, attempt, lease
                 numbered.append(part)
                 sequence += size
-                at += size
-                if at == run.count:
-                    run = None
             self.expected = max(self.expected, end)
         return numbered
 

@@ -57,6 +57,8 @@ class Rest:
 class Writer(Protocol):
     """Who has something to write."""
 
+    number: int
+
     def write_on(self) -> None:
         """Write a piece, and say so when there is more."""
 
@@ -91,5 +93,5 @@ class Writing:
         try:
             writer.write_on()
         except Exception:
-            log.exception("could not write a piece of an answer")
+            log.exception("could not write to connection %d", writer.number)
             writer.abort()

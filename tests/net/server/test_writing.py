@@ -53,6 +53,8 @@ class Turns:
 class Scripted:
     """Has so many pieces to write; at the last of them it fails, if it is to."""
 
+    number = 5
+
     def __init__(self, turns: Turns, name: str, pieces: int, said: list[str], *, fails: bool = False) -> None:
         self._turns, self._name, self._pieces, self._said, self._fails = turns, name, pieces, said, fails
 
