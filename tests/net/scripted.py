@@ -68,18 +68,21 @@ class Peer(asyncio.Protocol):
 
     # --- what the test does ------------------------------------------------------------------------------------------
 
+    async def any_frame(self) -> Frame | None:
+        """The next frame, or None: the client has gone away."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._frames.get()
+
     async def frame(self, kind: Kind) -> Frame:
         """The next frame, which must be of that kind."""
-        async with asyncio.timeout(PATIENCE_S):
-            frame = await self._frames.get()
+        frame = await self.any_frame()
         assert frame is not None, f"the client went away instead of sending {kind.name}"
-        assert Kind(frame.kind) == kind
+        assert Kind(frame.kind) == kind, f"{Kind(frame.kind).name} came instead of {kind.name}"
         return frame
 
     async def gone(self) -> None:
         """Wait until the client has gone away; it must not send anything before."""
-        async with asyncio.timeout(PATIENCE_S):
-            assert await self._frames.get() is None
+        assert await self.any_frame() is None
 
     def has_frame(self) -> bool:
         return not self._frames.empty()
@@ -107,7 +110,10 @@ class Peer(asyncio.Protocol):
 
     async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
         """Take a SUBSCRIBE; returns what it said."""
-        frame = await self.frame(Kind.SUBSCRIBE)
+        return self.subscribe(await self.frame(Kind.SUBSCRIBE), subscription)
+
+    def subscribe(self, frame: Frame, subscription: int = 7) -> dict[str, Any]:
+        """Answer a SUBSCRIBE; returns what it said."""
         said = wire.unpack_meta(frame.meta)
         told: dict[str, Any] = {"subscription": subscription}
         if said["group"] is None:
