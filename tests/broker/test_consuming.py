@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -240,99 +238,6 @@ def test_a_window_stops_only_its_consumer(tmp_path: Path) -> None:
     assert two.pull(3) == many(8)[5:]
     said = driven.do(Ack(1, driven.request(), one.subscription, (1, 3)))
     assert one.take([effect for effect in said if isinstance(effect, Messages)]) == [b"8", b"9"]
-    driven.close()
-
-
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_everything_is_handled_once_whatever_happens(tmp_path: Path, seed: int, partitions: int) -> None:
-    """Several consumers that acknowledge, fail, die and come back, a broker that is killed: what was acknowledged does
-    not come again, nobody holds what another holds, and all is handled in the end.
-    """
-    chance = random.Random(seed)
-    driven = Driven(tmp_path, BrokerLimits(lapse_ms=1_000), partitions=partitions)
-    settings = {"retry_delays_us": (1_000, 2_000), "max_attempts": 1_000, "max_lapses": 255, "max_unacked": 40}
-    prefixes = chance.choice([("",), ("a.",), ("a.x", "a.y"), ("a.", "b")])
-    consumers = [Consumer(driven, f"c{n}", *prefixes, connection=n, **settings) for n in range(1, 4)]
-    sent, handled, done = 0, Counter[bytes](), set[bytes]()
-    holds: dict[str, dict[int, bytes]] = {one.name: {} for one in consumers}
-    matching: set[bytes] = set()
-
-    def send() -> None:
-        nonlocal sent
-        contents: dict[str, list[bytes]] = {}
-        for _ in range(chance.randrange(1, 12)):
-            subject = chance.choice(["a.x", "a.y", "b", "c"])
-            contents.setdefault(subject, []).append(b"%d" % sent)
-            if any(subject == one or ((one.endswith(".") or not one) and subject.startswith(one)) for one in prefixes):
-                matching.add(b"%d" % sent)
-            sent += 1
-        driven.change_producer()
-        driven.do(driven.send_command(contents))
-
-    for step in range(200):
-        one = chance.choice(consumers)
-        mine = holds[one.name]
-        what = chance.random() if step < 150 else 0.3 + chance.random() / 3
-        driven.advance(chance.randrange(100))
-        try:
-            if what < 0.25:
-                send()
-            elif what < 0.5:
-                before = set(one.got)
-                one.pull(chance.randrange(1, 30))
-                for number in set(one.got) - before:
-                    body = one.got[number][0]
-                    assert body not in done, f"{body!r} came again after its acknowledgement was confirmed"
-                    for other, held in holds.items():
-                        assert body not in held.values() or other == one.name, f"{other} holds {body!r} too"
-                    mine[number] = body
-            elif what < 0.75 and mine:
-                numbers = chance.sample(sorted(mine), chance.randrange(len(mine)) + 1)
-                assert one.ack(*numbers) == 0
-                for number in numbers:
-                    done.add(mine[number])
-                    handled[mine.pop(number)] += 1
-            elif what < 0.85 and mine:
-                number = chance.choice(sorted(mine))
-                one.back(number, number + 1, chance.choice([Verdict.NACK, Verdict.RELEASE]))
-                del mine[number]
-            elif what < 0.9:
-                driven.do(Unsubscribe(one.connection, driven.request(), one.subscription))
-                mine.clear()
-                one.join()
-            elif what < 0.93:
-                one.nonce = chance.randbytes(4)
-                one.join()
-                one.got.clear()
-                mine.clear()  # it is given again what it held
-            elif what < 0.97:
-                chance.choice([driven.restart, driven.checkpoint, lambda: killed(driven)])()
-                for each in consumers:
-                    each.join()
-                    each.got = {number: got for number, got in each.got.items() if number < each.expected}
-                    each.expected = each.place.next_sequence if each.nonce == b"n" else each.expected
-            driven.do(
-                *[Heartbeat(9, driven.request(), each.name.encode(), 0) for each in consumers if chance.random() < 0.5]
-            )
-        except Fenced:
-            one.join()
-            one.got.clear()
-            mine.clear()
-            one.expected = one.place.frontier
-    for _ in range(300):
-        driven.advance(500)
-        for one in consumers:
-            one.join()
-            one.got.clear()
-            while one.pull():
-                for number in sorted(one.got):
-                    done.add(one.got[number][0])
-                one.ack()
-                one.got.clear()
-        if done >= matching:
-            break
-    assert done == matching, f"seed {seed}: lost {sorted(matching - done)}"
     driven.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from qmq.storage.disk import Disk
 from qmq.storage.store import ItemLog, Schedule
 
 NEVER = 1 << 60
-NAMES = ("ann", "bob", "cid")
 
 
 class Driven:
@@ -58,17 +56,6 @@ class Driven:
         self.ledger = ledger
 
 
-class Model:
-    """One record a message: [state, attempt, lapses, alone], state being who holds it, or a word."""
-
-    def __init__(self) -> None:
-        self.state: dict[int, str] = {}
-        self.attempt: dict[int, int] = {}
-
-    def in_state(self, state: str) -> list[int]:
-        return [message for message, found in self.state.items() if found == state]
-
-
 def ids_of(messages: MessageRange) -> list[int]:
     return list(range(messages.first + messages.skip, messages.first + messages.skip + messages.total))
 
@@ -98,89 +85,6 @@ def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
         for message in range(item[4] + item[5], item[4] + item[5] + item[6])
     ]
     return waiting, dead
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_every_message_is_in_one_place(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    driven, now = Driven(tmp_path), 1_000_000
-    driven.ledger.set(GroupSettings(max_attempts=4, max_lapses=2, retry_delays_us=(50, 100)))
-    given, acked, attempts = 0, set[int](), dict[int, int]()
-    sequence_of: dict[tuple[str, int], int] = {}  # the message by consumer and pull sequence
-    for step in range(150):
-        ledger, now = driven.ledger, now + chance.randrange(20)
-        name = chance.choice(NAMES)
-        member = ledger.by_name.get(name)
-        what = chance.random()
-        if member is None or member.closed or what < 0.03:
-            held = held_ids(member) if member is not None and not member.closed else []
-            member = ledger.join(name, bytes([chance.randrange(3)]), transient=False, now_us=now)
-            assert held_ids(member) in (held, [])
-        elif what < 0.25:
-            ranges = []
-            for _ in range(chance.randrange(1, 4)):
-                total = chance.randrange(1, 12)
-                ranges.append(MessageRange(3, given, 0, 0, total))
-                given += total
-            pull = ledger.pulled(member, ranges, 10, now, [])
-            fresh = [message for messages in ranges for message in ids_of(messages)]
-            sequence_of |= {(name, pull.first + at): message for at, message in enumerate(fresh)}
-            attempts |= dict.fromkeys(fresh, 1)
-        elif what < 0.45 and ledger.retries.load(now):
-            if ledger.retries.is_due_alone and not member.held.count:
-                taken = [ledger.retries.take_alone(NEVER)]
-            elif not member.alone:
-                taken = ledger.retries.take(chance.randrange(1, 20))
-            else:
-                taken = []
-            if chance.random() < 0.2:
-                ledger.retries.put_back(taken)
-            elif taken:
-                pull = ledger.pulled_again(member, taken, 10, now)
-                again = [(message, one.held.attempt) for one in taken for message in ids_of(one.held.messages)]
-                sequence_of |= {(name, pull.first + at): message for at, (message, _) in enumerate(again)}
-                for message, attempt in again:
-                    assert message not in acked
-                    assert attempts[message] == attempt
-        elif what < 0.65:
-            start = chance.randrange(member.held.next_sequence + 1)
-            end = start + chance.randrange(1, 10)
-            open_ones = {number for low, high in member.held.unhandled() for number in range(low, high)}
-            ledger.ack(member, [start, end])
-            acked |= {sequence_of[name, number] for number in range(start, end) if number in open_ones}
-        elif what < 0.85 and held_ids(member):
-            start, end = chance.choice(member.held.unhandled())
-            start = chance.randrange(start, end)
-            end = min(end, start + chance.randrange(1, 5))
-            verdict = chance.choice(list(Verdict))
-            messages = [sequence_of[name, number] for number in range(start, end)]
-            ledger.hand_back(member, start, end, verdict, "broke", chance.choice([None, 0, 30]), now)
-            if verdict == Verdict.NACK:
-                attempts |= {message: min(attempts[message] + 1, 4) for message in messages}
-            with pytest.raises(Fenced):
-                ledger.hand_back(member, start, end, verdict, "broke", None, now)
-        elif what < 0.92:
-            ledger.leave(member, chance.choice([Leaving.LEFT, Leaving.LAPSED]), now)
-            with pytest.raises(Fenced):
-                ledger.member(member.number, member.incarnation)
-        elif what < 0.96:
-            driven.checkpoint()
-        else:
-            before_restart = {name: held_ids(member) for name, member in ledger.by_name.items()}
-            driven.restart()
-            assert {name: held_ids(member) for name, member in driven.ledger.by_name.items()} == before_restart
-            assert driven.ledger.retries.count == ledger.retries.count
-            assert len(driven.ledger.dead) == len(ledger.dead)
-        ledger = driven.ledger
-        held = [message for one in ledger.members.values() for message in held_ids(one)]
-        assert len(held) == len(set(held)), f"held twice at step {step}"
-        assert not acked & set(held)
-    ledger = driven.ledger
-    held = [message for one in ledger.members.values() for message in held_ids(one)]
-    count = ledger.retries.count
-    waiting, dead = everything_else(ledger)
-    assert count == len(waiting)
-    assert sorted([*held, *waiting, *dead, *acked]) == list(range(given)), f"seed {seed}"
 
 
 def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[int]]:

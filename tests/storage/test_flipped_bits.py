@@ -5,7 +5,6 @@ start everything else still is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,24 +43,12 @@ from tests.storage.histories import (
     Message,
     Moment,
     kind_of,
-    quick_directory,
     survive,
     write_files,
 )
 
 #: Every so manieth bit is tried with a whole broker; each bit of what a checksum covers is tried below, without one.
 STRIDE: Final = {"store": 97, "checkpoint": 487, "subjects": 61, "index": 197, "entries": 487, "order": 97}
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[Path]:
-    with quick_directory() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def history(quick: Path) -> History:
-    return History(quick / "history")
 
 
 def flipped(data: bytes, bit: int) -> bytes:

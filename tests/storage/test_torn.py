@@ -31,7 +31,6 @@ from tests.storage.histories import (
     cut,
     kind_of,
     messages_of,
-    quick_directory,
     survive,
     write_files,
 )
@@ -39,17 +38,6 @@ from tests.storage.histories import (
 DERIVED: Final = ("entries", "order", "index")
 APPENDED: Final = ("subjects", "messages", "entries", "index")
 KINDS: Final = ("store", "lock", "checkpoint", "subjects", "messages", *DERIVED)
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[Path]:
-    with quick_directory() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def history(quick: Path) -> History:
-    return History(quick / "history")
 
 
 def _last_writes(before: Files, after: Files, name: str) -> list[int]:
