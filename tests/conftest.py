@@ -48,6 +48,13 @@ def shared_forks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def uncounted_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does anybody count lines in what a test starts that is not counted."""
+    if request.node.get_closest_marker("no_cover") is not None:
+        monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers keep their state where no other test's do."""
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state" / uuid4().hex))

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from coverage import Coverage
+
 _ROOT: Final = Path(__file__).parents[1]
 _FORK_SERVER: Final = "import sys; from tests.forks import serve_forks; serve_forks(int(sys.argv[1]))"
 _QMQ: Final = "from qmq.cli.main import cli; cli()"
@@ -101,6 +103,7 @@ class Forks:
     """
 
     def __init__(self) -> None:
+        self._environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process that forks has no threads
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
@@ -147,7 +150,7 @@ class Forks:
                     self._server = subprocess.Popen(
                         [sys.executable, "-c", _FORK_SERVER, str(theirs.fileno())],
                         cwd=_ROOT,
-                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a process that forks has no threads
+                        env=self._environment,
                         pass_fds=[theirs.fileno()],
                     )
             socket.send_fds(self._socket, [request], fds)
@@ -196,6 +199,8 @@ def _become(arguments: list[str], environment: Mapping[str, str], directory: str
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
+    if "COVERAGE_PROCESS_CONFIG" not in environment and (counting := Coverage.current()) is not None:
+        counting.stop()
     how, what, *others = arguments
     sys.argv = [how, *others]
     if how == "-m":

@@ -51,7 +51,7 @@ PATIENCE_S: Final = 60
 #: A follower that gets nothing for so long has got all that it will get.
 SILENCE_S: Final = 5
 #: How long a checkpoint or a roll is waited for before the broker is killed all the same.
-_WATCH_S: Final = 2.0
+_WATCH_S: Final = 20.0
 
 
 @dataclass
