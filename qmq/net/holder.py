@@ -12,6 +12,7 @@ from qmq.errors import Fenced, QmqError, Retry, UnknownSubscription
 from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
+from qmq.net.crossing import Crossing
 from qmq.net.elsewhere import Elsewhere
 from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, Whole, check_delay
 from qmq.net.keeping import WRITE_COUNT, Keeping
@@ -48,6 +49,8 @@ class Holder:
         self.on_connected: Callable[[], None] | None = None
         #: What takes whole messages of this group when their broker is gone.
         self.elsewhere: tuple[Elsewhere, str] | None = None
+        #: Brings acknowledgements of other threads here.
+        self.crossing = Crossing()
         self._consumer = consumer
         self._subscribed = subscribed
         # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.

@@ -287,8 +287,8 @@ class SyncMessage(Message):
         """As ``Message.ack``."""
         holder = self._run.holder
         if holder is not None:
-            sequence = self._run.pull_sequence + self._index
-            holder.owner.loop.call_soon_threadsafe(holder.ack, sequence, sequence + 1)
+            owner = holder.owner
+            owner.crossing.ack(holder, self._run.pull_sequence + self._index, owner.loop.call_soon_threadsafe)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]
         """As ``Message.nack``."""
