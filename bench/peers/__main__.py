@@ -13,6 +13,7 @@ import click
 from bench.peers import registry, table, works
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
+from qmq.errors import InvalidOption
 
 _ROOT = Path(__file__).parents[2]
 _OUT = _ROOT / "bench-results" / "peers"
@@ -21,6 +22,17 @@ _OUT = _ROOT / "bench-results" / "peers"
 def split(text: str) -> list[str]:
     """Names between commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers between commas. Raises InvalidOption."""
+    try:
+        found = tuple(int(name) for name in split(text))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise InvalidOption(f"{text!r} is not a list of numbers; give some as in 1000,10000")
+    return found
 
 
 @click.group()
@@ -45,6 +57,9 @@ def cli() -> None:
 @click.option(
     "--rates", default="1000,10000,50000", show_default=True, metavar="N,...", help="Messages a second on a schedule."
 )
+@click.option("--backlog", type=int, default=Amount().backlog, show_default=True, help="Messages that wait.")
+@click.option("--own-backlog", type=int, default=Amount().own_backlog, show_default=True, help="The same, QMQ alone.")
+@click.option("--subjects", default="1,1000,100000", show_default=True, metavar="N,...", help="How many are sent to.")
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
@@ -64,12 +79,15 @@ def run(
     seconds: float,
     sizes: str,
     rates: str,
+    backlog: int,
+    own_backlog: int,
+    subjects: str,
     home: Path,
     directory: Path | None,
     out: Path,
 ) -> None:
     """Install what is missing, measure, and save what was found after every step."""
-    amount = Amount(seconds=seconds, sizes=tuple(map(int, split(sizes))), rates=tuple(map(int, split(rates))))
+    amount = Amount(seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-peers-", dir=directory) as scratch:
         suite = Suite(

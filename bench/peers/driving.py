@@ -23,6 +23,8 @@ class Sender(ABC):
 
     #: Messages of a ``put``.
     at_once: int = 1_000
+    #: Whether ``acked`` is told of each message of ``post``; else ``flush`` alone says that all are acknowledged.
+    tells_acks: bool = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -105,6 +107,8 @@ class Receiver(ABC):
 
     #: Whether joining can't be told from receiving, so that the clock starts with the first messages.
     late_start: bool = False
+    #: How long ``take`` waits for a message.
+    silence_s: float = 10.0
 
     def __init__(self, target: Target, topic: str, group: str) -> None:
         self.target = target
@@ -117,8 +121,7 @@ class Receiver(ABC):
 
     @abstractmethod
     async def take(self) -> Sequence[bytes] | int:
-        """What came next, acknowledged: the bodies, or how many where bodies are not touched. Nothing after a silence
-        of some seconds."""
+        """What came next, acknowledged: the bodies, or how many if bodies are not touched; none after a silence."""
 
     @abstractmethod
     async def flush(self) -> None:

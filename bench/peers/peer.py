@@ -64,6 +64,8 @@ class Peer(ABC):
     clients: ClassVar[tuple[Client, ...]]
     promises: ClassVar[Mapping[Promise, str]]
     cannot: ClassVar[Mapping[Promise, str]] = {}
+    #: Whether a topic can have several groups; a plain queue has one.
+    groups: ClassVar[bool] = True
     #: Messages that go through it before it is measured: compilers at run time need some.
     warm_messages: ClassVar[int] = 20_000
 

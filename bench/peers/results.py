@@ -70,15 +70,13 @@ def _beside(
     if row.peer == OURS:
         return None
     like = likes.get((row.peer, row.client, row.way), row.way)
-    ours = next(
-        (
-            found
-            for other, found in all_rounds.items()
-            if other.peer == OURS
-            and (other.work, other.promise, other.what, other.way) == (row.work, row.promise, row.what, like)
-        ),
-        {},
-    )
+    same = {
+        other.way: found
+        for other, found in all_rounds.items()
+        if other.peer == OURS and (other.work, other.promise, other.what) == (row.work, row.promise, row.what)
+    }
+    # Of what only another way of QMQ tells, that one.
+    ours = same.get(like) or next(iter(same.values()), {})
     both = [(ours[number], values[number]) for number in values if number in ours]
     ratios = [_times_better(one, other, row.unit) for one, other in both if one > 0 and other > 0]
     return median(ratios) if ratios else None

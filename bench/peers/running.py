@@ -68,6 +68,8 @@ class Running:
         self._scratch = scratch
 
         self.most_memory = server.memory()
+        #: Messages that were put into a topic to wait there.
+        self.filled: dict[str, int] = {}
         self._ends = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -93,7 +95,12 @@ class Running:
             warm_memory(self._scratch, writes_bytes)
             for worker in workers:
                 worker.write_line("go")
-            return [json.loads(worker.read_line()) for worker in workers]
+            return [self.result(worker) for worker in workers]
+
+    def result(self, worker: Child) -> dict[str, Any]:
+        """What a worker has to say in the end."""
+        found: dict[str, Any] = json.loads(worker.read_line())
+        return found
 
     def worker(self, job: str, client: Client, options: Mapping[str, Any]) -> Child:
         """A worker that is prepared, and starts when it is told "go"."""
@@ -122,9 +129,21 @@ class Running:
         (sent,) = self.run(("send", client, options), writes_bytes=size * messages)
         return _rate(sent)
 
-    def consume(self, client: Client, way: str, topic: str, size: int, messages: int, group: str = "one") -> float:
-        """Consume all of a topic; returns messages a second. What was only counted is read again and compared."""
-        options = {"topic": topic, "size": size, "messages": messages}
+    def consume(
+        self,
+        client: Client,
+        way: str,
+        topic: str,
+        size: int,
+        messages: int,
+        group: str = "one",
+        there: int | None = None,
+    ) -> float:
+        """Consume all of a topic, or *messages* where more are *there*; returns messages a second.
+
+        What was only counted is read again and compared.
+        """
+        options = {"topic": topic, "size": size, "messages": messages, "there": there}
         (came,) = self.run(("consume", client, {**options, "way": way, "group": group}))
         if not came["checked"]:
             self.run(("consume", client, {**options, "way": "each", "group": f"{group}-check"}))
@@ -139,6 +158,10 @@ class Running:
         send, consume = next(iter(client.sends)), next(iter(client.consumes))
         self.send(client, send, topic, _SMALL, messages)
         self.consume(client, consume, topic, _SMALL, messages)
+
+    def backlogs(self) -> list[int]:
+        """How many messages are to wait, one after another: more for QMQ."""
+        return [self.amount.backlog, *([self.amount.own_backlog] if self.peer.name == "qmq" else [])]
 
     def row(self, work: str, client: Client, way: str, what: str, value: float, unit: str) -> Row:
         """A number of this peer."""

@@ -8,9 +8,12 @@ import sys
 
 import uvloop
 
-from bench.peers import jobs
+from bench.peers import jobs, more_jobs
 from qmq.bench.worker import gate
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(jobs.JOBS[sys.argv[1]](gate, **json.loads(sys.argv[2])))), flush=True)
+        print(
+            json.dumps(runner.run({**jobs.JOBS, **more_jobs.JOBS}[sys.argv[1]](gate, **json.loads(sys.argv[2])))),
+            flush=True,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from bench.peers import moving, timing
+from bench.peers import crowds, moving, timing, waiting
 from bench.peers.peer import Peer, Promise
 from bench.peers.running import Row, Running
 from qmq.errors import InvalidOption
@@ -27,6 +27,10 @@ class Work(NamedTuple):
 WORKS: Final[dict[str, Work]] = {
     "move": Work(moving.move, both=True),
     "latency": Work(timing.latency, both=True),
+    "backlog": Work(waiting.backlog, both=False),
+    "subjects": Work(crowds.subjects, both=False),
+    "neighbours": Work(waiting.neighbours, both=False),
+    "churn": Work(crowds.churn, both=False),
 }
 _ALSO: Final = {"send": "move", "consume": "move"}
 

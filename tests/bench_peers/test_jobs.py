@@ -52,7 +52,7 @@ async def test_a_schedule_times_both_ends(common: dict[str, Any]) -> None:
         )
     )
     await ready.wait()
-    sent = await jobs.paced(no_gate, way="paced", rate=1_000, seconds=0.05, **common)
+    sent = await jobs.paced(no_gate, way="awaited", rate=1_000, seconds=0.05, **common)
     came = await arriving
     assert (came["messages"], came["first_due_ns"]) == (sent["messages"], sent["first_due_ns"])
     assert sent["messages"] == 50

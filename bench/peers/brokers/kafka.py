@@ -62,8 +62,8 @@ class Kafka(Peer):
                 "paced": Way("consumer group, poll, commit every 100 ms", 0),
             },
             paced={
-                "linger 0": Way("produce, linger.ms=0", 0, "paced"),
                 "linger 5": Way("produce, linger.ms=5", 0, "paced"),
+                "linger 0": Way("produce, linger.ms=0", 0, "paced"),
             },
         ),
         Client(

@@ -40,7 +40,7 @@ class Qmq(Peer):
                 "iterated": Way("async for, each body touched and acked", 900_000),
                 "paced": Way("async for, each acked", 0),
             },
-            paced={"paced": Way("send_nowait", 0)},
+            paced={"paced": Way("send_nowait", 0), "awaited": Way("await send, a task each", 0)},
         ),
     )
 

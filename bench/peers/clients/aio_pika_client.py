@@ -12,7 +12,6 @@ from bench.peers.clients.pika_client import make_topics as make_topics
 from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
 
-_SILENCE_S: Final = 10.0
 _PREFETCH: Final = 1_000
 _TAKE: Final = 1_000
 
@@ -53,7 +52,7 @@ class _Each(Receiver):
             self._tag = await self._queue.consume(self._came.put)
         found: list[bytes] = []
         try:
-            message = await asyncio.wait_for(self._came.get(), _SILENCE_S)
+            message = await asyncio.wait_for(self._came.get(), self.silence_s)
         except TimeoutError:
             return []
         while True:

@@ -12,7 +12,6 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
 
-_SILENCE_S: Final = 10.0
 _TAKE: Final = 10_000
 _BATCHES_IN_FLIGHT: Final = 16
 _SENDS_IN_FLIGHT: Final = 20_000
@@ -122,7 +121,7 @@ class _GetMany(Receiver):
         await self._consumer.start()
 
     async def take(self) -> Sequence[bytes]:
-        found = await self._consumer.getmany(timeout_ms=int(_SILENCE_S * 1e3), max_records=_TAKE)
+        found = await self._consumer.getmany(timeout_ms=int(self.silence_s * 1e3), max_records=_TAKE)
         bodies = [record.value for records in found.values() for record in records]
         if bodies:
             await self._consumer.commit()
@@ -146,7 +145,7 @@ class _Iterated(_GetMany):
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
         try:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(self.silence_s):
                 async for record in self._consumer:
                     found.append(record.value)
                     if len(found) == 1_000:

@@ -14,7 +14,6 @@ from bench.peers.driving import Receiver, Sender
 from bench.peers.peer import Target
 from qmq.bench.errors import BenchFailed
 
-_SILENCE_S: Final = 10.0
 _JOINING_S: Final = 30.0
 _CONSUME: Final = 10_000
 _COMMIT_EVERY_S: Final = 0.1
@@ -48,8 +47,7 @@ class _Producing(Sender):
                 "enable.idempotence": True,
             }
         )
-        for topic in topics:
-            self._producer.list_topics(topic, 10)
+        self._producer.list_topics(timeout=60)
 
     async def put(self, topic: str, bodies: list[bytes]) -> None:
         self._room(len(bodies))
@@ -139,7 +137,7 @@ class _Group(Receiver):
             self._consumer.resume(self._held)
             self._held = []
         messages = self._consumer.consume(_CONSUME, 0.05)
-        deadline = time.monotonic() + _SILENCE_S
+        deadline = time.monotonic() + self.silence_s
         while not messages and time.monotonic() < deadline:
             messages = self._consumer.consume(_CONSUME, 0.05)
         if messages:
@@ -179,7 +177,7 @@ class _Arriving(_Group):
         self._consumer.resume(self._held)
 
     async def take(self) -> Sequence[bytes]:
-        message = self._consumer.poll(_SILENCE_S)
+        message = self._consumer.poll(self.silence_s)
         if message is None:
             return []
         if message.error():
@@ -219,10 +217,10 @@ class _Share(Receiver):
         self._came = False
 
     def _poll(self) -> Any:
-        deadline = time.monotonic() + (_SILENCE_S if self._came else _JOINING_S)
-        messages = self._consumer.poll(1.0)
+        deadline = time.monotonic() + (self.silence_s if self._came else _JOINING_S)
+        messages = self._consumer.poll(min(1.0, self.silence_s))
         while not len(messages) and time.monotonic() < deadline:
-            messages = self._consumer.poll(1.0)
+            messages = self._consumer.poll(min(1.0, self.silence_s))
         self._came = True
         return messages
 

@@ -10,7 +10,6 @@ import greenstalk
 from bench.peers.driving import Receiver, Sender
 from bench.peers.peer import Target
 
-_SILENCE_S: Final = 10
 _TAKE: Final = 1_000
 _LEASE_S: Final = 600
 
@@ -66,7 +65,7 @@ class _Reserve(Receiver):
 
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
-        wait = _SILENCE_S
+        wait = max(round(self.silence_s), 1)
         try:
             while len(found) < self.most:
                 job = self._client.reserve(timeout=wait)

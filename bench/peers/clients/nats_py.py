@@ -82,7 +82,7 @@ class _Fetch(Receiver):
 
     async def take(self) -> Sequence[bytes]:
         try:
-            messages = await self._messages.fetch(_FETCH, timeout=_SILENCE_S)
+            messages = await self._messages.fetch(_FETCH, timeout=self.silence_s)
         except TimeoutError:
             return []
         await self._acknowledge(messages)
@@ -130,7 +130,7 @@ class _Push(_Fetch):
 
     async def take(self) -> Sequence[bytes]:
         try:
-            message = await self._messages.next_msg(timeout=_SILENCE_S)
+            message = await self._messages.next_msg(timeout=self.silence_s)
         except TimeoutError:
             return []
         await message.ack()

@@ -175,7 +175,7 @@ class _Consuming(Receiver):
     async def take(self) -> Sequence[bytes]:
         if not self._started:
             self._start()
-        self._line.wait(lambda: self._came, _SILENCE_S)
+        self._line.wait(lambda: self._came, self.silence_s)
         taken = [self._came.popleft() for _ in range(min(len(self._came), self.most))]
         if taken:
             self._acknowledge([tag for tag, _ in taken])

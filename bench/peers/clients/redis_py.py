@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ import redis.asyncio
 from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
 
-_SILENCE_MS: Final = 10_000
 _COUNT: Final = 1_000
 _CONNECTIONS: Final = 100
 
@@ -83,10 +83,17 @@ def sender(target: Target, way: str) -> Sender:
 class _Group(Receiver):
     async def open(self) -> None:
         self._redis = _connect(self.target)
-        self._redis.xgroup_create(self.topic, self.group, id="0", mkstream=True)
+        self._name = secrets.token_hex(4)
+        try:
+            self._redis.xgroup_create(self.topic, self.group, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):  # it is there
+                raise
 
     def _read(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        found = self._redis.xreadgroup(self.group, "one", {self.topic: ">"}, count=_COUNT, block=_SILENCE_MS)
+        found = self._redis.xreadgroup(
+            self.group, self._name, {self.topic: ">"}, count=_COUNT, block=int(self.silence_s * 1e3)
+        )
         if not found:
             return []
         messages: list[tuple[bytes, dict[bytes, bytes]]] = _of_stream(found)
@@ -106,7 +113,7 @@ class _Group(Receiver):
 
     async def left(self) -> int:
         pending = int(self._redis.xpending(self.topic, self.group)["pending"])
-        return pending + len(self._redis.xreadgroup(self.group, "one", {self.topic: ">"}, count=_COUNT))
+        return pending + len(self._redis.xreadgroup(self.group, self._name, {self.topic: ">"}, count=_COUNT))
 
     async def close(self) -> None:
         self._redis.close()

@@ -1,0 +1,115 @@
+"""Very many topics; and consumers that come and go while messages flow."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from bench.peers.moving import RATE
+from bench.peers.peer import Client
+from bench.peers.running import Row, Running
+from bench.peers.timing import MS
+from qmq.bench.errors import BenchFailed
+
+_SIZE: Final = 100
+_SEED: Final = 1
+_CHECKED: Final = 5
+#: Making topics is given up after so long; what was measured with fewer stays.
+_MAKE_S: Final = 60.0
+_MADE_AT_ONCE: Final = 500
+#: For a rate that no way here is known to have.
+_SPREAD_RATE: Final = 50_000
+
+_FLOW: Final = 1_000
+_FLOW_S: Final = 12.0
+#: When members join and how long each stays, in seconds. The first three are there before messages flow; the last stays
+#: until all has come.
+MEMBERS: Final = ((0.0, 9.0), (0.0, 11.0), (0.0, 13.0), (7.0, 8.0), (10.0, 8.0), (12.0, 22.0))
+_FLOWS_AFTER_S: Final = 6.0
+
+
+def subjects(running: Running) -> Iterator[Row]:
+    """Each message to a random one of so many topics. Raises BenchFailed when so many can't be made in time."""
+    client = running.peer.clients[0]
+    way = next(iter(client.paced))
+    running.warm(client)
+    for count in running.amount.subjects:
+        prefix = running.topic("many")
+        topics = [f"{prefix}.{number:06}" for number in range(count)]
+        made_s = _made(running, client, topics)
+        rate = min(next(iter(client.sends.values())).rate, _SPREAD_RATE)
+        options = {
+            "topics": topics,
+            "size": _SIZE,
+            "messages": running.amount.messages(rate, _SIZE),
+            "seed": _SEED,
+        }
+        (sent,) = running.run(("spread", client, {**options, "way": way}))
+        places = [number * count // min(count, _CHECKED) for number in range(min(count, _CHECKED))]
+        running.run(("check_spread", client, {**options, "way": "each", "places": places}))
+        name = f"{count:,} subjects"
+        yield running.row("subjects", client, way, name, sent["messages"] / sent["seconds"], RATE)
+        yield running.row("subjects", client, way, f"{name}, made in", made_s + sent["made_s"], "s")
+        yield running.row("subjects", client, way, f"{name}, memory", running.server.memory().own, "bytes")
+
+
+def _made(running: Running, client: Client, topics: Sequence[str]) -> float:
+    seconds = 0.0
+    for start in range(0, len(topics), _MADE_AT_ONCE):
+        if seconds > _MAKE_S:
+            raise BenchFailed(f"in {seconds:.0f} s only {start:,} of {len(topics):,} topics could be made")
+        seconds += running.make(client, *topics[start : start + _MADE_AT_ONCE])
+    return seconds
+
+
+def churn(running: Running) -> Iterator[Row]:
+    """Consumers of one group join and leave while messages flow; more of them than a topic has partitions."""
+    for client in running.peer.clients:
+        if not client.paced:
+            continue
+        running.warm(client)
+        for way in ("paced", *(name for name in client.consumes if name == "share each")):
+            topic = running.topic("churn")
+            running.make(client, topic)
+            came, sent = _flow(running, client, way, topic)
+            _check(came, sent)
+            arrived = sorted(at for at, _ in came)
+            gap = max(after - before for before, after in pairwise(arrived)) / 1e6
+            late = sorted(at - due for at, due in came)
+            yield running.row("churn", client, way, "longest gap", gap, MS)
+            yield running.row("churn", client, way, "end to end p99", late[len(late) * 99 // 100] / 1e6, MS)
+            yield running.row("churn", client, way, "came twice", len(came) - sent["messages"], "messages")
+
+
+def _flow(running: Running, client: Client, way: str, topic: str) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+    options = {"way": way, "topic": topic, "group": "churn"}
+    members = [running.worker("member", client, {**options, "seconds": stays}) for _, stays in MEMBERS]
+    paced = {"way": next(iter(client.paced)), "topic": topic, "size": _SIZE, "rate": _FLOW, "seconds": _FLOW_S}
+    sender = running.worker("paced", client, paced)
+    starts = sorted([(joins, one) for (joins, _), one in zip(MEMBERS, members, strict=True)], key=lambda pair: pair[0])
+    starts.append((_FLOWS_AFTER_S, sender))
+    starts.sort(key=lambda pair: pair[0])
+    try:
+        began = time.monotonic()
+        for at, worker in starts:
+            time.sleep(max(at - (time.monotonic() - began), 0))
+            worker.write_line("go")
+        sent = running.result(sender)
+        came = [(at, due) for one in members for at, due in running.result(one)["came"]]
+    finally:
+        for worker in (*members, sender):
+            worker.end()
+    return came, sent
+
+
+def _check(came: Sequence[tuple[int, int]], sent: dict[str, Any]) -> None:
+    """Each message of the schedule came, some perhaps again, and no other."""
+    every = 1_000_000_000 // _FLOW
+    wanted = {sent["first_due_ns"] + number * every for number in range(sent["messages"])}
+    found = Counter(due for _, due in came)
+    if found.keys() != wanted:
+        lost, strange = len(wanted - found.keys()), len(found.keys() - wanted)
+        raise BenchFailed(f"of {len(wanted)} messages {lost} did not come, and {strange} that were not sent did")

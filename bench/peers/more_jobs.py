@@ -1,0 +1,127 @@
+"""What workers do for the works with many topics or many consumers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from bench.peers.driving import driver
+from bench.peers.jobs import target_of
+from bench.peers.tally import BODIES, bodies
+from qmq.bench.errors import BenchFailed
+from qmq.bench.worker import Gate
+
+_PATIENCE_S: Final = 0.2
+_ON_THEIR_WAY: Final = 10_000
+_TURN_EVERY: Final = 1_000
+
+
+async def spread(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topics: list[str], size: int, messages: int, seed: int
+) -> dict[str, Any]:
+    """Send each message to a random one of *topics*, after one to each of them."""
+    parts, places = bodies(size), places_of(len(topics), messages, seed)
+    sender = driver(module).sender(target_of(target), way)
+    await sender.open(topics)
+    done = 0
+
+    def acked(_: int) -> None:
+        nonlocal done
+        done += 1
+
+    sender.acked = acked
+
+    async def post(first: int, chosen: Sequence[int]) -> float:
+        """Send to these, the first as message number *first*; returns the seconds until all are acknowledged."""
+        started = time.perf_counter()
+        for number, place in enumerate(chosen, first):
+            sender.post(topics[place], parts[number % BODIES], number)
+            if not number % _TURN_EVERY:
+                await sender.turn()
+                while sender.tells_acks and number - done > _ON_THEIR_WAY:
+                    await sender.turn()
+        await sender.flush()
+        return time.perf_counter() - started
+
+    made_s = await post(0, range(len(topics)))
+    gate()
+    seconds = await post(len(topics), places)
+    await sender.close()
+    return {"messages": messages, "seconds": seconds, "made_s": made_s}
+
+
+def places_of(topics: int, messages: int, seed: int) -> list[int]:
+    """Which topic each message goes to."""
+    return random.Random(seed).choices(range(topics), k=messages)
+
+
+async def check_spread(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topics: list[str], size: int, messages: int,
+    seed: int, places: list[int],
+) -> dict[str, Any]:  # fmt: skip
+    """Consume the topics at these *places* and compare each with what `spread` sent to it."""
+    gate()
+    parts, sent = bodies(size), places_of(len(topics), messages, seed)
+    came = 0
+    for place in places:
+        wanted = Counter([parts[place % BODIES]])
+        wanted.update(parts[(len(topics) + at) % BODIES] for at, chosen in enumerate(sent) if chosen == place)
+        receiver = driver(module).receiver(target_of(target), way, topics[place], "check")
+        await receiver.open()
+        found: Counter[bytes] = Counter()
+        while found.total() < wanted.total():
+            taken = await receiver.take()
+            assert not isinstance(taken, int), "a way that only counts can't check"
+            if not taken:
+                break
+            found.update(map(bytes, taken))
+        await receiver.flush()
+        await receiver.close()
+        if found != wanted:
+            raise BenchFailed(f"{topics[place]}: {wanted.total()} messages were sent, {found.total()} or others came")
+        came += found.total()
+    return {"messages": came}
+
+
+async def member(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, seconds: float
+) -> dict[str, Any]:
+    """Join, consume for so many seconds, leave: when each message came, and when it was due (both ns)."""
+    receiver = driver(module).receiver(target_of(target), way, topic, group)
+    receiver.silence_s = _PATIENCE_S
+    gate()
+    began = time.monotonic()
+    await receiver.open()
+    came: list[tuple[int, int]] = []
+    while time.monotonic() - began < seconds:
+        found = await receiver.take()
+        assert not isinstance(found, int), "members touch bodies"
+        now = time.monotonic_ns()
+        came += [(now, int.from_bytes(body[:8], "big")) for body in found]
+    if came:
+        await receiver.flush()
+    await receiver.close()
+    return {"came": came}
+
+
+async def take_one(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str
+) -> dict[str, Any]:
+    """Take something, tell how much, and do nothing more; the parent stops this process meanwhile."""
+    receiver = driver(module).receiver(target_of(target), way, topic, group)
+    await receiver.open()
+    gate()
+    found = await receiver.take()
+    gate(took=found if isinstance(found, int) else len(found))
+    return {}
+
+
+JOBS: Final[dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "spread": spread,
+    "check_spread": check_spread,
+    "member": member,
+    "take_one": take_one,
+}

@@ -1,0 +1,88 @@
+"""What waits must cost nothing: sends and consumption beside a backlog, and a live group beside a stuck one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Final
+
+from bench.peers import timing
+from bench.peers.moving import RATE
+from bench.peers.peer import Client
+from bench.peers.running import Row, Running
+from qmq.bench.errors import BenchFailed
+
+_SIZE: Final = 100
+RATIO: Final = "of the same without"
+#: A backlog is filled for no longer; a broker that takes fewer messages meanwhile has a shorter one, and it is told.
+_FILL_S: Final = 60.0
+_FILL_PORTION: Final = 1_000_000
+_LIVE_RATE: Final = 1_000
+
+
+def backlog(running: Running) -> Iterator[Row]:
+    """Send to a topic and consume from it, with next to nothing and with very many messages waiting in it."""
+    client = running.peer.clients[0]
+    running.warm(client)
+    send = next(iter(client.sends))
+    consume = "each"
+    messages = running.amount.messages(client.sends[send].rate, _SIZE)
+    topic = running.topic("short")
+    running.make(client, topic)
+    sent = running.send(client, send, topic, _SIZE, messages)
+    came = running.consume(client, consume, topic, _SIZE, messages)
+    topic = running.topic("long")
+    running.make(client, topic)
+    for wanted in running.backlogs():
+        waiting = fill(running, client, send, topic, wanted)
+        beside = running.send(client, send, topic, _SIZE, messages)
+        waiting += messages
+        running.filled[topic] = waiting
+        group = f"of-{wanted}"
+        out = running.consume(client, consume, topic, _SIZE, messages, group=group, there=waiting)
+        name = f"{wanted:,}"
+        for way, what, value, unit in (
+            (send, f"send, {name} waiting", beside, RATE),
+            (send, f"send, {name} waiting", beside / sent, RATIO),
+            (consume, f"consume, {name} waiting", out, RATE),
+            (consume, f"consume, {name} waiting", out / came, RATIO),
+            (send, f"{name} wanted, waiting", waiting, "messages"),
+            (send, f"memory, {name} waiting", running.server.memory().own, "bytes"),
+        ):
+            yield running.row("backlog", client, way, what, value, unit)
+
+
+def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -> int:
+    """Send until so many wait, or the time is up; returns how many do."""
+    waiting, seconds = running.filled.get(topic, 0), 0.0
+    while waiting < wanted and seconds < _FILL_S:
+        portion = min(wanted - waiting, _FILL_PORTION, max(client.sends[send].rate * 10, 1_000))
+        seconds += portion / running.send(client, send, topic, _SIZE, portion)
+        waiting += portion
+    running.filled[topic] = waiting
+    return waiting
+
+
+def neighbours(running: Running) -> Iterator[Row]:
+    """A group on a schedule, alone, and while the only consumer of another group of its topic stands still."""
+    for client in running.peer.clients:
+        if not client.paced or not running.peer.groups:
+            continue
+        running.warm(client)
+        way, topic = next(iter(client.paced)), running.topic("shared")
+        running.make(client, topic)
+        _, alone = timing.at_rate(running, client, way, _LIVE_RATE, topic)
+        with running.worker("take_one", client, {"way": "paced", "topic": topic, "group": "stuck"}) as stuck:
+            stuck.write_line("go")
+            if not json.loads(stuck.read_line())["took"]:
+                raise BenchFailed("the consumer that is to be stuck got no message")
+            os.kill(stuck.pid, signal.SIGSTOP)
+            try:
+                _, beside = timing.at_rate(running, client, way, _LIVE_RATE, topic)
+            finally:
+                os.kill(stuck.pid, signal.SIGCONT)
+        for share in ("p50", "p99"):
+            for name, found in (("alone", alone), ("beside a stuck group", beside)):
+                yield running.row("neighbours", client, way, f"{name} {share}", found[f"{share}_ms"], timing.MS)

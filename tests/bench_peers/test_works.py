@@ -1,0 +1,139 @@
+"""The works with many topics, many consumers, and much that waits: what they check, in one process, with QMQ."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.peers import crowds, jobs, more_jobs, waiting
+from bench.peers.peer import Client, Promise
+from bench.peers.processes import Server
+from bench.peers.registry import PEERS
+from bench.peers.running import Amount, Running
+from bench.peers.tally import Tally, bodies
+from qmq.bench.errors import BenchFailed
+
+QMQ = PEERS["qmq"]
+(CLIENT,) = QMQ.clients
+
+
+def no_gate(**_: object) -> None:
+    """Nobody waits."""
+
+
+class Counting(Running):
+    """Moves nothing, and knows how many messages each topic would have."""
+
+    def __init__(self, amount: Amount) -> None:
+        self.peer, self.amount, self.promise = QMQ, amount, Promise.PAGE_CACHE
+        self.filled = {}
+        self.there: Counter[str] = Counter()
+
+    def make(self, client: Client, *topics: str) -> float:
+        return 0.0
+
+    def warm(self, client: Client) -> None:
+        """Nothing to warm."""
+
+    def send(self, client: Client, way: str, topic: str, size: int, messages: int) -> float:
+        assert messages > 0
+        self.there[topic] += messages
+        return 10_000.0 if topic.startswith("bench.short") else 5_000.0
+
+    def consume(self, *_: Any, **options: Any) -> float:
+        return 1_000.0
+
+
+class Waiting(Counting):
+    """What is said to be there to be consumed is there."""
+
+    def consume(self, client: Client, way: str, topic: str, size: int, messages: int, **options: Any) -> float:
+        assert options.get("there", messages) == self.there[topic]
+        return 1_000.0
+
+
+@pytest.fixture
+def common(server: Server) -> dict[str, Any]:
+    return {"module": CLIENT.module, "target": server.target}
+
+
+async def test_messages_are_spread_over_topics_and_found_there(common: dict[str, Any]) -> None:
+    topics = [f"{secrets.token_hex(4)}.{number}" for number in range(10)]
+    options = {**common, "topics": topics, "size": 50, "messages": 2_000}
+    sent = await more_jobs.spread(no_gate, way="paced", seed=1, **options)
+    assert sent["messages"] == 2_000
+    checked = await more_jobs.check_spread(no_gate, way="each", seed=1, places=[0, 9], **options)
+    assert 200 < checked["messages"] < 700
+    with pytest.raises(BenchFailed, match="messages were sent"):
+        await more_jobs.check_spread(no_gate, way="each", seed=2, places=[5], **options)
+
+
+async def test_members_tell_when_each_message_came(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**common, "way": "paced", "topic": f"x.{secrets.token_hex(4)}"}
+    sent = await jobs.paced(no_gate, size=50, rate=1_000, seconds=0.1, **options)
+    # A second goes by with each message, so one member leaves after 40 of them and the other takes 60.
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr(more_jobs, "time", clock)
+    monkeypatch.setattr(more_jobs, "_PATIENCE_S", 60.0)
+    came = []
+    for stays in (40, 60):
+        left = await more_jobs.member(no_gate, group="g", seconds=stays + 1.0, **options)
+        assert len(left["came"]) == stays
+        came += left["came"]
+    assert {due for _, due in came} == {sent["first_due_ns"] + number * 1_000_000 for number in range(100)}
+    crowds._check(came, sent)
+    with pytest.raises(BenchFailed, match="of 101 messages 1 did not come, and 0 that were not sent did"):
+        crowds._check(came, {**sent, "messages": 101})
+    with pytest.raises(BenchFailed, match="of 99 messages 0 did not come, and 1 that were not sent did"):
+        crowds._check(came, {**sent, "messages": 99})
+
+
+def test_somebody_stays_until_all_has_come() -> None:
+    flows_until = crowds._FLOWS_AFTER_S + crowds._FLOW_S
+    assert max(joins + stays for joins, stays in crowds.MEMBERS) > flows_until + 10
+    changes = [joins for joins, _ in crowds.MEMBERS] + [joins + stays for joins, stays in crowds.MEMBERS]
+    assert sum(crowds._FLOWS_AFTER_S < at < flows_until for at in changes) >= 5
+
+
+def test_a_backlog_is_filled_and_told_of(server: Server) -> None:
+    running = Waiting(Amount(seconds=0.001, backlog=40_000, own_backlog=60_000))
+    running.server = server
+    rows = {(row.what, row.unit): row.value for row in waiting.backlog(running)}
+    assert rows["40,000 wanted, waiting", "messages"] == 42_000
+    # What was sent beside the first backlog waits too.
+    assert rows["60,000 wanted, waiting", "messages"] == 62_000
+    assert rows["send, 60,000 waiting", waiting.RATIO] == 0.5
+    assert rows["consume, 60,000 waiting", waiting.RATIO] == 1.0
+    assert rows["memory, 60,000 waiting", "bytes"] > 1 << 20
+
+
+def test_a_broker_that_is_slow_to_fill_gets_a_shorter_backlog() -> None:
+    running = Counting(Amount())
+    waited = waiting.fill(running, CLIENT, "awaited", "bench.long", 10_000_000)
+    assert waited == running.there["bench.long"] < 10_000_000
+    assert waited / 5_000.0 >= waiting._FILL_S
+
+
+@pytest.mark.parametrize(("came", "is_right"), [(2_000, True), (2_500, True), (1_999, False), (5_001, False)])
+def test_a_part_of_a_backlog_is_compared_too(came: int, is_right: bool) -> None:
+    tally = Tally(20, 2_000, there=5_000)
+    tally.add((bodies(20) * 6)[:came])
+    if is_right:
+        tally.check()
+    else:
+        with pytest.raises(BenchFailed, match="messages came"):
+            tally.check()
+
+
+def test_a_part_that_was_not_sent_so_often_is_found() -> None:
+    tally = Tally(20, 2_000, there=5_000)
+    tally.add([bodies(20)[0]] * 2_000)
+    with pytest.raises(BenchFailed, match="times more than it was sent"):
+        tally.check()
