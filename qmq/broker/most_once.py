@@ -7,13 +7,13 @@ skipped. Of a prefix a block ends at a stamp, of an exact subject at a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
-from qmq.broker.carrying import Many, chosen_of
+from qmq.broker.carrying import Many, Rows, chosen_of
 from qmq.broker.groups import Following, Group
 from qmq.broker.kinds import Kind
 from qmq.broker.modes import MOST_ONCE
@@ -160,28 +160,39 @@ class MostOnce:
                 if following.exact:
                     group.skipped += self._pass_sequences(following, end)
                     continue
-                for partition in range(self._store.partitions):
-                    row = self._store.row_at_time(partition, end + 1) if end else 0
-                    group.skipped += self._pass_rows(following, partition, row)
+                ends = [
+                    self._store.row_at_time(partition, end + 1) if end else 0
+                    for partition in range(self._store.partitions)
+                ]
+                # All is counted before anything is passed: a subject may lie in several partitions.
+                group.skipped += sum(self._count(following, partition, row) for partition, row in enumerate(ends))
+                for partition, row in enumerate(ends):
+                    self._pass_rows(following, partition, row)
             group.dirty = True
 
-    def _pass_rows(self, following: Following, partition: int, end: int) -> int:
-        """Pass the rows before row *end*; returns how many messages that had not been handed out."""
-        store, group, passed = self._store, following.group, 0
-        row = following.scan[partition]
-        while row < end and len(rows := store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
-            row += len(rows)
-            matches = following.matches(store)
-            if matches is not None:
-                rows = chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
-            if not len(rows):
-                continue
+    def _pass_rows(self, following: Following, partition: int, end: int) -> None:
+        """Pass the rows before row *end*."""
+        for row, rows in self._rows_before(following, partition, end):
+            if len(rows):
+                cursors = following.group.cursors.upto(int(rows["subject"].max()) + 1)
+                np.maximum.at(cursors, rows["subject"], rows["first_sequence"] + rows["count"])
+            following.scan[partition] = row
+
+    def _count(self, following: Following, partition: int, end: int) -> int:
+        """How many messages of the rows before row *end* had not been handed out."""
+        counted = 0
+        for _, rows in self._rows_before(following, partition, end):
             ends = rows["first_sequence"] + rows["count"]
-            starts = np.maximum(rows["first_sequence"], group.floor(following, rows["subject"]))
-            passed += int((np.maximum(ends, starts) - starts).sum())
-            np.maximum.at(group.cursors.upto(int(rows["subject"].max()) + 1), rows["subject"], ends)
-        following.scan[partition] = row
-        return passed
+            starts = np.maximum(rows["first_sequence"], following.group.floor(following, rows["subject"]))
+            counted += int((np.maximum(ends, starts) - starts).sum())
+        return counted
+
+    def _rows_before(self, following: Following, partition: int, end: int) -> Iterator[tuple[int, Rows]]:
+        """From where its scan is: rows that it takes, and the row behind them."""
+        row, matches = following.scan[partition], following.matches(self._store)
+        while row < end and len(rows := self._store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
+            row += len(rows)
+            yield row, rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
 
     def _pass_sequences(self, following: Following, end: int) -> int:
         store, group = self._store, following.group

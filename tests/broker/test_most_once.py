@@ -67,6 +67,18 @@ def test_a_crash_skips_a_block_and_a_stop_nothing(tmp_path: Path, prefixes: tupl
     driven.close()
 
 
+def test_what_is_skipped_is_told_of_where_a_subject_lies_in_several_partitions(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, partitions=2)
+    for number in range(6):
+        driven.broker.avoid(frozenset({number % 2}))
+        driven.send("a.x", b"%d" % number)
+    assert taken(driven, joined(driven, "a."), 1) == [b"0"]
+    killed(driven)
+    assert skipped(driven) == 6
+    assert taken(driven, joined(driven, "a.")) == []
+    driven.close()
+
+
 def test_what_arrives_while_a_consumer_waits_is_given_to_one(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscriptions = {connection: joined(driven, "a.", connection=connection) for connection in (1, 2)}

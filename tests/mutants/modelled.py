@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.running import Mutant
 
+_MODES: Final = "tests/sim/test_modes.py::test_once_to_everybody_not_early_and_not_when_cancelled[0]"
 _MODEL: Final = ("tests/broker/test_group_model.py",)
 
 MODELLED: Final = (
@@ -78,5 +79,29 @@ MODELLED: Final = (
         "member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1",
         "member.alone",
         _MODEL,
+    ),
+    Mutant(
+        "count all that is skipped before any is passed",
+        "qmq/broker/most_once.py",
+        " += sum(self._count(following, partition, row) for partition, row in enumerate(ends))\n"
+        "                for partition, row in enumerate(ends):\n",
+        " += 0\n"
+        "                for partition, row in enumerate(ends):\n"
+        "                    group.skipped += self._count(following, partition, row)\n",
+        ("tests/broker/test_most_once.py",),
+    ),
+    Mutant(
+        "deliver nothing before its time",
+        "qmq/broker/delaying.py",
+        "items = self._schedule.pop(now.wall_us, 1)",
+        "items = self._schedule.pop(now.wall_us + 300_000, 1)",
+        (_MODES,),
+    ),
+    Mutant(
+        "begin a broadcast's member at the end",
+        "qmq/broker/subscriptions.py",
+        'command.mode == BROADCAST else "first"',
+        'False else "first"',
+        ("tests/broker/test_modes.py",),
     ),
 )
