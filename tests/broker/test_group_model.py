@@ -158,8 +158,8 @@ class GroupMachine(GroupCalls):
 
     def hand_back(self, data: st.DataObject, session: Session) -> None:
         one, held = session.one, sorted(session.one.held)
-        verdict = data.draw(st.sampled_from(Verdict))
-        delay_us = data.draw(st.sampled_from([None, None, 0, 700_000]), label="delay")
+        verdict = data.draw(st.sampled_from([Verdict.NACK, *Verdict]))
+        delay_us = data.draw(st.sampled_from([None, 0, 0, 700_000]), label="delay")
         at = data.draw(st.integers(0, 30), label="at")
         start = held[at % len(held)] if held and at < 25 else at
         end = start + data.draw(st.sampled_from([1, 1, 3]), label="count")

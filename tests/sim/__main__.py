@@ -1,17 +1,19 @@
-"""``python -m tests.sim KIND SEED``: runs one history of a test again. With ``consumption SEED COUNT`` so many."""
+"""``python -m tests.sim KIND SEED``: runs one history of a test again, or so many of some kinds."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.sim.consumption import run_many, told
+from tests.sim import consumption, modes
+from tests.sim.consumption import told
 from tests.sim.history import summary
 from tests.sim.kinds import KINDS, run
 
 kind, *numbers = sys.argv[1:] or [""]
-if kind == "consumption" and numbers:
-    print(told(run_many(int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)))
+MANY = {"consumption": consumption.run_many, "modes": modes.run_many}
+if kind in MANY and numbers:
+    print(told(MANY[kind](int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)))
 elif kind in KINDS and len(numbers) == 1:
     print(summary(run(kind, int(numbers[0]))))
 else:
-    sys.exit(f"usage: python -m tests.sim {{{'|'.join(KINDS)}}} SEED, or consumption SEED [COUNT]")
+    sys.exit(f"usage: python -m tests.sim {{{'|'.join(KINDS)}}} SEED, or {{{'|'.join(MANY)}}} SEED [COUNT]")
