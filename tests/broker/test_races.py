@@ -1,0 +1,175 @@
+"""Two things happen to a message in either order: what the second is told, and what becomes of the message.
+
+Consumer ``one`` holds a message, and ``two`` waits for work. For each pair the table says how the broker answers the
+second event (+ taken, r an acknowledgement that is refused, F Fenced, U an unknown subscription) and then where the
+message is, also after the broker was killed: H one holds it, T two does, D it is done, X it is a dead letter, 1 or 2 it
+comes again as that attempt (X1 both: it was dead when the group went back to its beginning).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.commands import Effect, Heartbeat, Known, Refused, Subscribe, Subscribed, Unsubscribe
+from qmq.broker.kinds import Verdict
+from qmq.broker.limits import BrokerLimits
+from qmq.errors import Fenced, UnknownSubscription
+from tests.broker.group_state import ledger_of
+from tests.broker.test_admin import ask
+from tests.broker.test_consuming import Consumer, filled, killed
+
+LAPSE_MS = 1_000
+DELAY_US = 300_000
+
+SECOND = "       ack  nack release reject leave lapse reconnect takeover repull due  seek"
+TABLE = {
+    "ack": "+D   FD   FD      FD     +D    +D    +D        +D       +D     +D   +1",
+    "nack": "r2   F2   F2      F2     +2    +2    +2        +2       +2     +2   +1",
+    "release": "r1   F1   F1      F1     +1    +1    +1        +1       +H     +1   +1",
+    "reject": "rX   FX   FX      FX     +X    +X    +X        +X       +X     +X   +X1",
+    "leave": "U1   U1   U1      U1     U1    +1    +1        +1       U1     +1   +1",
+    "lapse": "F1   F1   F1      F1     +1    +1    +1        +1       F1     +1   +1",
+    "reconnect": "+D   +2   +1      +X     +1    +1    +H        +H       +H     +H   +1",
+    "takeover": "FH   FH   FH      FH     +H    +1    FH        +1       FH     +H   +1",
+    "repull": "+D   +2   +1      +X     +1    +1    +H        +H       +H     +H   +1",
+    "due": "r2   F2   F2      F2     +2    +2    +2        +2       +H     +2   +1",
+    "two has it": "rT   FT   FT      FT     +T    +T    +T        +T       +T     +T   +1",
+    "seek": "F1   F1   F1      F1     +1    +1    +1        +1       F1     +1   +1",
+}
+EVENTS = SECOND.split()
+
+
+class Race:
+    """One and two, and what happens to them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.driven = filled(directory, 1, BrokerLimits(lapse_ms=LAPSE_MS))
+        self.one = Consumer(self.driven, "one", nonce=b"n", retry_delays_us=(DELAY_US,), max_lapses=3)
+        self.two = Consumer(self.driven, "two", connection=2)
+        assert self.one.pull() == [b"0"]
+        self.connections = 2
+        self.is_there = True  # one beats
+
+    def beat(self, milliseconds: int) -> None:
+        """Time passes; two is heard of, and so is one's process."""
+        names = [b"one", b"two"] if self.is_there else [b"two"]
+        self.driven.do(*[Heartbeat(9, self.driven.request(), name, 0) for name in names])
+        self.driven.advance(milliseconds)
+
+    def ack(self) -> str:
+        return "r" if self.one.ack(0) else "+"
+
+    def nack(self) -> str:
+        self.one.back(0, 1)
+        return "+"
+
+    def release(self) -> str:
+        self.one.back(0, 1, Verdict.RELEASE)
+        return "+"
+
+    def reject(self) -> str:
+        self.one.back(0, 1, Verdict.REJECT)
+        return "+"
+
+    def leave(self) -> str:
+        command = Unsubscribe(self.one.connection, self.driven.request(), self.one.subscription)
+        return self.answered(self.driven.do(command)[0])
+
+    def answered(self, answer: Effect) -> str:
+        if isinstance(answer, Refused):
+            raise answer.error
+        return "+"
+
+    def lapse(self) -> str:
+        """One's process is silent, whoever that is by now."""
+        self.is_there = False
+        for _ in range(2):
+            self.beat(LAPSE_MS // 2 + 1)
+        return "+"
+
+    def reconnect(self) -> str:
+        """The process that began connects again."""
+        self.connections += 1
+        place = self.one.place
+        generation = self.driven.store.groups.generation
+        known = Known(place.since_us, generation, place.incarnation, 1, ())
+        start = self.connections, self.driven.request(), "g", ("",), "one", None, b"n", b"one"
+        answer = self.driven.do(Subscribe(*start, known=known))[0]
+        if isinstance(answer, Subscribed):
+            self.one.connection, self.one.subscription = self.connections, answer.subscription
+        return self.answered(answer)
+
+    def takeover(self) -> str:
+        """Another process begins under the same id; the calls that follow are those of the one before."""
+        self.connections += 1
+        nonce = b"%d" % self.connections
+        start = self.connections, self.driven.request(), "g", ("",), "one", None, nonce, b"one"
+        assert isinstance(self.driven.do(Subscribe(*start))[0], Subscribed)
+        return "+"
+
+    def repull(self) -> str:
+        """The answer to its pull was lost."""
+        self.one.expected = 0
+        self.one.pull()
+        return "+"
+
+    def due(self) -> str:
+        """Time passes, so that what is to come again is due."""
+        self.beat(DELAY_US // 1_000)
+        return "+"
+
+    def seek(self) -> str:
+        ask(self.driven, "seek_group", group="g", to="first", clear_retries=True)
+        return "+"
+
+    def first(self, name: str) -> None:
+        """The first of the two events."""
+        if name in ("due", "two has it"):
+            self.nack()
+        if name == "two has it":
+            self.due()
+            assert self.two.pull() == [b"0"]
+        else:
+            self.event(name)
+
+    def event(self, name: str) -> str:
+        """Any event; how it was answered."""
+        call: Callable[[], str] = getattr(self, name)
+        try:
+            return call()
+        except Fenced:
+            return "F"
+        except UnknownSubscription:
+            return "U"
+
+    def outcome(self) -> str:
+        """Where the message is."""
+        killed(self.driven)
+        ledger = ledger_of(self.driven)
+        dead = "X" * len(ledger.dead)
+        for name, letter in (("one", "H"), ("two", "T")):
+            if ledger.by_name[name].held.count:
+                return dead + letter
+        self.two.join()
+        self.two.expected = self.two.place.next_sequence
+        for _ in range(4):
+            self.is_there = False
+            self.beat(LAPSE_MS // 4)
+            if self.two.pull():
+                return f"{dead}{self.two.got[max(self.two.got)][1]}"
+        return dead or "D"
+
+
+@pytest.mark.parametrize("first", TABLE)
+def test_what_becomes_of_a_message_when_two_things_happen_to_it(tmp_path: Path, first: str) -> None:
+    expected = dict(zip(EVENTS, TABLE[first].split(), strict=True))
+    found = {}
+    for second in EVENTS:
+        race = Race(tmp_path / second)
+        race.first(first)
+        found[second] = race.event(second) + race.outcome()
+        race.driven.close()
+    assert found == expected
