@@ -7,10 +7,11 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bench.peers import registry, table, works
+from bench.peers import plots, registry, table, works
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
 from qmq.errors import InvalidOption
@@ -107,7 +108,7 @@ def run(
         suite.install(click.echo)
         suite.measure(click.echo, save)
         save()
-    _show([saved], out)
+    _show([saved], out, draws=True)
     if suite.failures:
         raise SystemExit(f"{len(suite.failures)} steps failed; {out / 'found.md'} says which")
 
@@ -115,23 +116,30 @@ def run(
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT)
-@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too, and its plots.")
-def show(files: tuple[Path, ...], out: Path, docs: bool) -> None:
+@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too.")
+@click.option("--draw/--no-draw", "draws", default=True, help="Plots, beside the Markdown.")
+def show(files: tuple[Path, ...], out: Path, docs: bool, draws: bool) -> None:
     """Make Markdown and plots from saved JSON, of one run or several."""
-    _show(list(files), out)
+    _show(list(files), out, draws)
     if docs:
         (_ROOT / "docs" / "BENCHMARKS.md").write_text(_markdown(list(files)), "utf-8")
 
 
+def _read(files: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text("utf-8")) for file in files]
+
+
 def _markdown(files: list[Path]) -> str:
-    return table.render([json.loads(file.read_text("utf-8")) for file in files])
+    return table.render(_read(files))
 
 
-def _show(files: list[Path], out: Path) -> None:
+def _show(files: list[Path], out: Path, draws: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = _markdown(files)
     (out / "found.md").write_text(text, "utf-8")
     click.echo(text)
+    if draws:
+        plots.draw(_read(files), out)
     click.echo(f"saved in {out}")
 
 

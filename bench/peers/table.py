@@ -12,7 +12,7 @@ Found = Mapping[str, Any]
 _TITLES = {
     "send": "Send, acknowledged",
     "consume": "Consume and acknowledge",
-    "latency": "Latency at a fixed rate",
+    "latency": "Latency at a fixed rate (p50 / p99 / p99.9)",
     "backlog": "Beside a backlog",
     "subjects": "Many subjects",
     "neighbours": "A stuck group, and a group that fails",
@@ -81,14 +81,25 @@ def _work(found: Found, work: str) -> Iterator[str]:
 
 
 def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Percentiles of one thing share a column, the lowest first."""
     titles = {peer["name"]: peer["title"] for peer in found["peers"]}
-    columns = list(dict.fromkeys((number["what"], number["unit"]) for number in numbers))
-    cells = {(one["peer"], one["client"], one["way"], one["what"]): _cell(one) for one in numbers}
+    columns = list(dict.fromkeys((_column(number["what"]), number["unit"]) for number in numbers))
+    cells: dict[tuple[str, str, str, str], str] = {}
+    for one in numbers:
+        place = (one["peer"], one["client"], one["way"], _column(one["what"]))
+        cells[place] = f"{cells[place]} / {_cell(one)}" if place in cells else _cell(one)
     yield "| broker | client | way | " + " | ".join(f"{what}, {unit}" for what, unit in columns) + " |"
     yield "|---|---|---|" + "---|" * len(columns)
     for peer, client, way in dict.fromkeys((one["peer"], one["client"], one["way"]) for one in numbers):
         row = [cells.get((peer, client, way, what), "") for what, _ in columns]
         yield f"| {titles[peer]} | {client} | {way} | " + " | ".join(row) + " |"
+
+
+def _column(what: str) -> str:
+    for last in (" p50", " p99", " p99.9"):
+        if what.endswith(last):
+            return f"{what.removesuffix(last)}, percentiles"
+    return what
 
 
 def _cell(number: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def test_a_promise_that_cannot_be_kept_says_why(tmp_path: Path, missing: Peer) -
 def test_saved_json_is_shown_again(tmp_path: Path, missing: Peer) -> None:
     saved = tmp_path / "found.json"
     saved.write_text(json.dumps(found(tmp_path, missing)), "utf-8")
-    done = CliRunner().invoke(cli, ["show", str(saved), str(saved), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(cli, ["show", str(saved), str(saved), "--out", str(tmp_path / "out"), "--no-draw"])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "out" / "found.md").read_text("utf-8")
     assert text.count("### Send, acknowledged") == 2
@@ -82,3 +82,13 @@ def test_a_long_failure_keeps_its_first_and_last_words(missing: Peer) -> None:
     assert told["why"].startswith("first")
     assert told["why"].endswith("last")
     assert len(told["why"]) < 400
+
+
+def test_percentiles_share_a_column(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    for share, value in (("p50", 0.25), ("p99", 1.5), ("p99.9", 7.25)):
+        row = Row("latency", "qmq", "qmq", "paced", "fsync", f"1 k msg/s end to end {share}", value, "ms")
+        made.rows.append((0, row))
+    lines = table.render([made.found()]).splitlines()
+    assert "| broker | client | way | 1 k msg/s end to end, percentiles, ms |" in lines
+    assert "| QMQ | qmq | paced | 0.25 / 1.5 / 7.25 |" in lines

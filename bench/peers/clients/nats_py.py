@@ -124,8 +124,14 @@ class _Push(_Fetch):
         self._connection = await nats.connect(self.target.address)
         self._stream = self._connection.jetstream(timeout=60)
         settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED)
+        # A queue, so that several may share it.
         self._messages = await self._stream.subscribe(
-            self.topic, durable=self.group, stream=_stream(self.topic), config=settings, manual_ack=True
+            self.topic,
+            queue=self.group,
+            durable=self.group,
+            stream=_stream(self.topic),
+            config=settings,
+            manual_ack=True,
         )
 
     async def take(self) -> Sequence[bytes]:
