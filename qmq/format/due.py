@@ -72,7 +72,9 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
     Their ids name *partition*. None when none of them is sound. Raises BadBatch when the header lies.
     """
     header = parse_header(batch)
-    if header.messages == 1 and header_crc_of(batch, header.data_start) == header.header_crc:
+    if header_crc_of(batch, header.data_start) != header.header_crc:
+        raise BadBatch(f"the header of the delayed batch at position {header.position} is rotten: it is left out")
+    if header.messages == 1:
         single = _cut_single(batch, header, partition)
         if single is not None:
             return single
