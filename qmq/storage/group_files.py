@@ -31,7 +31,8 @@ from qmq.storage.pull_records import (
     remove_pull_files,
     rewrite_pull_log,
 )
-from qmq.storage.schedule import Schedule, ScheduleSync, sweep
+from qmq.storage.runs import RunSync, sweep
+from qmq.storage.schedule import Schedule
 from qmq.storage.scrub_groups import GroupReader, PullReader, RunReader
 
 Owner = Schedule | ItemLog
@@ -41,7 +42,7 @@ class GroupSync:
     """What a checkpoint needs on disk, and what it leaves behind."""
 
     def __init__(
-        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, ScheduleSync]], kept: dict[Path, set[int]],
+        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, RunSync]], kept: dict[Path, set[int]],
         claimed: int,
     ) -> None:  # fmt: skip
         self._files = files

@@ -1,6 +1,6 @@
 """Items by number, listed and taken out one by one: the dead letters of a group.
 
-The newest are in memory and in checkpoints; when there are many they become a run of a schedule's kind (``schedule.py``
+The newest are in memory and in checkpoints; when there are many they become a run (``runs.py``
 draws it), in the order of their numbers, which have no gaps within a run. What was taken out stands in the checkpoint.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from qmq.errors import StorageError
 from qmq.intervals import Intervals
 from qmq.storage.disk import Disk
-from qmq.storage.schedule import Items, Run, RunClaim, ScheduleSync, seal, write_run
+from qmq.storage.runs import Items, Run, RunClaim, RunOwner, seal
 
 #: So many items are in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
@@ -31,25 +31,22 @@ class ItemLogClaim(NamedTuple):
     gone: list[tuple[int, int]]
 
 
-class ItemLog:
-    """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
+class ItemLog(RunOwner):
+    """The items of one owner. Belongs to one thread, but for ``RunSync.run``."""
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
     ) -> None:
-        """*dtype* and *damaged* as of a schedule."""
-        self._disk = disk
-        self._directory = directory
-        self._store_id = store_id
-        self._dtype = dtype
+        """As of every owner of runs."""
+        super().__init__(disk, directory, store_id, dtype, damaged)
         self._kept: list[Items] = []  # one each
         self._runs: list[tuple[int, Run]] = []  # number of the first item
         self._gone = Intervals()
         self._next_number = 1
-        self._next_run = 0
-        self._unsynced: list[int] = []
         self._spill_at = MEMORY_ITEMS
-        self._damaged = damaged
+
+    def _all_runs(self) -> list[Run]:
+        return [run for _, run in self._runs]
 
     def __len__(self) -> int:
         """How many items there are that were not taken out."""
@@ -73,13 +70,7 @@ class ItemLog:
 
     def _spill(self) -> None:
         items = np.concatenate(self._kept)
-        write_run(self._disk, self._directory, self._store_id, self._next_run, items)
-        claim = RunClaim(self._next_run, len(items), 0)
-        self._runs.append(
-            (int(items["number"][0]), Run(self._disk, self._directory, self._dtype, claim, self._damaged))
-        )
-        self._unsynced.append(self._next_run)
-        self._next_run += 1
+        self._runs.append((int(items["number"][0]), self._add_run(items)))
         self._kept, self._spill_at = [], MEMORY_ITEMS
 
     def after(self, number: int) -> Iterator[Items]:
@@ -125,34 +116,8 @@ class ItemLog:
     def restore(self, claim: ItemLogClaim) -> None:
         """Take over what ``claim`` gave."""
         self._next_number, self._next_run = claim.next_number, claim.next_run
-        self._runs = [
-            (first, Run(self._disk, self._directory, self._dtype, RunClaim(number, items, 0), self._damaged))
-            for number, items, first in claim.runs
-        ]
+        self._runs = [(first, self._run(RunClaim(number, items, 0))) for number, items, first in claim.runs]
         kept = np.frombuffer(claim.kept, self._dtype)
         self._kept = [kept[at : at + 1] for at in range(len(kept))]
         for start, end in claim.gone:
             self._gone.add(start, end)
-
-    @property
-    def item_size(self) -> int:
-        """Bytes of an item."""
-        return int(self._dtype.itemsize)
-
-    def runs(self) -> dict[int, int]:
-        """How many items its runs have, by number."""
-        return {run.number: run.items for _, run in self._runs}
-
-    @property
-    def has_files(self) -> bool:
-        """Some of it is in runs, or a run of it has to be synced."""
-        return bool(self._runs or self._unsynced)
-
-    def begin_sync(self) -> ScheduleSync:
-        """What has to be on disk before a checkpoint may claim it."""
-        unsynced, self._unsynced = self._unsynced, []
-        return ScheduleSync(self._disk, self._directory, unsynced)
-
-    def sync_failed(self, sync: ScheduleSync) -> None:
-        """Have the next checkpoint sync it again."""
-        self._unsynced += sync.runs

@@ -1,59 +1,29 @@
 """Items in the order in which they fall due, most of them on disk: the error logs of groups, and what is delayed.
 
 A schedule takes items in any order and gives them back by (due_us, number). The newest are in memory; beyond a bound
-they go into a run: a file of items in that order, written once, twice over (``.a`` and ``.b``: an item that is rotten
-in one is read from the other). Of each run only a block is in memory.
-
-    header (64): magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 |
-                 reserved 20s | crc32c u32 (of the 60 bytes before)
-    item:        due_us u64 | number u64 | what the owner keeps of it | crc32c u32 (of the bytes before, in the item)
-
-What has been taken of each run stands in the checkpoint, and so do the items that are in no run.
+they go into a run, in that order (runs.py draws it).
 """
 
 from __future__ import annotations
 
-import errno
 import heapq
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile, StorageError
-from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
-from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
-from qmq.storage.identity import COPY_NAMES
+from qmq.errors import StorageError
+from qmq.storage.disk import Disk
+from qmq.storage.runs import Items, Run, RunClaim, RunOwner, seal
 
-#: Items of a run that are in memory at once.
-BLOCK_ITEMS: Final = 128
 #: Items that may be in memory only: more become a run. With more items altogether a run is a part of them in RUNS, so
 #: that runs grow in number with the logarithm of it.
 MEMORY_ITEMS: Final = 8_192
 MAX_MEMORY_ITEMS: Final = 65_536
 RUNS: Final = 32
-_CHECKED: Final = SCHEDULE_HEADER_SIZE - 4
-_CRC_SIZE: Final = 4
 #: What cannot be read now, though it may be there, is tried again after this.
 _AGAIN_US: Final = 1_000_000
 _UNKNOWN: Final = -1
-#: Directories between that of a schedule and that of the store, and the last.
-_MOST_LEVELS: Final = 3
-
-Items = npt.NDArray[np.void]
-
-
-class RunClaim(NamedTuple):
-    """What a checkpoint says of a run."""
-
-    number: int
-    items: int
-    taken: int
 
 
 class ScheduleClaim(NamedTuple):
@@ -64,202 +34,21 @@ class ScheduleClaim(NamedTuple):
     kept: bytes
 
 
-def seal(items: Items) -> Items:
-    """Give items their checksums; returns *items*."""
-    size = items.dtype.itemsize - _CRC_SIZE
-    data = memoryview(items.tobytes())
-    step = items.dtype.itemsize
-    items["crc"] = [crc32c(data[start : start + size]) for start in range(0, len(data), step)]
-    return items
-
-
-def sound(items: Items) -> npt.NDArray[np.bool_]:
-    """Which of them fit their checksums."""
-    size, step = items.dtype.itemsize - _CRC_SIZE, items.dtype.itemsize
-    data = memoryview(items.tobytes())
-    found: npt.NDArray[np.bool_] = items["crc"] == [
-        crc32c(data[start : start + size]) for start in range(0, len(data), step)
-    ]
-    return found
-
-
-def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
-    """The two files of run *number*."""
-    return directory / f"{number:08x}.a", directory / f"{number:08x}.b"
-
-
-def run_number(name: str) -> int | None:
-    """The number of the run that a file of that name is of; None when it is no run's."""
-    stem, _, copy = name.partition(".")
-    if copy in ("a", "b") and len(stem) == 8 and all(digit in "0123456789abcdef" for digit in stem):
-        return int(stem, 16)
-    return None
-
-
-def both_rotten(first: Path, second: Path, offset: int) -> str:
-    """What is said of an item that is rotten in both files of a run."""
-    return (
-        f"{first} and {second.name} are both rotten at byte {offset}: the messages that stood there to be handed out "
-        "again, or as dead, are not known any more; stop the broker, run qmq repair, and see what the disk says"
-    )
-
-
-def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
-    """Write a run, twice; nothing is synced. Raises StorageFull or StorageFailed; no file is left then."""
-    _make_directory(disk, directory)
-    for path in run_paths(directory, number):
-        fd = -1
-        try:
-            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            header = pack_run_header(store_id, items.dtype.itemsize, number, len(items))
-            write_fully(disk, fd, [header, items.tobytes()], 0)
-        except OSError as error:
-            _remove(disk, directory, number)
-            raise failure(error, "write", path) from error
-        finally:
-            if fd >= 0:
-                disk.close(fd)
-
-
-def _make_directory(disk: Disk, path: Path) -> None:
-    missing = []
-    while not disk.exists(path):
-        missing.append(path)
-        path = path.parent
-    try:
-        for made in reversed(missing):
-            disk.mkdir(made)
-    except OSError as error:
-        raise failure(error, "make a directory below", path) from error
-
-
-def pack_run_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
-    """What a run begins with."""
-    draft = SCHEDULE_HEADER.pack(
-        SCHEDULE_MAGIC, SCHEDULE_VERSION, item_size, store_id, bytes(6), number, items, bytes(20), 0
-    )
-    return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
-
-
-def check_run_header(data: bytes, path: Path, store_id: bytes, item_size: int, number: int) -> int:
-    """How many items the file has. Raises BadBytes, or ForeignFile for a newer version."""
-    if len(data) < SCHEDULE_HEADER_SIZE:
-        raise BadBytes(f"{path} is shorter than its header")
-    magic, version, size, found_id, _, found, items, _, crc = SCHEDULE_HEADER.unpack(data)
-    if magic != SCHEDULE_MAGIC or crc32c(data[:_CHECKED]) != crc:
-        raise BadBytes(f"the header of {path} is not what was written")
-    if version > SCHEDULE_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SCHEDULE_VERSION}: use a newer one")
-    if (size, found_id, found) != (item_size, store_id, number):
-        raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, number {found})")
-    return int(items)
-
-
-def _remove(disk: Disk, directory: Path, number: int) -> None:
-    for path in run_paths(directory, number):
-        with suppress(OSError):
-            disk.unlink(path)
-
-
-class Run:
-    """One run as it is read: items [0, items), of which ``taken`` are gone."""
-
-    def __init__(
-        self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim, damaged: list[StorageError]
-    ) -> None:
-        """What is rotten is added to *damaged*."""
-        self._disk = disk
-        self._directory = directory
-        self._dtype = dtype
-        self.number, self.items, self.taken = claim
-        self._block: Items = np.empty(0, dtype)
-        self._start = 0  # the item that the block begins with
-        self._damaged = damaged
-
-    def head(self) -> np.void | None:
-        """The next item; None when none is left. Raises StorageFailed."""
-        while self.taken < self.items:
-            at = self.taken - self._start
-            if not 0 <= at < len(self._block):
-                self._block, self._start, at = self.read(self.taken), self.taken, 0
-            if int(self._block["number"][at]):
-                found: np.void = self._block[at]
-                return found
-            self.taken += 1  # it can be read from neither file
-        return None
-
-    def read(self, start: int) -> Items:
-        """The items from number *start* on, a block at most; rotten ones have the number 0.
-
-        Raises StorageFailed when the system refuses to read what may well be there.
-        """
-        count = min(BLOCK_ITEMS, self.items - start)
-        first, second = run_paths(self._directory, self.number)
-        items, refused = self._read_file(first, start, count)
-        bad = np.flatnonzero(~sound(items))
-        if len(bad):
-            other, refused_too = self._read_file(second, start, count)
-            items[bad] = other[bad]
-            lost = np.flatnonzero(~sound(items))
-            refused = refused or refused_too
-            if len(lost) and refused is not None:
-                raise refused
-            self._tell(first, second, (lost + start).tolist(), len(bad) - len(lost))
-            items[lost] = np.zeros(1, self._dtype)
-        return items
-
-    def _read_file(self, path: Path, start: int, count: int) -> tuple[Items, StorageError | None]:
-        """So many items, where the file has them; and why it cannot be read, if that may pass."""
-        size = self._dtype.itemsize
-        data, refused = b"", None
-        try:
-            fd = self._disk.open(path, os.O_RDONLY)
-            try:
-                data, _ = read_around(self._disk, fd, count * size, SCHEDULE_HEADER_SIZE + start * size)
-            finally:
-                self._disk.close(fd)
-        except OSError as error:
-            if error.errno != errno.ENOENT and error.errno not in BAD_SECTOR:
-                refused = failure(error, "read", path)
-        items = np.zeros(count, self._dtype)
-        whole = len(data) // size
-        items[:whole] = np.frombuffer(data[: whole * size], self._dtype)
-        items["crc"][whole:] = 1  # fits no item of zeros
-        return items, refused
-
-    def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
-        size = self._dtype.itemsize
-        for number in lost:
-            self._damaged.append(BadBytes(both_rotten(first, second, SCHEDULE_HEADER_SIZE + number * size)))
-        if helped:
-            self._damaged.append(
-                BadBytes(
-                    f"{helped} items of {first} are rotten or gone; they were read from {second.name}; nothing is "
-                    "lost, but see what the disk says; qmq repair mends the file"
-                )
-            )
-
-
-class Schedule:
-    """The items of one owner. Belongs to one thread, but for ``ScheduleSync.run``."""
+class Schedule(RunOwner):
+    """The items of one owner. Belongs to one thread, but for ``RunSync.run``."""
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
     ) -> None:
-        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet. What is rotten or
-        refused by the system later is added to *damaged*.
-        """
-        self._disk = disk
-        self._directory = directory
-        self._store_id = store_id
-        self._dtype = dtype
+        """As of every owner of runs."""
+        super().__init__(disk, directory, store_id, dtype, damaged)
         self._heap: list[tuple[int, int, bytes]] = []
         self._runs: list[Run] = []
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
-        self._next_run = 0
-        self._unsynced: list[int] = []
         self._spill_at = 0  # so many items in memory, after a run could not be written
-        self._damaged = damaged
+
+    def _all_runs(self) -> list[Run]:
+        return self._runs
 
     def __len__(self) -> int:
         """How many items there are, as far as the files can be read."""
@@ -267,9 +56,7 @@ class Schedule:
 
     def restore(self, claim: ScheduleClaim) -> None:
         """Take over what ``claim`` gave."""
-        self._runs = [
-            Run(self._disk, self._directory, self._dtype, RunClaim(*run), self._damaged) for run in claim.runs
-        ]
+        self._runs = [self._run(RunClaim(*run)) for run in claim.runs]
         self._next_run = claim.next_run
         self._find_heads()
         self.push(np.frombuffer(claim.kept, self._dtype))
@@ -293,16 +80,9 @@ class Schedule:
         """Put all that is in memory into a run. Raises StorageFull or StorageFailed; then all stays as it is."""
         self._heap.sort()
         items = np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
-        number = self._next_run
-        write_run(self._disk, self._directory, self._store_id, number, items)
-        self._next_run += 1
+        self._runs.append(self._add_run(items))
         self._heap, self._spill_at = [], 0
-        self._unsynced.append(number)
-        self._runs.append(self._run(RunClaim(number, len(items), 0)))
         self._find_heads()
-
-    def _run(self, claim: RunClaim) -> Run:
-        return Run(self._disk, self._directory, self._dtype, claim, self._damaged)
 
     def _find_heads(self) -> None:
         kept = list[Run]()
@@ -370,69 +150,3 @@ class Schedule:
         """For a checkpoint: what each run has left, and the items that are in none."""
         runs = [RunClaim(run.number, run.items, run.taken) for run in self._runs if run.taken < run.items]
         return ScheduleClaim(self._next_run, runs, b"".join(item for _, _, item in self._heap))
-
-    @property
-    def item_size(self) -> int:
-        """Bytes of an item."""
-        return int(self._dtype.itemsize)
-
-    def runs(self) -> dict[int, int]:
-        """How many items its runs have, by number."""
-        return {run.number: run.items for run in self._runs}
-
-    @property
-    def has_files(self) -> bool:
-        """Some of it is in runs, or a run of it has to be synced."""
-        return bool(self._runs or self._unsynced)
-
-    def begin_sync(self) -> ScheduleSync:
-        """What has to be on disk before a checkpoint may claim it."""
-        unsynced, self._unsynced = self._unsynced, []
-        return ScheduleSync(self._disk, self._directory, unsynced)
-
-    def sync_failed(self, sync: ScheduleSync) -> None:
-        """Have the next checkpoint sync it again: nothing was claimed of it."""
-        self._unsynced += sync.runs
-
-
-class ScheduleSync:
-    """Runs that a checkpoint is going to claim."""
-
-    def __init__(self, disk: Disk, directory: Path, runs: list[int]) -> None:
-        self._disk = disk
-        self._directory = directory
-        self.runs = runs
-
-    def run(self) -> None:
-        """[thread] Raises StorageFull or StorageFailed."""
-        path = self._directory
-        try:
-            for number in self.runs:
-                for path in run_paths(self._directory, number):
-                    fd = self._disk.open(path, os.O_RDWR)
-                    try:
-                        self._disk.fsync(fd)
-                    finally:
-                        self._disk.close(fd)
-            for path in self._above() if self.runs else ():
-                self._disk.fsync_directory(path)
-        except OSError as error:
-            raise failure(error, "sync", path) from error
-
-    def _above(self) -> Iterator[Path]:
-        """The directory and those that it lies in, up to that of the store."""
-        for path in (self._directory, *self._directory.parents[:_MOST_LEVELS]):
-            yield path
-            if self._disk.exists(path / COPY_NAMES[0]):
-                return
-
-
-def sweep(disk: Disk, directory: Path, kept: set[int]) -> None:
-    """[thread] Remove the runs that no checkpoint knows. Raises StorageFailed."""
-    try:
-        for name in disk.listdir(directory):
-            number = run_number(name.removesuffix(".tmp"))
-            if number is not None and number not in kept:
-                disk.unlink(directory / name)
-    except OSError as error:
-        raise failure(error, "remove old runs in", directory) from error

@@ -25,7 +25,7 @@ from qmq.storage.pull_records import (
     pull_file_path,
     read_pull_log,
 )
-from qmq.storage.schedule import check_run_header, run_number, run_paths
+from qmq.storage.runs import check_run_header, run_number, run_paths
 
 #: What repair puts the bytes of a rotten run under.
 SET_ASIDE: Final = ".set-aside"

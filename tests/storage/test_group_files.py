@@ -15,11 +15,12 @@ import pytest
 
 from qmq.errors import StorageFailed, SyncFailed
 from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.storage import item_log, schedule
+from qmq.storage import item_log, runs, schedule
 from qmq.storage.disk import Disk
 from qmq.storage.item_log import ItemLog, ItemLogClaim
 from qmq.storage.repair import Outcome, repair
-from qmq.storage.schedule import Items, Schedule, ScheduleClaim
+from qmq.storage.runs import Items
+from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.store import Store
 from qmq.storage.verify import verify
 from qmq.storage.verify_groups import SET_ASIDE
@@ -36,7 +37,7 @@ DEAD: Final = f"groups/{GROUP:x}/dead/00000000"
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
-    monkeypatch.setattr(schedule, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
     monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
 
 

@@ -1,4 +1,4 @@
-"""A schedule against a sorted list; its runs, restarts and rot."""
+"""A schedule against a sorted list; restarts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.format.layout import SCHEDULE_HEADER_SIZE
-from qmq.storage import schedule
+from qmq.storage import runs, schedule
 from qmq.storage.disk import Disk
-from qmq.storage.schedule import Schedule, run_paths, sweep
+from qmq.storage.runs import Items
+from qmq.storage.schedule import Schedule
 
 DTYPE = np.dtype([("due_us", "<u8"), ("number", "<u8"), ("what", "<u4"), ("crc", "<u4")])
 STORE = b"store!"
 
 
-def items_of(pairs: list[tuple[int, int]]) -> schedule.Items:
+def items_of(pairs: list[tuple[int, int]]) -> Items:
     return np.array([(due, number, number & 0xFFFF, 0) for due, number in pairs], DTYPE)
 
 
-def pairs_of(items: schedule.Items) -> list[tuple[int, int]]:
+def pairs_of(items: Items) -> list[tuple[int, int]]:
     assert (items["what"] == items["number"] & 0xFFFF).all()
     return list(zip(items["due_us"].tolist(), items["number"].tolist(), strict=True))
 
@@ -29,7 +29,7 @@ def pairs_of(items: schedule.Items) -> list[tuple[int, int]]:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
-    monkeypatch.setattr(schedule, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
 
 
 def made(tmp_path: Path) -> Schedule:
@@ -87,43 +87,3 @@ def filled(tmp_path: Path) -> tuple[Schedule, list[tuple[int, int]]]:
     pairs = [(number, number) for number in range(1, 22)]
     found.push(items_of(pairs))
     return restarted(tmp_path, found), pairs
-
-
-@pytest.mark.parametrize("copies", [(0,), (1,), (0, 1)])
-def test_a_rotten_item_is_read_from_the_other_file_and_told(tmp_path: Path, copies: tuple[int, ...]) -> None:
-    found, pairs = filled(tmp_path)
-    found = restarted(tmp_path, found)
-    for copy in copies:
-        path = run_paths(tmp_path / "s", 0)[copy]
-        data = bytearray(path.read_bytes())
-        data[SCHEDULE_HEADER_SIZE + 9 * DTYPE.itemsize + 3] ^= 1
-        path.write_bytes(data)
-    got = pairs_of(found.pop(100, 100))
-    assert got == ([pair for pair in pairs if pair[0] != 10] if copies == (0, 1) else pairs)
-    damaged = found._damaged
-    assert len(damaged) == {(0,): 1, (1,): 0, (0, 1): 1}[copies]
-    assert all(str(tmp_path) in str(told) for told in damaged)
-
-
-@pytest.mark.parametrize("copy", [0, 1])
-@pytest.mark.parametrize("left", [0, 10, SCHEDULE_HEADER_SIZE + 5 * DTYPE.itemsize + 1, None])
-def test_a_file_that_was_cut_or_is_gone_is_read_from_the_other(tmp_path: Path, copy: int, left: int | None) -> None:
-    found, pairs = filled(tmp_path)
-    found = restarted(tmp_path, found)
-    path = run_paths(tmp_path / "s", 0)[copy]
-    if left is None:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:left])
-    assert pairs_of(found.pop(100, 100)) == pairs
-    assert bool(found._damaged) is (copy == 0)
-
-
-def test_runs_that_nobody_knows_are_swept(tmp_path: Path) -> None:
-    found, pairs = filled(tmp_path)
-    for path in run_paths(tmp_path / "s", 77):
-        path.write_bytes(b"")
-    (tmp_path / "s" / "README").write_bytes(b"mine")
-    sweep(Disk(), tmp_path / "s", {run.number for run in found.claim().runs})
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["00000000.a", "00000000.b", "README"]
-    assert pairs_of(found.pop(100, 100)) == pairs

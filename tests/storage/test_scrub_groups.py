@@ -11,7 +11,7 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.storage import item_log, schedule, scrub_groups
+from qmq.storage import item_log, runs, schedule, scrub_groups
 from qmq.storage.disk import Disk
 from qmq.storage.scrub_groups import GroupReader, PullReader
 from qmq.storage.store import Store
@@ -26,7 +26,7 @@ RECORD_BYTES: Final = 2_412
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
-    monkeypatch.setattr(schedule, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
     monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
     monkeypatch.setattr(scrub_groups, "READ_BYTES", 1_000)
 
