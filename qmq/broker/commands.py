@@ -348,11 +348,11 @@ class LastSequenceIs(NamedTuple):
 
 
 class SubjectList(NamedTuple):
-    """Rows (name, first sequence, next sequence, messages); ``after`` is what to ask for next, None at the end."""
+    """Rows (name, first sequence, next sequence, messages, delayed); ``after`` is what to ask for next, or None."""
 
     connection: int
     request: int
-    rows: list[tuple[str, int, int, int]]
+    rows: list[tuple[str, int, int, int, int]]
     after: int | None
 
 

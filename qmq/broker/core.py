@@ -267,7 +267,7 @@ class Broker:
     def _list_subjects(self, command: ListSubjects) -> SubjectList:
         prefix, store = check_prefix(command.prefix), self._store
         exact = prefix != "" and not prefix.endswith(".")
-        rows: list[tuple[str, int, int, int]] = []
+        rows: list[tuple[str, int, int, int, int]] = []
         number = command.after
         most = max(1, min(command.limit, _MAX_LIST))
         while number < store.subject_count and len(rows) < most:
@@ -276,7 +276,7 @@ class Broker:
                 pass
             elif name == prefix or (not exact and name.startswith(prefix)):
                 first, end = int(store.firsts[number]), int(store.ends[number])
-                rows.append((name, first, end, store.message_count(number, first, end)))
+                rows.append((name, first, end, store.message_count(number, first, end), self._delaying.counts[name]))
             number += 1
         after = number if number < store.subject_count else None
         return SubjectList(command.connection, command.request, rows, after)

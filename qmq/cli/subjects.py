@@ -25,7 +25,7 @@ def subjects(prefix: str, as_json: bool, server: str) -> None:
     """List the subjects of PREFIX (all, without one) and how many messages each keeps.
 
     On a terminal this is a table, by name. In a pipe it is a line for each, as they were made, with tabs between name,
-    messages, first sequence and next sequence.
+    messages, first sequence, next sequence and how many are to be delivered later.
     """
     check_prefix(prefix)
     if not as_json and sys.stdout.isatty():
@@ -53,13 +53,14 @@ def _json_line(info: SubjectInfo) -> str:
             "messages": info.messages,
             "first_sequence": info.first_sequence,
             "next_sequence": info.next_sequence,
+            "delayed": info.delayed,
             "broker": info.broker,
         }
     )
 
 
 def _tab_line(info: SubjectInfo) -> str:
-    return f"{info.name}\t{info.messages}\t{info.first_sequence}\t{info.next_sequence}"
+    return f"{info.name}\t{info.messages}\t{info.first_sequence}\t{info.next_sequence}\t{info.delayed}"
 
 
 def _print_table(found: list[SubjectInfo]) -> None:
@@ -72,10 +73,10 @@ def _print_table(found: list[SubjectInfo]) -> None:
         caption += f"; the first {len(shown):,} are shown, --json lists all"
     table = Table(caption=caption, caption_justify="left")
     table.add_column("subject", style="bold", overflow="fold")
-    for name in ("messages", "first sequence", "next sequence"):
+    for name in ("messages", "first sequence", "next sequence", "delayed"):
         table.add_column(name, justify="right", no_wrap=True)
     several = are_several(found)
     for info in shown:
-        counts = info.messages, info.first_sequence, info.next_sequence
+        counts = info.messages, info.first_sequence, info.next_sequence, info.delayed
         table.add_row(info.name + in_cell(info, several), *(f"{count:,}" for count in counts))
     Console().print(table)

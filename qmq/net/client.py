@@ -44,6 +44,8 @@ class SubjectInfo(NamedTuple):
     first_sequence: int
     next_sequence: int
     messages: int
+    #: Messages that are to be delivered to it later.
+    delayed: int
     broker: str
 
 
@@ -284,7 +286,8 @@ async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[Subje
     content = msgpack.unpackb((await link.ask(Kind.SUBJECTS, meta)).payload)
     where = str(link.address)
     rows = [
-        SubjectInfo(name, first, following, messages, where) for name, first, following, messages in content["rows"]
+        SubjectInfo(name, first, following, messages, delayed, where)
+        for name, first, following, messages, delayed in content["rows"]
     ]
     return rows, content["after"]
 

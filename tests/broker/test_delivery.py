@@ -391,7 +391,7 @@ def test_subjects_are_listed_in_pages(tmp_path: Path) -> None:
     driven.do(driven.send_command({f"s.{number}": [b"x"] * (number + 1) for number in range(5)}))
     driven.send("t", b"x")
     (page,) = driven.do(ListSubjects(1, 1, "s.", 0, 3))
-    assert page == SubjectList(1, 1, [("s.0", 0, 1, 1), ("s.1", 0, 2, 2), ("s.2", 0, 3, 3)], 3)
+    assert page == SubjectList(1, 1, [("s.0", 0, 1, 1, 0), ("s.1", 0, 2, 2, 0), ("s.2", 0, 3, 3, 0)], 3)
     (page,) = driven.do(ListSubjects(1, 1, "s.", 3, 3))
     assert isinstance(page, SubjectList)
     assert [row[0] for row in page.rows] == ["s.3", "s.4"]

@@ -25,11 +25,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def test_lines_with_tabs(broker: BrokerProcess) -> None:
     shown = qmq("subjects", "b.", server=broker.url)
-    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "b.two\t2\t0\t2\nb.one\t1\t0\t1\n", "")
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "b.two\t2\t0\t2\t0\nb.one\t1\t0\t1\t0\n", "")
 
 
 def test_an_exact_name_is_that_subject(broker: BrokerProcess) -> None:
-    assert qmq("subjects", "bb", server=broker.url).stdout == "bb\t1\t0\t1\n"
+    assert qmq("subjects", "bb", server=broker.url).stdout == "bb\t1\t0\t1\t0\n"
     assert qmq("subjects", "b", server=broker.url).stdout == ""
 
 
@@ -38,20 +38,26 @@ def test_json_lists_all_over_several_pages(broker: BrokerProcess) -> None:
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(rows) == 2_503
     assert rows[0].pop("broker").startswith("127.0.0.1:")
-    assert rows[0] == {"subject": "many.s0", "messages": 1, "first_sequence": 0, "next_sequence": 1}
+    assert rows[0] == {"subject": "many.s0", "messages": 1, "first_sequence": 0, "next_sequence": 1, "delayed": 0}
     assert len({row["subject"] for row in rows}) == 2_503
+
+
+def test_what_is_delayed_is_shown_of_its_subject(broker: BrokerProcess) -> None:
+    assert qmq("produce", "late.a", "--delay", "3600", stdin=b"x\ny\n", server=broker.url).exit_code == 0
+    assert qmq("produce", "late.b", stdin=b"x\n", server=broker.url).exit_code == 0
+    assert qmq("subjects", "late.", server=broker.url).stdout == "late.a\t0\t0\t0\t2\nlate.b\t1\t0\t1\t0\n"
 
 
 def test_a_table_goes_by_name_and_says_when_it_is_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.cli.subjects._MOST_ROWS", 20)
-    _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000, "here") for number in range(19, -1, -1)])
+    _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000, 0, "here") for number in range(19, -1, -1)])
     whole = capsys.readouterr().out
     assert whole.index(" s.0 ") < whole.index(" s.1 ") < whole.index(" s.19 ") < whole.index(" s.2 ")
     assert "20 subjects, 40,000 messages" in whole
     assert "--json" not in whole
-    _print_table([SubjectInfo(f"s.{number}", 0, 5, 5, "here") for number in range(21)])
+    _print_table([SubjectInfo(f"s.{number}", 0, 5, 5, 0, "here") for number in range(21)])
     cut = capsys.readouterr().out
     assert "the first 20 are shown, --json lists all" in " ".join(cut.split())
     assert " s.8 " in cut

@@ -449,7 +449,7 @@ async def test_subjects_are_listed_page_by_page() -> None:
         peer = await broker.peer()
 
         async def play() -> None:
-            for after, rows, following in ((0, [["a.x", 0, 5, 5]], 17), (17, [["a.y", 2, 9, 6]], None)):
+            for after, rows, following in ((0, [["a.x", 0, 5, 5, 0]], 17), (17, [["a.y", 2, 9, 6, 1]], None)):
                 frame = await peer.frame(Kind.SUBJECTS)
                 meta = wire.unpack_meta(frame.meta)
                 assert (meta["prefix"], meta["after"]) == ("a.", after)
@@ -458,7 +458,10 @@ async def test_subjects_are_listed_page_by_page() -> None:
 
         playing = asyncio.ensure_future(play())
         where = broker.url.removeprefix("qmq://")
-        assert [info async for info in client.subjects("a.")] == [("a.x", 0, 5, 5, where), ("a.y", 2, 9, 6, where)]
+        assert [info async for info in client.subjects("a.")] == [
+            ("a.x", 0, 5, 5, 0, where),
+            ("a.y", 2, 9, 6, 1, where),
+        ]
         await playing
         with pytest.raises(InvalidName):
             await anext(client.subjects("a..b"))

@@ -62,7 +62,7 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
         lambda c: commands.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
         Kind.REPORTED,
     ),
-    (LIST, lambda c: commands.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1)], None), Kind.SUBJECT_LIST),
+    (LIST, lambda c: commands.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), Kind.SUBJECT_LIST),
     (LIST, lambda c: commands.Refused(c.connection, c.request, StorageFull("no room")), Kind.ERROR),
 ]
 
