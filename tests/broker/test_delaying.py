@@ -16,6 +16,7 @@ from qmq.storage.disk import Disk
 from qmq.storage.repair import Outcome, repair
 from qmq.storage.verify import verify
 from tests.broker.harness import PRODUCER, START_US, Driven
+from tests.storage.disks import HastyDisk
 
 S = 1_000_000
 
@@ -368,4 +369,36 @@ def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
     while some := pulled(driven, subscription):
         found += [name for _, name in some]
     assert found == names[::-1]
+    driven.close()
+
+
+def test_as_many_as_fall_due_together_come_in_the_turn_that_is_asked_for(tmp_path: Path) -> None:
+    """By the times that ``tick`` asks for: never early, and no more than its unit late, over any number of turns."""
+    driven = Driven(tmp_path, disk=HastyDisk())
+    count, due = 10_000, dict[bytes, int]()
+    for first in range(0, count, 100):
+        delays = [10 * S + (first + number) * 7_919 % 100_000 for number in range(100)]
+        stored = driven.now.wall_us
+        delay(driven, "a", *delays, flush=False, first=first)
+        due |= {str(first + number).encode(): stored + one for number, one in enumerate(delays)}
+    turns = 0
+    while driven.broker.delayed():
+        deadline_us = driven.broker.tick(driven.now)
+        driven.effects()
+        assert deadline_us is not None or not driven.broker.delayed()
+        passed_us = max((deadline_us or 0) - driven.now.monotonic_us, 0)
+        driven.now = driven.now._replace(
+            monotonic_us=driven.now.monotonic_us + passed_us, wall_us=driven.now.wall_us + passed_us
+        )
+        turns += 1
+        if turns == 90:
+            driven.checkpoint()
+        if turns == 120:
+            crash(driven)
+    subscription, late = follow(driven), list[int]()
+    while some := driven.pull(subscription):
+        late += [run.stored_at_us - due[run.body(at)] for run in some for at in range(run.count)]
+    assert len(late) == count
+    assert min(late) >= 0
+    assert max(late) <= DELIVER_UNIT_US + count, "a stamp is a microsecond behind the one before"
     driven.close()
