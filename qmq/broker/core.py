@@ -242,8 +242,8 @@ class Broker:
 
     def take_damaged(self) -> list[QmqError]:
         """What was found to be bad, or could not be read while serving pulls, since the last call."""
-        damaged = self._delivery.damaged + self._delaying.damaged
-        self._delivery.damaged, self._delaying.damaged = [], []
+        damaged = self._delivery.take_damaged() + self._delaying.damaged
+        self._delaying.damaged = []
         for error in (*damaged, *self._store.groups.take_damaged()):
             self._damages.refused(error)
         return self._damages.take_news()

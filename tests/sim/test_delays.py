@@ -193,8 +193,7 @@ def crash(
     started.checkpoint()
     started.driven.store.close(clean=True)
     stop(image, power=False)
-    if not lossy:
-        check_files(image)
+    check_files(image)
 
 
 def life_seed(disk: SimulatedDisk) -> int:

@@ -1,0 +1,262 @@
+"""One pull, answered: with what was handed out before, with what is chosen for the first time, or not yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from qmq.broker.arrivals import Arrivals
+from qmq.broker.carrying import Carrier
+from qmq.broker.choosing import Choosing
+from qmq.broker.commands import Buffer, Effect, Messages, Pull, Refused
+from qmq.broker.groups import Following, Subscription, Waiting
+from qmq.broker.handing import Handing
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.members import Offer, What
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.most_once import MostOnce
+from qmq.broker.parked import Parked
+from qmq.broker.reads import Reads
+from qmq.broker.selection import Selection
+from qmq.broker.sieve import Sifted
+from qmq.broker.subscriptions import hidden_since
+from qmq.errors import QmqError, StorageError
+from qmq.storage.store import NotAtHand, Store
+
+#: A consumer may be given nothing now, whatever is ready.
+BLOCKED: Final = -1
+#: What a consumer was to have again is gone: there may be something else for it.
+_PASSED: Final = -2
+#: So often a pull passes over what is gone, within one turn.
+_MOST_PASSED: Final = 16
+#: What an answer that waits for the disk may have.
+_WAITED_BYTES: Final = 256 << 10
+
+
+@contextmanager
+def waits(store: Store) -> Iterator[None]:
+    """Read what is not in memory at once, while everybody waits."""
+    store.may_wait(True)
+    try:
+        yield
+    finally:
+        store.may_wait(False)
+
+
+class Serving:
+    """Answers pulls, parked ones and others. Everything it has to say goes to *effects*."""
+
+    def __init__(
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], parked: Parked,
+        reads: Reads, arrivals: Arrivals, handing: Handing, most_once: MostOnce,
+    ) -> None:  # fmt: skip
+        """*visible* tells up to which position a partition's messages may be pulled."""
+        self._store = store
+        self._limits = limits
+        self._effects = effects
+        self._visible = visible
+        self._parked = parked
+        self._reads = reads
+        self._arrivals = arrivals
+        self._handing = handing
+        self._most_once = most_once
+        self._choosing = Choosing(store, limits, handing)
+        self.damaged: list[QmqError] = []  # what could not be read of late
+
+    def need(self, pull: Pull) -> int:
+        """How many messages a pull waits for."""
+        return min(max(pull.min_count, 1), self._limits.max_pull_count)
+
+    def serve(self, waiting: Waiting, final: bool) -> int | None:
+        """Answer the pull when enough is ready (``final``: with whatever is ready, once nothing is to be read for it).
+        None when it was answered, else how many messages were ready.
+        """
+        for _ in range(_MOST_PASSED):
+            found = self._try(waiting, final)
+            if found != _PASSED:
+                return found
+        self._arrivals.make_ready(waiting.subscription.followings)  # much to pass over: go on later
+        return 0
+
+    def _try(self, waiting: Waiting, final: bool) -> int | None:
+        pull, followings = waiting.pull, waiting.subscription.followings
+        try:
+            offer = self._handing.offer(waiting.subscription, pull)
+        except QmqError as error:
+            self.refuse(waiting, error)
+            return None
+        if offer is not None:
+            if offer.what is not What.FRESH:
+                return self._serve_again(waiting, offer, final)
+            most, size = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
+            pull = pull._replace(max_count=most, max_bytes=size)
+        need = 1 if final else min(self.need(pull), pull.max_count)
+        max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
+        selection, sifted = self._choosing.choose(waiting, pull.max_count, need, max_bytes)
+        if self._is_ahead(waiting, selection):
+            return self._reserve(waiting, selection)
+        wanted = selection.wanted
+        in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
+        if in_vain and selection.count < need:
+            selection.take_back()
+            return self._serve_with_waits(waiting)
+        if selection.count >= need:
+            return self._answer(waiting, selection, sifted, final)
+        if selection.failed is not None:
+            selection.take_back()
+            self.refuse(waiting, selection.failed)
+            return None
+        if offer is not None and not selection.count and self._handing.is_due(waiting.subscription):
+            return self._serve_again(waiting, offer._replace(what=What.AGAIN), final)
+        bound = selection.full and wanted is None
+        if bound and not selection.count:
+            self._arrivals.make_ready(followings)  # much to pass over: go on later
+        reading = any(following.reading for following in followings)
+        if not reading and (final or (bound and selection.count)):
+            return self._answer(waiting, selection, sifted, final)
+        if selection.count:
+            selection.take_back()  # else all that was passed is for others, and need not be looked at again
+        return selection.count
+
+    def _is_ahead(self, waiting: Waiting, selection: Selection) -> bool:
+        """What was chosen may not be handed out before a block is on disk that has it."""
+        is_most_once = waiting.subscription.group.mode == MOST_ONCE
+        return is_most_once and selection.count > 0 and not self._most_once.covers(selection)
+
+    def _reserve(self, waiting: Waiting, selection: Selection) -> int | None:
+        """Have the block brought to disk; the pull waits for it."""
+        visible = [self._visible(partition) for partition in range(self._store.partitions)]
+        try:
+            reserve = self._most_once.reserve(waiting.subscription.group, selection, visible)
+        except StorageError as error:
+            self.refuse(waiting, error)
+            return None
+        self._reads.begin(reserve, selection.stopped_at)
+        return 0
+
+    def _serve_again(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
+        """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
+        pull, subscription = waiting.pull, waiting.subscription
+        redelivery, now_us = self._handing.redelivery, self._handing.now.wall_us
+        if offer.what is What.NOTHING:
+            if not final:
+                return BLOCKED
+            self.answer_empty(waiting)
+            return None
+        try:
+            answer = redelivery.give_again(subscription, offer, pull, now_us)
+        except NotAtHand as missing:
+            if self._reads.begin(missing.read, subscription.followings[0]):
+                return 0
+            with waits(self._store):
+                answer = redelivery.give_again(subscription, offer, pull, now_us)
+        if answer is None or not answer.ranges:
+            return _PASSED
+        self._parked.remove(waiting)
+        self._handing.gave_again(subscription)
+        said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
+        self._effects.append(Messages(pull.connection, pull.request, *said))
+        return None
+
+    def _serve_with_waits(self, waiting: Waiting) -> int | None:
+        """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
+        with waits(self._store):
+            most = waiting.pull.max_count
+            selection, sifted = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
+            if self._is_ahead(waiting, selection):
+                return self._reserve(waiting, selection)
+            carrier = Carrier(self._store, self.damaged)
+            buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
+            failed = carrier.failed or selection.failed
+            if failed is None or (buffers and carrier.failed is None):
+                return self._say(waiting, selection, sifted, carrier, buffers, False)
+            selection.take_back()
+            self.refuse(waiting, failed)
+            return None
+
+    def _answer(self, waiting: Waiting, selection: Selection, sifted: Sifted | None, final: bool) -> int | None:
+        """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
+        carrier = Carrier(self._store, self.damaged)
+        buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
+        return self._say(waiting, selection, sifted, carrier, buffers, final)
+
+    def _say(
+        self,
+        waiting: Waiting,
+        selection: Selection,
+        sifted: Sifted | None,
+        carrier: Carrier,
+        buffers: list[Buffer],
+        final: bool,
+    ) -> int | None:
+        pull, subscription = waiting.pull, waiting.subscription
+        size = sum(map(len, buffers))
+        ranges: tuple[tuple[int, int, int], ...] = ()
+        if selection.count and sifted is not None:
+            self._choosing.passed(subscription, sifted)
+        if subscription.member is not None and selection.count:
+            given = sifted or Sifted(selection.parts, selection.count, [], 0, selection.count)
+            buffers, size, ranges = self._given(subscription, given, carrier, buffers, size)
+        if selection.count and not buffers and not final:
+            self._arrivals.make_ready(subscription.followings)
+            return 0
+        self._parked.remove(waiting)
+        if selection.count:
+            # The next pull begins with the next following, so that each is the first of one of as many answers.
+            subscription.turn = (subscription.turn + 1) % len(subscription.followings)
+            for following in subscription.followings:
+                following.reads.clear()
+        left_us = self._left_us(subscription)
+        said = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
+        self._effects.append(Messages(pull.connection, pull.request, *said))
+        return None
+
+    def _given(
+        self, subscription: Subscription, sifted: Sifted, carrier: Carrier, buffers: list[Buffer], size: int
+    ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
+        """Note who has it, and which pull sequences that is; without what has expired or could not be read."""
+        start, end = self._choosing.give(subscription, sifted, size)
+        if not carrier.left_out and not sifted.expired:
+            return buffers, size, ((start, end - start, 1),)
+        with waits(self._store):
+            answer = self._handing.redelivery.carry(
+                subscription, start, end, end - start, self._limits.max_pull_bytes, self._handing.now.wall_us
+            )
+        return answer.buffers, answer.size, tuple(answer.ranges)
+
+    def answer_empty(self, waiting: Waiting) -> None:
+        """Nothing is there for a pull, or nobody wants it any more."""
+        self._parked.remove(waiting)
+        left_us = self._left_us(waiting.subscription)
+        self._effects.append(Messages(waiting.pull.connection, waiting.pull.request, [], 0, 0, left_us))
+
+    def refuse(self, waiting: Waiting, error: QmqError) -> None:
+        """Answer a pull with an error."""
+        self._parked.remove(waiting)
+        self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
+
+    def _left_us(self, subscription: Subscription) -> int | None:
+        """Nothing stored before that time is still to come; None where order of time is what it comes in anyway."""
+        if subscription.group.name is not None or self._store.partitions == 1:
+            return None
+        ahead = [
+            self._stored_at(following, partition, row)
+            for following in subscription.followings
+            if not following.exact
+            for partition, row in enumerate(following.scan)
+            if row < self._store.visible_row(partition)
+        ]
+        return min([*ahead, *hidden_since(self._store)], default=None)
+
+    def _stored_at(self, following: Following, partition: int, row: int) -> int:
+        """When a row was stored; a time before it for one that would have to be read."""
+        for known in (row, row - 1):
+            with suppress(NotAtHand, StorageError):
+                return self._store.read_entry(partition, known)[2]
+        return following.start.value if following.start.kind == "time" else 0
+
+
+def _tags_of(subscription: Subscription) -> tuple[str, ...]:
+    ledger = subscription.group.ledger
+    return () if ledger is None else ledger.settings.tags

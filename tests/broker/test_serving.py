@@ -1,0 +1,55 @@
+"""What one pull is answered with: what is there, what it was given before, nothing, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.broker.commands import Messages, Refused
+from qmq.errors import Overloaded
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer, filled, many
+
+
+def test_a_pull_that_does_not_wait_gets_less_than_it_asked_for_at_least(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    subscription = driven.subscribe("a.", group="g")
+    command = driven.pull_command(subscription, max_count=9)._replace(min_count=5)
+    (answer,) = driven.do(command)
+    assert isinstance(answer, Messages)
+    assert (answer.messages, answer.ranges) == (3, ((0, 3, 1),))
+
+
+def test_one_that_waits_gets_what_it_asked_for_or_what_is_there_in_the_end(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    subscription = driven.subscribe("a.", group="g")
+    command = driven.pull_command(subscription, max_count=9)._replace(min_count=5, timeout_ms=100)
+    assert driven.do(command) == []
+    (answer,) = driven.advance(200)
+    assert isinstance(answer, Messages)
+    assert answer.messages == 3
+    command = driven.pull_command(subscription, max_count=9)._replace(min_count=2, timeout_ms=100)
+    assert driven.do(command) == []
+    driven.send("a.x", b"4", b"5")
+    assert driven.broker._delivery.parked() == 0
+
+
+def test_it_is_answered_with_what_is_held_before_anything_else(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 6)
+    one = Consumer(driven, "c")
+    assert one.pull(4) == many(4)
+    one.expected = 1  # the answer was lost but for one
+    assert one.pull(9) == many(4)[1:]
+    assert one.pull(9) == many(6)[4:]
+
+
+def test_parked_pulls_of_a_connection_are_bounded_and_refused_by_name(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.", group="g")
+    answers = []
+    for _ in range(driven.limits.max_parked_pulls + 1):
+        answers += driven.do(driven.pull_command(subscription)._replace(timeout_ms=1_000))
+    (answer,) = answers
+    assert isinstance(answer, Refused)
+    assert isinstance(answer.error, Overloaded)
+    driven.broker._delivery.refuse_parked(Overloaded("the broker stops"))
+    assert driven.broker._delivery.parked() == 0
