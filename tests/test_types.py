@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
+#: Nothing of qmq runs.
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parent.parent
 
 #: A program and, after each ``reveal_type``, what must be revealed.

@@ -15,6 +15,9 @@ from qmq.errors import Fenced
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 
+#: What befalls is what other tests try one by one: here no lines are counted.
+pytestmark = pytest.mark.no_cover
+
 SETTINGS: Final = {"retry_delays_us": (1_000, 2_000), "max_attempts": 1_000, "max_lapses": 255, "max_unacked": 40}
 SUBJECTS: Final = ("a.x", "a.y", "b", "c")
 

@@ -31,6 +31,7 @@ def small_tree(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.no_cover  # nothing of qmq runs
 def test_a_caught_one_a_living_one_and_one_out_of_date(tmp_path: Path) -> None:
     tree = small_tree(tmp_path)
     mutant = Mutant("limit", "safe.py", "min(x, 10)", "x", ("test_other.py", "test_safe.py"))

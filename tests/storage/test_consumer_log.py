@@ -231,6 +231,7 @@ def test_nothing_at_or_past_covered_is_used(
     log.close()
 
 
+@pytest.mark.no_cover
 def test_a_cut_at_every_byte_is_healed(directory: Path) -> None:
     feed = mixed(5)
     log = filled(directory, feed)
