@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
@@ -22,6 +23,11 @@ _MAKE_S: Final = 60.0
 _MADE_AT_ONCE: Final = 500
 #: For a rate that no way here is known to have.
 _SPREAD_RATE: Final = 50_000
+
+_PROCESSES: Final = 10
+#: Joining is given up after so long.
+_JOIN_S: Final = 60.0
+_LOOK_S: Final = 5.0
 
 _FLOW: Final = 1_000
 _FLOW_S: Final = 12.0
@@ -113,3 +119,27 @@ def _check(came: Sequence[tuple[int, int]], sent: dict[str, Any]) -> None:
     if found.keys() != wanted:
         lost, strange = len(wanted - found.keys()), len(found.keys() - wanted)
         raise BenchFailed(f"of {len(wanted)} messages {lost} did not come, and {strange} that were not sent did")
+
+
+def idle(running: Running) -> Iterator[Row]:
+    """Very many consumers that wait for messages that do not come: what they cost the broker."""
+    client = next(client for client in running.peer.clients if client.paced)
+    before = running.server.memory().own
+    topic = running.topic("idle")
+    running.make(client, topic)
+    count = running.amount.consumers
+    yield running.row("idle", client, "paced", "memory, none", before, "bytes")
+    options = {"way": "paced", "topic": topic, "consumers": count // _PROCESSES, "seconds": _JOIN_S / _PROCESSES}
+    with ExitStack() as stack:
+        waiting = 0
+        for _ in range(_PROCESSES):
+            worker, told = running.prepared("idle", client, options)
+            stack.enter_context(worker)
+            waiting += told["waiting"]
+        used, began = running.server.cpu_s(), time.monotonic()
+        time.sleep(_LOOK_S)
+        cores = (running.server.cpu_s() - used) / (time.monotonic() - began)
+        grown = running.server.memory().own - before
+    yield running.row("idle", client, "paced", f"{count:,} wanted, waiting", waiting, "consumers")
+    yield running.row("idle", client, "paced", "processor", cores, "cores")
+    yield running.row("idle", client, "paced", "memory a consumer", grown / max(waiting, 1), "bytes")

@@ -107,6 +107,8 @@ class Receiver(ABC):
 
     #: Whether joining can't be told from receiving, so that the clock starts with the first messages.
     late_start: bool = False
+    #: Whether ``take`` blocks its thread while it waits, as libraries without asyncio do.
+    blocks: bool = False
     #: How long ``take`` waits for a message.
     silence_s: float = 10.0
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bench.peers.driving import driver
+from bench.peers.driving import Receiver, driver
 from bench.peers.jobs import target_of
 from bench.peers.tally import BODIES, bodies
 from qmq.bench.errors import BenchFailed
 from qmq.bench.worker import Gate
 
 _PATIENCE_S: Final = 0.2
+_IDLE_S: Final = 600.0
+_SETTLE_S: Final = 1.0
 _ON_THEIR_WAY: Final = 10_000
 _TURN_EVERY: Final = 1_000
 
@@ -119,9 +124,43 @@ async def take_one(
     return {}
 
 
+async def idle(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, consumers: int, seconds: float
+) -> dict[str, Any]:
+    """Have *consumers* wait for messages that do not come, each of a group of its own, until the parent says enough.
+
+    Opens them for no longer than *seconds*; tells how many there are.
+    """
+    receivers: list[Receiver] = []
+    began = time.monotonic()
+    while len(receivers) < consumers and time.monotonic() - began < seconds:
+        receiver = driver(module).receiver(target_of(target), way, topic, f"idle-{os.getpid()}-{len(receivers)}")
+        receiver.silence_s = _IDLE_S
+        await receiver.open()
+        receivers.append(receiver)
+    threads = [threading.Thread(target=_block, args=(one,), daemon=True) for one in receivers if one.blocks]
+    for thread in threads:
+        thread.start()
+    waiting = [asyncio.ensure_future(one.take()) for one in receivers if not one.blocks]
+    await asyncio.sleep(_SETTLE_S)
+    await asyncio.to_thread(gate, waiting=len(receivers))
+    for one in waiting:
+        one.cancel()
+    return {}
+
+
+def _block(receiver: Receiver) -> None:
+    """Drive a coroutine that never waits but blocks."""
+    try:
+        receiver.take().send(None)
+    except StopIteration:
+        return
+
+
 JOBS: Final[dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]] = {
     "spread": spread,
     "check_spread": check_spread,
     "member": member,
     "take_one": take_one,
+    "idle": idle,
 }

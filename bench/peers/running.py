@@ -29,7 +29,7 @@ _PORTION: Final = 1_000
 class Amount(NamedTuple):
     """How much a run of the bench moves. ``seconds`` is about how long one run takes; ``sizes`` of bodies in bytes;
     ``rates`` of messages a second on a schedule; ``backlog`` and ``own_backlog`` (QMQ's alone) messages that wait;
-    ``subjects`` as many as are sent to."""
+    ``subjects`` as many as are sent to; ``consumers`` that wait."""
 
     seconds: float = 2.0
     sizes: tuple[int, ...] = (100, 1_024, 16_384)
@@ -37,6 +37,7 @@ class Amount(NamedTuple):
     backlog: int = 10_000_000
     own_backlog: int = 100_000_000
     subjects: tuple[int, ...] = (1, 1_000, 100_000)
+    consumers: int = 1_000
 
     def messages(self, rate: int, size: int) -> int:
         """Messages of *size* bytes for a run of a way that moves *rate* small ones a second."""
@@ -104,6 +105,10 @@ class Running:
 
     def worker(self, job: str, client: Client, options: Mapping[str, Any]) -> Child:
         """A worker that is prepared, and starts when it is told "go"."""
+        return self.prepared(job, client, options)[0]
+
+    def prepared(self, job: str, client: Client, options: Mapping[str, Any]) -> tuple[Child, dict[str, Any]]:
+        """The same, and what it had to say before it starts."""
         told = {"module": client.module, "target": self.server.target, **options}
         errors = self._scratch / f"worker-{time.monotonic_ns():x}.errors"
         child = Child(
@@ -112,11 +117,10 @@ class Running:
             errors,
         )
         try:
-            child.read_line()
+            return child, json.loads(child.read_line())
         except BenchFailed:
             child.end()
             raise
-        return child
 
     def make(self, client: Client, *topics: str) -> float:
         """Make topics; returns the seconds that it took."""

@@ -14,11 +14,11 @@ _TITLES = {
     "consume": "Consume and acknowledge",
     "latency": "Latency at a fixed rate (p50 / p99 / p99.9)",
     "backlog": "Beside a backlog",
-    "subjects": "Many subjects",
-    "neighbours": "A stuck group, and a group that fails",
+    "subjects": "Many subjects, topics, streams or queues",
+    "neighbours": "Beside a group that is stuck (p50 / p99)",
     "churn": "Consumers that come and go",
     "server": "The servers",
-    "idle": "With 1,000 consumers that wait",
+    "idle": "With consumers that wait",
 }
 _INTRO = """# Beside other brokers
 

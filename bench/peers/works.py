@@ -31,6 +31,7 @@ WORKS: Final[dict[str, Work]] = {
     "subjects": Work(crowds.subjects, both=False),
     "neighbours": Work(waiting.neighbours, both=False),
     "churn": Work(crowds.churn, both=False),
+    "idle": Work(crowds.idle, both=False),
 }
 _ALSO: Final = {"send": "move", "consume": "move"}
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.peers import crowds, jobs, more_jobs, waiting
+from bench.peers.driving import Receiver
 from bench.peers.peer import Client, Promise
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
@@ -137,3 +138,37 @@ def test_a_part_that_was_not_sent_so_often_is_found() -> None:
     tally.add([bodies(20)[0]] * 2_000)
     with pytest.raises(BenchFailed, match="times more than it was sent"):
         tally.check()
+
+
+@pytest.mark.parametrize(("seconds", "fewer"), [(60.0, False), (0.0, True)])
+async def test_consumers_wait_until_the_parent_says_enough(
+    common: dict[str, Any], seconds: float, fewer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(more_jobs, "_SETTLE_S", 0.0)
+    told: list[dict[str, Any]] = []
+    options = {**common, "way": "paced", "topic": f"x.{secrets.token_hex(4)}", "consumers": 3, "seconds": seconds}
+    await more_jobs.idle(lambda **words: told.append(words), **options)
+    assert told == [{"waiting": 0 if fewer else 3}]
+
+
+def test_a_client_that_blocks_waits_in_a_thread(server: Server) -> None:
+    class Blocking(Receiver):
+        blocks = True
+        came = 0
+
+        async def open(self) -> None:
+            """Nothing to open."""
+
+        async def take(self) -> int:
+            self.came += 1
+            return 0
+
+        async def flush(self) -> None:
+            """Nothing to confirm."""
+
+        async def close(self) -> None:
+            """Nothing to close."""
+
+    receiver = Blocking(jobs.target_of(server.target), "x", "g")
+    more_jobs._block(receiver)
+    assert receiver.came == 1

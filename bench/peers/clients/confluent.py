@@ -107,6 +107,8 @@ def sender(target: Target, way: str) -> Sender:
 class _Group(Receiver):
     """A consumer group; what it is given waits until the first ``take``."""
 
+    blocks = True
+
     async def open(self) -> None:
         self._consumer = Consumer(
             {
@@ -192,6 +194,7 @@ class _Arriving(_Group):
 class _Share(Receiver):
     """A share group: nobody owns a partition. Joining takes seconds, so the clock starts with the first messages."""
 
+    blocks = True
     late_start = True
     mode = "implicit"
 

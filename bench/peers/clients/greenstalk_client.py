@@ -58,6 +58,7 @@ def sender(target: Target, way: str) -> Sender:
 class _Reserve(Receiver):
     """A tube has one group: whoever asks."""
 
+    blocks = True
     most = _TAKE
 
     async def open(self) -> None:

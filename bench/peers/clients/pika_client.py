@@ -155,6 +155,7 @@ def sender(target: Target, way: str) -> Sender:
 class _Consuming(Receiver):
     """Deliveries gather while the loop runs; the consumer starts with the first ``take``."""
 
+    blocks = True
     each = True
     most = _TAKE
 

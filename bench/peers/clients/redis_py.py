@@ -81,6 +81,8 @@ def sender(target: Target, way: str) -> Sender:
 
 
 class _Group(Receiver):
+    blocks = True
+
     async def open(self) -> None:
         self._redis = _connect(self.target)
         self._name = secrets.token_hex(4)

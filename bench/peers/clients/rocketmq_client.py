@@ -112,6 +112,8 @@ class _Receiving(Receiver):
     """Threads that receive and ack one by one: an ack costs a round trip, and the client's ``ack_async`` tells nobody
     when it is done."""
 
+    blocks = True
+
     async def open(self) -> None:
         self._consumer = SimpleConsumer(
             _configuration(self.target),
