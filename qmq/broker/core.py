@@ -169,7 +169,7 @@ class Broker:
                 self._effects.append(Unsubscribed(connection, request))
             case LastSequence(connection, request, producer_id):
                 self._intake.turn()
-                self._intake.last_sequence(connection, request, producer_id)
+                self._intake.acknowledging.last_sequence(connection, request, producer_id)
             case ListSubjects():
                 self._effects.append(self._list_subjects(command))
             case Report():
@@ -178,7 +178,7 @@ class Broker:
                 self._reports.checked(command)
             case Disconnected(connection):
                 self._delivery.disconnected(connection)
-                self._intake.disconnected(connection)
+                self._intake.acknowledging.disconnected(connection)
                 self._hand_overs.disconnected(connection)
             case _:
                 raise AssertionError(command)
@@ -250,7 +250,7 @@ class Broker:
 
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
-        return self._intake.waiting_for_sync()
+        return self._intake.acknowledging.waiting_for_sync()
 
     def delayed(self) -> dict[str, int]:
         """How many messages wait to be delivered later, by subject."""

@@ -7,16 +7,17 @@ batch also waits for the earlier batches of its subjects that lie in another one
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.commands import Effect, LastSequenceIs, Now, Refused, Send, Sent, SyncWanted
+from qmq.broker.acknowledging import Acknowledging, Repeat
+from qmq.broker.commands import Effect, Now, Refused, Send, Sent
 from qmq.broker.delayed_intake import Delayed
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.numbering import Numbering
 from qmq.broker.partitions import (
-    MOST_WAITING,
     Answer,
     Barrier,
     Numbers,
@@ -26,7 +27,7 @@ from qmq.broker.partitions import (
     Staged,
     Visibility,
 )
-from qmq.broker.producers import Known, Producers, Refusals
+from qmq.broker.producers import Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
     BatchLimits,
@@ -34,21 +35,10 @@ from qmq.format.batch import (
     check_batch,
     entries_of,
     entry_of,
-    parse_header,
-    runs_of,
     stamp,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, HAS_DELIVER_AT, KNOWN_FLAGS, RUN_SIZE
-from qmq.format.private import PRIVATE
-from qmq.names import check_subject
+from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS
 from qmq.storage.store import Store
-
-
-class _Repeat(NamedTuple):
-    """A batch of this turn that was stored before."""
-
-    command: Send
-    known: Known
 
 
 class Intake:
@@ -68,8 +58,9 @@ class Intake:
         #: Where delayed messages go, once there have been any.
         self.delayed: Delayed | None = None
         self._avoided: frozenset[int] = frozenset()
-        self._gone: set[int] = set()  # connections that ended while answers waited
-        self._repeats: list[_Repeat] = []
+        self._numbering = Numbering(store)
+        self.acknowledging = Acknowledging(producers, effects, self._partition, self._all)
+        self._repeats: list[Repeat] = []
         self._last_places: dict[int, Place] = {}  # ends, by subject number; several partitions only
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -91,7 +82,7 @@ class Intake:
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc
             )
         if known is not None:
-            self._repeats.append(_Repeat(command, known))
+            self._repeats.append(Repeat(command, known))
             return
         own: OwnBatch | None = None
         if header.flags & HAS_DELIVER_AT:
@@ -101,7 +92,7 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
         else:
-            numbers = self._numbers_of(batch) if command.private is None else command.private
+            numbers = self._numbering.of(batch) if command.private is None else command.private
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -124,7 +115,7 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
         else:
-            numbers = self._numbers_of(batch, forced=True)
+            numbers = self._numbering.of(batch, forced=True)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -144,15 +135,6 @@ class Intake:
         if error.retryable:
             self._refusals.add(producer_id, first, error)
 
-    def last_sequence(self, connection: int, request: int, producer_id: bytes) -> None:
-        """Answer with the last producer sequence that is stored for good: after the sync that its batch waits for."""
-        last = self._producers.last(producer_id)
-        if last is None:
-            self._effects.append(LastSequenceIs(connection, request, None))
-            return
-        sequence, known = last
-        self._when_stored(known, False, LastSequenceIs(connection, request, sequence))
-
     def synced(self, number: int, position: int) -> None:
         """The fdatasync of a partition is done up to *position*."""
         partition = self._partition(number)
@@ -162,7 +144,7 @@ class Intake:
         while partition.waiting and partition.waiting[0][0] <= partition.synced:
             self._effects.append(partition.waiting.popleft()[1])
         self._publish(partition)
-        self._want_sync(partition)
+        self.acknowledging.want_sync(partition)
 
     def sync_broken(self, number: int, error: QmqError) -> None:
         """The fdatasync failed: what waits for it is not acknowledged, now or later.
@@ -196,7 +178,7 @@ class Intake:
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for repeat in repeats:
-                self._answer_repeat(repeat)
+                self.acknowledging.answer_repeat(repeat)
 
     def _write(self, partition: Partition) -> None:
         broken = partition.broken or partition.store.broken(partition.local)
@@ -221,16 +203,11 @@ class Intake:
             if batch.answer is None:
                 continue
             if batch.flush:
-                self._wait(partition, batch.end, batch.answer)
+                self.acknowledging.wait(partition, batch.end, batch.answer)
             else:
                 self._effects.append(batch.answer)
         self._publish(partition)
-        self._want_sync(partition)
-
-    def _want_sync(self, partition: Partition) -> None:
-        if partition.waiting and not partition.sync_running and partition.broken is None:
-            partition.sync_running = True
-            self._effects.append(SyncWanted(partition.number, partition.end()))
+        self.acknowledging.want_sync(partition)
 
     def _publish(self, partition: Partition) -> None:
         """Something is written or synced there: what it hid may be seen now."""
@@ -268,33 +245,6 @@ class Intake:
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _numbers_of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
-        """The subject number of each run; new subjects are registered, *forced* also beyond their limit."""
-        if self._store.has_private and PRIVATE in "".join(batch.names):
-            for name in batch.names:
-                check_subject(name)
-        if batch.run is not None:
-            name = batch.names[batch.run[0]]
-            number = self._store.subject_number(name)
-            return self._add(name, forced) if number is None else number
-        assert batch.runs is not None
-        known = self._store.subject_numbers(batch.names)
-        if None in known:
-            for name, number in zip(batch.names, known, strict=True):
-                if number is None:
-                    check_subject(name)  # all of them before any is registered
-            known = [
-                self._add(name, forced) if number is None else number
-                for name, number in zip(batch.names, known, strict=True)
-            ]
-        by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
-        return by_run
-
-    def _add(self, name: str, forced: bool) -> int:
-        """Register a subject; a table may name it twice."""
-        number = self._store.subject_number(name)
-        return self._store.add_subject(check_subject(name), forced=forced) if number is None else number
-
     def _choose(self, numbers: int | Numbers) -> Partition:
         """The partition of a batch: by its first subject, so that a subject mostly stays in one; never a broken one."""
         if len(self._partitions) == 1:
@@ -327,28 +277,9 @@ class Intake:
         flush: bool,
         answer: Answer | None = None,
     ) -> None:
-        header, store = batch.header, partition.store
+        header = batch.header
         self._stamp_us = stored_at_us = max(now.wall_us, self._stamp_us + 1)
-        ends = store.ends
-        first: int | npt.NDArray[np.uint64]
-        messages: int | npt.NDArray[Any]
-        if isinstance(numbers, int):
-            first, messages = int(ends[numbers]), header.messages
-        else:
-            assert batch.runs is not None
-            first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
-        stamp(
-            view, batch, position=position, stored_at_us=stored_at_us, partition=partition.local,
-            store_id=store.store_id, secret=store.secret, first_sequences=first,
-        )  # fmt: skip
-        if isinstance(numbers, int):
-            assert isinstance(first, int)
-            store.stage(partition.local, position, view, entry_of(batch, position, stored_at_us, numbers, first))
-        else:
-            assert batch.runs is not None
-            rows = entries_of(batch.runs, header, position, stored_at_us, numbers)
-            store.stage(partition.local, position, view, rows)
-        ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
+        first, messages = _hand_in(partition, view, batch, position, stored_at_us, numbers)
         if command is not None:
             if command.private is None:
                 self._producers.remember(
@@ -359,28 +290,15 @@ class Intake:
         end = position + header.size
         places: dict[int, Place | None] = {}
         after: tuple[Place, ...] = ()
-        if len(self._partitions) > 1 and store is self._store:
+        if len(self._partitions) > 1 and partition.store is self._store:
             places = {number: self._last_places.get(number) for number in _each(numbers)}
             self._last_places.update(dict.fromkeys(places, (partition.number, end)))
             after = self._must_come_first(partition, places)
-        producer = header.producer_id, header.producer_sequence
-        partition.staged.append(
-            Staged(
-                command,
-                answer,
-                own,
-                flush,
-                position,
-                end,
-                stored_at_us,
-                first,
-                numbers,
-                messages,
-                *producer,
-                after,
-                places,
-            )
-        )
+        staged = Staged(
+            command, answer, own, flush, position, end, stored_at_us, first, numbers, messages, header.producer_id,
+            header.producer_sequence, after, places,
+        )  # fmt: skip
+        partition.staged.append(staged)
 
     def _give_up(self, partition: Partition, error: QmqError) -> None:
         """A write failed: nothing that was staged is stored; take back what was given and say so."""
@@ -426,90 +344,40 @@ class Intake:
             else:
                 self._last_places[number] = place
 
-    def _wait(self, partition: Partition, end: int, effect: Answer) -> None:
-        """Answer when the partition is synced up to *end*. Clients that wait for long connect again and ask again."""
-        partition.waiting.append((end, effect))
-        if len(partition.waiting) > partition.most_waiting:
-            self._forget_gone()
-
-    def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answers any more."""
-        self._gone.add(connection)
-        if not self.waiting_for_sync():
-            self._gone.clear()
-        elif len(self._gone) > MOST_WAITING:
-            self._forget_gone()
-
-    def _forget_gone(self) -> None:
-        for partition in self._all():
-            partition.forget_gone(self._gone)
-        self._gone.clear()
-
-    # --- repeats -----------------------------------------------------------------------------------------------------
-
-    def _answer_repeat(self, repeat: _Repeat) -> None:
-        command, known = repeat
-        broken = self._unknown(known)
-        if broken is not None:
-            self._effects.append(Refused(command.connection, command.request, broken))
-            return
-        part = self._partition(known.partition)
-        if part.store.segment_at(part.local, known.position) is None:
-            self._effects.append(_sent_long_ago(command, known))
-            return
-        try:
-            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE)
-            header = parse_header(view)
-            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
-        except QmqError as error:
-            self._effects.append(Refused(command.connection, command.request, error))
-            return
-        firsts = runs_of(view, header)["first_sequence"].copy()
-        answer = Sent(
-            command.connection, command.request, known.position, header.stored_at_us, known.partition,
-            int(firsts[0]) if header.runs == 1 else firsts,
-        )  # fmt: skip
-        self._when_stored(known, command.flush, answer)
-
-    def _when_stored(self, known: Known, flush: bool, effect: Sent | LastSequenceIs) -> None:
-        """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
-        partition = self._partition(known.partition)
-        pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
-        unsynced = self._is_unsynced(known)
-        broken = self._unknown(known)
-        if broken is not None:
-            self._effects.append(Refused(effect.connection, effect.request, broken))
-        elif not (pending or (flush and unsynced)):
-            self._effects.append(effect)
-        else:
-            end = partition.end()  # covers the batch; waiting stays in order of position
-            self._wait(partition, end, effect)
-            self._want_sync(partition)
-
-    def _is_unsynced(self, known: Known) -> bool:
-        partition = self._partition(known.partition)
-        return known.position >= max(partition.synced, partition.store.synced(partition.local))
-
-    def _unknown(self, known: Known) -> QmqError | None:
-        """Why nobody knows whether a batch is stored; None when it is."""
-        return self._partition(known.partition).broken if self._is_unsynced(known) else None
-
     # --- what others ask ---------------------------------------------------------------------------------------------
 
     def visible(self, partition: int) -> int:
         """The position up to which that partition's messages may be pulled."""
         return self._partitions[partition].visible
 
-    def waiting_for_sync(self) -> int:
-        """Answers that wait for an fdatasync."""
-        return sum(len(partition.waiting) for partition in self._all())
 
-
-def _sent_long_ago(command: Send, known: Known) -> Sent:
-    """The answer to a repeat of what has been delivered, and removed from the delay log since: without sequences."""
-    header = parse_header(command.batch)
-    firsts = 0 if header.runs == 1 else np.zeros(header.runs, np.uint64)
-    return Sent(command.connection, command.request, known.position, header.created_at_us, known.partition, firsts)
+def _hand_in(
+    partition: Partition, view: memoryview, batch: CheckedBatch, position: int, stored_at_us: int,
+    numbers: int | Numbers,
+) -> tuple[int | npt.NDArray[np.uint64], int | npt.NDArray[Any]]:  # fmt: skip
+    """Stamp a batch and stage it in its store; its first sequences and messages, by run where it has several."""
+    header, store = batch.header, partition.store
+    ends = store.ends
+    first: int | npt.NDArray[np.uint64]
+    messages: int | npt.NDArray[Any]
+    if isinstance(numbers, int):
+        first, messages = int(ends[numbers]), header.messages
+    else:
+        assert batch.runs is not None
+        first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
+    stamp(
+        view, batch, position=position, stored_at_us=stored_at_us, partition=partition.local,
+        store_id=store.store_id, secret=store.secret, first_sequences=first,
+    )  # fmt: skip
+    if isinstance(numbers, int):
+        assert isinstance(first, int)
+        store.stage(partition.local, position, view, entry_of(batch, position, stored_at_us, numbers, first))
+    else:
+        assert batch.runs is not None
+        rows = entries_of(batch.runs, header, position, stored_at_us, numbers)
+        store.stage(partition.local, position, view, rows)
+    ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
+    return first, messages
 
 
 def _each(numbers: int | Numbers) -> list[int]:

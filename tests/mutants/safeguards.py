@@ -56,8 +56,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "acknowledge flush after the fdatasync",
         "qmq/broker/intake.py",
-        "            if batch.flush:\n                self._wait(partition, batch.end, batch.answer)\n",
-        "            if False:\n                self._wait(partition, batch.end, batch.answer)\n",
+        "            if batch.flush:\n                self.acknowledging.wait(",
+        "            if False:\n                self.acknowledging.wait(",
         ("tests/broker/test_intake.py",),
     ),
     Mutant(
@@ -312,7 +312,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "refuse a send to a group's own subject",
-        "qmq/broker/intake.py",
+        "qmq/broker/numbering.py",
         "            for name in batch.names:\n                check_subject(name)\n",
         "            pass\n",
         ("tests/broker/test_handovers.py",),
