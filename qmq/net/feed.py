@@ -12,7 +12,7 @@ from typing import Final, Generic
 from qmq.format.run import Run
 from qmq.net.kept import release
 from qmq.net.merging import MergedPuller
-from qmq.net.messages import M
+from qmq.net.messages import M, numbers
 from qmq.net.prefetch import Prefetch
 from qmq.net.pulling import Puller
 
@@ -55,9 +55,11 @@ class Feed(Generic[M]):
 
     def take_rest(self) -> list[Run]:
         """What was not come to: it does not come any more."""
-        run, indexes = self._current
-        left = list(indexes)
-        rest = [run.slice(left[0], left[-1] + 1)] if run is not None and left else []
+        run, coming = self._current
+        left = list(coming)
+        rest = []
+        if run is not None and left:
+            rest.append(run.slice(left[0] - run.pull_sequence, run.count))
         while self._runs:
             rest.append(self._runs.popleft())
         return rest
@@ -67,15 +69,15 @@ class Feed(Generic[M]):
             run = self._runs.popleft()
             if run.holder is not None and run.holder.fenced is not None:
                 continue
-            indexes = iter(range(run.count))
-            self._current = run, indexes
-            yield map(self._kind, repeat(run), indexes, run.bodies())
+            coming = iter(numbers(run))
+            self._current = run, coming
+            yield map(self._kind, repeat(run), coming, run.bodies())
 
     def _drop(self) -> None:
         """Something is not held any more: it does not come."""
-        run, indexes = self._current
+        run, coming = self._current
         if run is not None and run.holder.fenced is not None:
-            deque(indexes, maxlen=0)
+            deque(coming, maxlen=0)
 
     def _left(self) -> int:
         return length_hint(self._current[1]) + sum(run.count for run in list(self._runs))

@@ -28,15 +28,20 @@ if TYPE_CHECKING:
 class Message:
     """One received message. Holding it holds the bytes of the pull's answer that it came in."""
 
-    __slots__ = {"_index": None, "_run": None, "body": "The bytes that were sent."}
+    __slots__ = {"_number": None, "_run": None, "body": "The bytes that were sent."}
 
     body: bytes
 
-    def __init__(self, run: Run, index: int, body: bytes) -> None:
-        """*body* is that of message *index* of *run*."""
+    def __init__(self, run: Run, number: int, body: bytes) -> None:
+        """*number* is its pull sequence: one of *run*, whose body that is."""
         self._run = run
-        self._index = index
+        self._number = number
         self.body = body
+
+    @property
+    def _index(self) -> int:
+        """Which message of its run it is."""
+        return self._number - self._run.pull_sequence
 
     @property
     def id(self) -> str:
@@ -101,14 +106,13 @@ class Message:
 
         Does nothing for who follows alone, and when it has a verdict already.
         """
-        run = self._run
-        holder = run.holder
+        holder = self._run.holder
         if holder is not None:
-            sequence = run.pull_sequence + self._index
-            if holder.tail == sequence:
-                holder.tail = sequence + 1
+            number = self._number
+            if holder.tail == number:
+                holder.tail = number + 1
             else:
-                holder.ack(sequence, sequence + 1)
+                holder.ack(number, number + 1)
 
     async def nack(self, delay: float | None = None, reason: str = "") -> None:
         """It could not be handled: the group gets it again after *delay* seconds (None: the group's own for this
@@ -124,16 +128,14 @@ class Message:
         """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt."""
         holder = self._run.holder
         if holder is not None:
-            sequence = self._run.pull_sequence + self._index
-            holder.owner.release(holder, sequence, sequence + 1)
+            holder.owner.release(holder, self._number, self._number + 1)
 
     async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
         holder = self._run.holder
         if holder is None:
             raise InvalidOption("who follows alone has no group to hand a message back to")
-        sequence = self._run.pull_sequence + self._index
         await holder.owner.hand_back(
-            holder, sequence, sequence + 1, verdict, check_delay(delay), reason, (self._run, self._index)
+            holder, self._number, self._number + 1, verdict, check_delay(delay), reason, (self._run, self._index)
         )
 
     async def __aenter__(self) -> Self:
@@ -163,8 +165,7 @@ class Message:
         if not isinstance(error, Exception):
             self.release()
             return False
-        sequence = self._run.pull_sequence + self._index
-        await holder.owner.failed(holder, sequence, error, (self._run, self._index))
+        await holder.owner.failed(holder, self._number, error, (self._run, self._index))
         return True
 
     def __repr__(self) -> str:
@@ -189,6 +190,11 @@ async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
 M = TypeVar("M", bound=Message)
 
 
+def numbers(run: Run) -> range:
+    """The pull sequences of its messages."""
+    return range(run.pull_sequence, run.pull_sequence + run.count)
+
+
 def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]
     """One view a message, run after run."""
     messages: list[M] = []
@@ -197,7 +203,7 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
     gc.disable()
     try:
         for run in runs:
-            messages += map(kind, repeat(run), range(run.count), run.bodies())
+            messages += map(kind, repeat(run), numbers(run), run.bodies())
     finally:
         if collects:
             gc.enable()
@@ -206,7 +212,7 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
 
 def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]
     """The same views, each made when it is come to."""
-    return chain.from_iterable(map(kind, repeat(run), range(run.count), run.bodies()) for run in runs)
+    return chain.from_iterable(map(kind, repeat(run), numbers(run), run.bodies()) for run in runs)
 
 
 class MessageBatch(Sequence[Message]):
@@ -238,7 +244,7 @@ class MessageBatch(Sequence[Message]):
             self._starts = (np.cumsum(counts) - counts).tolist()
         number = bisect_right(self._starts, index) - 1
         run, index = self._runs[number], index - self._starts[number]
-        return Message(run, index, run.body(index))
+        return Message(run, run.pull_sequence + index, run.body(index))
 
     def __iter__(self) -> Iterator[Message]:
         return each_message(self._runs, Message)

@@ -288,7 +288,7 @@ class SyncMessage(Message):
         holder = self._run.holder
         if holder is not None:
             owner = holder.owner
-            owner.crossing.ack(holder, self._run.pull_sequence + self._index, owner.loop.call_soon_threadsafe)
+            owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]
         """As ``Message.nack``."""
@@ -302,8 +302,8 @@ class SyncMessage(Message):
         """As ``Message.release``."""
         holder = self._run.holder
         if holder is not None:
-            sequence = self._run.pull_sequence + self._index
-            holder.owner.loop.call_soon_threadsafe(holder.owner.release, holder, sequence, sequence + 1)
+            owner = holder.owner
+            owner.loop.call_soon_threadsafe(owner.release, holder, self._number, self._number + 1)
 
     def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
         holder = self._run.holder
@@ -328,8 +328,7 @@ class SyncMessage(Message):
         if not isinstance(error, Exception):
             self.release()
             return False
-        sequence = self._run.pull_sequence + self._index
-        self._wait(holder.owner.failed(holder, sequence, error, (self._run, self._index)))
+        self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
         return True
 
 

@@ -10,6 +10,7 @@ from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.modelled import MODELLED
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
+from tests.mutants.serving import OF_ANSWERS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
@@ -555,4 +556,5 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_recovery.py", "tests/storage/test_rot.py"),
     ),
     *OF_GROUPS,
+    *OF_ANSWERS,
 )
