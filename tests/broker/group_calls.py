@@ -20,7 +20,7 @@ LAPSE_MS = 1_000
 FIRST_SETTINGS = (
     ("max_attempts", 3),
     ("max_lapses", 2),
-    ("max_unacked", 30),
+    ("max_unacked", 8),
     ("retry_delays_us", (0, 300_000, 2_000_000)),
 )
 
@@ -127,6 +127,7 @@ class GroupCalls(RuleBasedStateMachine):
             session.one.seen_us = self.driven.now.monotonic_us
             return False
         self.counts["late calls"] += 1
+        self.sessions.remove(session)
         assert isinstance(answer, Refused), answer
         assert isinstance(answer.error, Fenced if session.group is self.group else UnknownGroup), answer
         self.check()

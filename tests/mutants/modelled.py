@@ -64,7 +64,7 @@ MODELLED: Final = (
         "qmq/broker/ledger.py",
         "        self._changed = True\n        for member in list(",
         "        for member in list(",
-        _MODEL,
+        ("tests/broker/test_ledger.py",),
     ),
     Mutant(
         "count takeovers in a row only while something is held",
@@ -78,7 +78,7 @@ MODELLED: Final = (
         "qmq/broker/ledger.py",
         "member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1",
         "member.alone",
-        _MODEL,
+        ("tests/broker/test_ledger.py",),
     ),
     Mutant(
         "count all that is skipped before any is passed",
