@@ -13,8 +13,8 @@ from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.store import Read, Store
 
-#: The number of the one read that is under way: others count up or down from 1.
-READ_NUMBER: Final = 0
+#: The number of the one read that is under way: 0 is taken, and others count up or down from there.
+READ_NUMBER: Final = 1 << 62
 #: So many stretches may wait for reads; what is due beyond that stays in the schedule.
 MOST_COLD: Final = 1_024
 #: Read at first of a batch whose size is not known.

@@ -25,7 +25,8 @@ from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS
 from qmq.format.private import check_private
 from qmq.storage.store import PullSync, Store
 
-#: The number of the read that is a sync of the pull log; others are those of pulls (above) and of reports (below).
+#: The number of the read that is a sync of the pull log; others are those of pulls (above), of reports (below), and of
+#: what is delayed (far above).
 SYNC_NUMBER: Final = 0
 #: What could not be written is tried again so often.
 _AGAIN_US: Final = 100_000

@@ -9,6 +9,7 @@ import pytest
 
 from qmq.broker import delay_reading
 from qmq.broker.commands import Effect
+from qmq.broker.handovers import SYNC_NUMBER
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled
 from tests.storage.forgetful import ForgetfulDisk
@@ -151,3 +152,8 @@ def test_a_bad_sector_costs_what_lies_on_it(tmp_path: Path) -> None:
     assert [name for name in names if name in found] == found
     disk.bad.clear()
     driven.store.close(clean=False)
+
+
+def test_its_number_is_no_other_reads() -> None:
+    assert delay_reading.READ_NUMBER != SYNC_NUMBER
+    assert delay_reading.READ_NUMBER > 1 << 40  # pulls count up from 1, reports down from -1
