@@ -1,4 +1,4 @@
-"""Messages that two consumers hold after a start, as the record that took them from the first one is lost."""
+"""Messages that are in two hands after a start, as the record that took them from the first one is lost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from qmq.storage.store import Store
 
 
 def doubled(store: Store, group: Group) -> Iterator[tuple[Member, int]]:
-    """Consumers, and pull sequences of theirs, of messages that were handed out to another one since. May wait."""
+    """Consumers, and pull sequences of theirs, of messages that were handed out to another one since, or wait to be
+    handed out again. May wait.
+    """
     assert group.ledger is not None
     pulls = [(member, pull) for member in group.ledger.members.values() for pull in member.held.pulls]
     pulls.sort(key=lambda one: one[1].taken_us, reverse=True)
     taken: dict[int, Intervals] = {}
+    for subject, start, end in stretches_of(store, group, group.ledger.retries.all()) if pulls else ():
+        taken.setdefault(subject, Intervals()).add(start, end)
     for member, pull in pulls:
         for sequence, messages in list(_held(member, pull)):
             if not _is_taken(store, group, taken, messages):

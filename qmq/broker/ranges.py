@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -262,7 +262,7 @@ def _between(partition: int, rows: Rows, start: int, stop: int) -> Iterator[Some
         yield Some(partition, rows[-1].item(), 0, stop)
 
 
-def stretches_of(store: Store, group: Group, ranges: list[MessageRange]) -> Iterator[tuple[int, int, int]]:
+def stretches_of(store: Store, group: Group, ranges: Iterable[MessageRange]) -> Iterator[tuple[int, int, int]]:
     """Subject, first sequence and the one behind the last of what ranges name, as far as it is there. May wait."""
     for messages in ranges:
         for part in parts_of(store, group, messages):

@@ -7,6 +7,7 @@ is told, so that the records of a pull log, told again in order, end in the same
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -108,10 +109,15 @@ class Retries:
 
     def _enqueue(self, retry: Retry) -> None:
         queue = self._alone if retry.isolated else self._due
-        left = [retry.messages]
-        for taken in self._taken.pop(retry.number, ()):
-            left = [part for messages in left for part in _without(messages, taken)]
+        left = _left(retry.messages, self._taken.pop(retry.number, []))
         queue.extend(retry._replace(messages=messages) for messages in left)
+
+    def all(self) -> Iterator[MessageRange]:
+        """What is to be handed out again, due or not, as far as it can be read. Reads files."""
+        yield from (retry.messages for queue in (self._due, self._alone) for retry in queue)
+        for items in self._schedule.all():
+            for retry in unpacked(items):
+                yield from _left(retry.messages, self._taken.get(retry.number, []))
 
     def load(self, now_us: int) -> bool:
         """Bring in what is due by now; True when something waits to be handed out."""
@@ -236,6 +242,14 @@ class Retries:
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
             (self._alone if retry.isolated else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
+
+
+def _left(messages: MessageRange, taken: list[MessageRange]) -> list[MessageRange]:
+    """What is left of a range without all that was taken."""
+    left = [messages]
+    for one in taken:
+        left = [part for messages in left for part in _without(messages, one)]
+    return left
 
 
 def _without(messages: MessageRange, taken: MessageRange) -> list[MessageRange]:

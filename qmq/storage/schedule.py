@@ -7,6 +7,7 @@ they go into a run, in that order (runs.py draws it).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -141,6 +142,20 @@ class Schedule(RunOwner):
         else:
             heapq.heapreplace(self._heads, (*key, at))
         return found
+
+    def all(self) -> Iterator[Items]:
+        """All items, in no order, as far as they can be read; they stay. Reads files."""
+        yield np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
+        for run in self._runs:
+            start = run.taken
+            while start < run.items:
+                try:
+                    items = run.read(start)
+                except StorageError as error:
+                    self._damaged.append(error)
+                    break
+                start += len(items)
+                yield items[items["number"] != 0]
 
     def clear(self) -> None:
         """All items are gone."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from itertools import count
+from pathlib import Path
 
 from qmq.broker.commands import Unsubscribe
 from qmq.broker.kinds import Kind
 from qmq.storage.pull_records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from tests.broker.harness import Driven
-from tests.broker.test_consuming import Consumer, many
+from tests.broker.test_consuming import Consumer, filled, many
 from tests.broker.test_most_once import joined, taken
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files
@@ -131,3 +132,28 @@ def test_what_a_block_may_have_given_away_is_not_handed_out_again() -> None:
     assert not driven.broker._delivery.subscriptions.groups["h"].ledger.members  # type: ignore[union-attr]
     left = taken(driven, joined(driven))
     assert not set(left) & set(many(2)), left
+
+
+def test_what_came_back_from_another_is_not_held_by_who_had_it_before(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    a, b = Consumer(driven, "a"), Consumer(driven, "b", connection=2)
+    driven.checkpoint()
+    assert a.pull() == many(3)
+    driven.do(Unsubscribe(1, driven.request(), a.subscription))
+    assert b.pull() == many(3)
+    b.back(0, 3, delay_us=6_000_000)
+    driven.store.close(clean=False)
+    store, pulls = driven.store, tmp_path / "pulls"
+    base = list_pull_files(driven.disk, pulls)[0]
+    records = read_pull_log(driven.disk, pulls, store.store_id, store.secret, base).records
+    left = [one for one in records if one.kind == Kind.LEAVE][-1]
+    path = pull_file_path(pulls, max(base for base in list_pull_files(driven.disk, pulls) if base <= left.position))
+    data = bytearray(path.read_bytes())
+    data[left.position - int(path.stem, 16) + 4] ^= 1  # rot, not a loss of power
+    path.write_bytes(data)
+    driven.open()
+    a, c = Consumer(driven, "a", connection=3), Consumer(driven, "c", connection=4)
+    assert a.pull() == [], "it waits to be handed out again"
+    driven.advance(7_000)
+    assert sorted(c.pull() + a.pull()) == many(3)
+    driven.store.close(clean=False)

@@ -33,6 +33,13 @@ CONSUMING: Final = (
         ("tests/storage/test_pull_log.py",),
     ),
     Mutant(
+        "leave with nobody what waits to be handed out again after records are lost",
+        "qmq/broker/doubled.py",
+        "        taken.setdefault(subject, Intervals()).add(start, end)\n    for member, pull in pulls:\n",
+        "        pass\n    for member, pull in pulls:\n",
+        ("tests/broker/test_doubled.py", _LOST),
+    ),
+    Mutant(
         "pass blocks of most_once groups that came after a record that the power took",
         "qmq/broker/changes.py",
         "            if not record.counts and record.kind != Kind.RESERVE:\n",
