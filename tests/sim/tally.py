@@ -45,7 +45,7 @@ class Letter:
     may_be_dead: bool = False
     #: It was dead when the group began anew: it is handed out from there, and again as a dead letter.
     is_twofold: bool = False
-    #: As of the last checkpoint.
+    #: As of the last checkpoint; the most attempts at any time since.
     kept_confirmed: bool = False
     kept_dead: bool = False
     kept_attempt: int = 1
@@ -106,6 +106,7 @@ class Tally:
             letter.may_be_dead = True
         else:
             letter.possible = letter.possible | {attempt + 1}
+            letter.kept_most = max(letter.kept_most, attempt + 1)
 
     def nacked(self, message: int, attempt: int, not_before_us: int, holder: Holder) -> None:
         """The broker has noted it. (If it had before, the message may be with another by now.)"""
@@ -159,7 +160,7 @@ class Tally:
             letter.kept_attempt, letter.kept_most = min(attempts), max(attempts)
 
     def power_lost(self) -> None:
-        """What came after the checkpoint may be forgotten."""
+        """All is as it was at some moment since the checkpoint; a seek or a hand-back since may be forgotten."""
         for letter in self.letters.values():
             letter.confirmed, letter.dead, letter.not_before_us = letter.kept_confirmed, letter.kept_dead, 0
             lowest, highest = min(letter.kept_attempt, *letter.possible), max(letter.kept_most, *letter.possible)
