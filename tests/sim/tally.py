@@ -71,7 +71,9 @@ class Tally:
         """It came to a consumer. Who had it before and must not hold it any more, if anyone."""
         letter = self.letter(message)
         before, letter.holder = letter.holder, holder
-        assert not letter.confirmed, f"{message} came again after its acknowledgement was confirmed"
+        assert not letter.confirmed or letter.is_twofold, (
+            f"{message} came again after its acknowledgement was confirmed"
+        )
         assert attempt in letter.possible, f"{message} came as attempt {attempt}, not one of {letter.possible}"
         if before == holder:
             self.counts["given again after a lost answer"] += 1
