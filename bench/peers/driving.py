@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from bench.peers.peer import Target
 
 IN_FLIGHT = 1_000
+#: A consumer that fails does so for one message of so many, the first time it gets it.
+FAILS_ONE_OF = 10
 
 
 class Sender(ABC):
@@ -109,6 +111,8 @@ class Receiver(ABC):
     late_start: bool = False
     #: Whether ``take`` blocks its thread while it waits, as libraries without asyncio do.
     blocks: bool = False
+    #: How many messages it has refused: those of a way that fails.
+    refused: int = 0
     #: How long ``take`` waits for a message.
     silence_s: float = 10.0
 

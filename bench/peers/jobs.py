@@ -75,6 +75,8 @@ async def consume(
     await receiver.flush()
     seconds = time.perf_counter() - started
     await _check_end(receiver, tally, touched, came, there is None)
+    if way == "failing" and not receiver.refused:
+        raise BenchFailed("no message failed: send more")
     if came == early:
         raise BenchFailed("all messages came at once: nothing was timed; send more")
     return {"messages": came - early, "seconds": seconds, "checked": touched}

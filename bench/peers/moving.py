@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from bench.peers.peer import Client
 from bench.peers.running import SIZES, Row, Running
 
-RATE = "msg/s"
+RATE: Final = "msg/s"
+#: Ways to consume that other works measure.
+_OF_OTHER_WORKS: Final = ("paced", "failing")
 
 
 def move(running: Running) -> Iterator[Row]:
@@ -33,7 +36,7 @@ def pairs(client: Client) -> list[tuple[str, str, bool, bool]]:
     The first ways to send are the fast ones, so they fill where there are more ways to consume.
     """
     sends = list(client.sends)
-    consumes = [way for way in client.consumes if way != "paced"]
+    consumes = [way for way in client.consumes if way not in _OF_OTHER_WORKS]
     if not sends or not consumes:
         return []
     return [

@@ -129,7 +129,12 @@ def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
         f"{peer.name}/{client.package}/{work}/{name}": way.says
         for peer in peers
         for client in peer.clients
-        for work, ways in (("send", client.sends), ("consume", client.consumes), ("latency", client.paced))
+        for work, ways in (
+            ("send", client.sends),
+            ("consume", client.consumes),
+            ("failing", client.consumes),
+            ("latency", client.paced),
+        )
         for name, way in ways.items()
     }
 

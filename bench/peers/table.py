@@ -16,6 +16,7 @@ _TITLES = {
     "backlog": "Beside a backlog",
     "subjects": "Many subjects, topics, streams or queues",
     "neighbours": "Beside a group that is stuck (p50 / p99)",
+    "failing": "A consumer that fails for one message of ten",
     "churn": "Consumers that come and go",
     "server": "The servers",
     "idle": "With consumers that wait",

@@ -20,6 +20,8 @@ RATIO: Final = "of the same without"
 _FILL_S: Final = 60.0
 _FILL_PORTION: Final = 1_000_000
 _LIVE_RATE: Final = 1_000
+#: Failures are dear, so of a fast broker few messages are enough.
+_FAILING_MOST: Final = 50_000
 
 
 def backlog(running: Running) -> Iterator[Row]:
@@ -86,3 +88,22 @@ def neighbours(running: Running) -> Iterator[Row]:
         for share in ("p50", "p99"):
             for name, found in (("alone", alone), ("beside a stuck group", beside)):
                 yield running.row("neighbours", client, way, f"{name} {share}", found[f"{share}_ms"], timing.MS)
+
+
+def failing(running: Running) -> Iterator[Row]:
+    """A consumer that fails for one message of ten, the first time it gets it; where the broker lets it say so."""
+    for client in running.peer.clients:
+        if "failing" not in client.consumes:
+            continue
+        running.warm(client)
+        send = next(iter(client.sends))
+        messages = min(running.amount.messages(client.sends[send].rate, _SIZE), _FAILING_MOST)
+        rates = {}
+        for way in (next(name for name in ("share each", "each") if name in client.consumes), "failing"):
+            topic = running.topic("failing")
+            running.make(client, topic)
+            running.send(client, send, topic, _SIZE, messages)
+            rates[way] = running.consume(client, way, topic, _SIZE, messages)
+        without, with_failures = rates.values()
+        yield running.row("failing", client, "failing", "one of ten nacked", with_failures, RATE)
+        yield running.row("failing", client, "failing", "one of ten nacked", with_failures / without, RATIO)

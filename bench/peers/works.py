@@ -30,6 +30,7 @@ WORKS: Final[dict[str, Work]] = {
     "backlog": Work(waiting.backlog, both=False),
     "subjects": Work(crowds.subjects, both=False),
     "neighbours": Work(waiting.neighbours, both=False),
+    "failing": Work(waiting.failing, both=False),
     "churn": Work(crowds.churn, both=False),
     "idle": Work(crowds.idle, both=False),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.peers import jobs
+from bench.peers.clients import qmq_client
 from bench.peers.driving import portions
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
@@ -26,7 +27,9 @@ def common(server: Server) -> dict[str, Any]:
     return {"module": QMQ.module, "target": server.target, "topic": f"x.{secrets.token_hex(4)}", "size": 100}
 
 
-@pytest.mark.parametrize(("send", "consume"), [("bulk", "bulk"), ("queued", "each"), ("awaited", "iterated")])
+@pytest.mark.parametrize(
+    ("send", "consume"), [("bulk", "bulk"), ("queued", "each"), ("awaited", "iterated"), ("bulk", "failing")]
+)
 async def test_what_is_sent_is_consumed(common: dict[str, Any], send: str, consume: str) -> None:
     sent = await jobs.send(no_gate, way=send, messages=3_000, **common)
     came = await jobs.consume(no_gate, way=consume, group=secrets.token_hex(4), messages=3_000, **common)
@@ -63,3 +66,12 @@ async def test_a_schedule_times_both_ends(common: dict[str, Any]) -> None:
 def test_portions_go_round() -> None:
     parts = list(portions([b"a", b"b"], 7, 4))
     assert parts == [[b"a", b"b", b"a", b"b"], [b"a", b"b", b"a"]]
+
+
+async def test_a_consumer_that_is_to_fail_and_did_not_is_an_error(
+    common: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await jobs.send(no_gate, way="bulk", messages=1_000, **common)
+    monkeypatch.setattr(qmq_client._Failing, "take", qmq_client._Pull.take)
+    with pytest.raises(BenchFailed, match="no message failed"):
+        await jobs.consume(no_gate, way="failing", group=secrets.token_hex(4), messages=1_000, **common)

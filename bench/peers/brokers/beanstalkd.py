@@ -29,6 +29,7 @@ class Beanstalkd(Peer):
             sends={"one by one": Way("put, the only way there is", 15_000, "awaited")},
             consumes={
                 "each": Way("reserve and delete, the only way there is", 10_000),
+                "failing": Way("reserve, one of ten released the first time, else delete", 0),
                 "paced": Way("reserve and delete", 0),
             },
             paced={"paced": Way("put", 0)},

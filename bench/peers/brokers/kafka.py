@@ -59,6 +59,7 @@ class Kafka(Peer):
                 "share each": Way(
                     "share group, explicit: each body touched and acknowledged, commit_sync", 500_000, "each"
                 ),
+                "failing": Way("share group, one of ten released the first time", 0),
                 "paced": Way("consumer group, poll, commit every 100 ms", 0),
             },
             paced={

@@ -37,6 +37,7 @@ class Nats(Peer):
             consumes={
                 "bulk": Way("fetch of 1,000, the last acked for all (ack policy all)", 60_000),
                 "each": Way("fetch of 1,000, each acked", 35_000),
+                "failing": Way("fetch of 1,000, one of ten nak the first time", 0),
                 "paced": Way("push consumer, each acked", 0),
             },
             paced={"paced": Way("publish, each awaited by a task", 0)},

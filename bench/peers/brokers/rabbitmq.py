@@ -38,6 +38,7 @@ class RabbitMq(Peer):
             consumes={
                 "bulk": Way("SelectConnection, prefetch 10,000, one ack for 1,000", 60_000),
                 "each": Way("SelectConnection, prefetch 10,000, each acked", 30_000),
+                "failing": Way("SelectConnection, one of ten put back the first time", 0),
                 "paced": Way("SelectConnection, prefetch 10,000, each acked", 0),
             },
             paced={"paced": Way("SelectConnection, confirms", 0)},

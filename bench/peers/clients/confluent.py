@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
+from confluent_kafka import AcknowledgeType, Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from bench.peers.driving import Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
 from qmq.bench.errors import BenchFailed
 
@@ -259,6 +259,31 @@ class _ShareEach(_Share):
         return found
 
 
+class _ShareFailing(_ShareEach):
+    """Every tenth message is released the first time."""
+
+    async def open(self) -> None:
+        await super().open()
+        self._released: set[int] = set()
+
+    async def take(self) -> Sequence[bytes]:
+        found: list[bytes] = []
+        while not found:
+            messages = self._poll()
+            for number, message in enumerate(messages):
+                if not number % FAILS_ONE_OF and message.offset() not in self._released:
+                    self._released.add(message.offset())
+                    self.refused += 1
+                    self._consumer.acknowledge(message, AcknowledgeType.RELEASE)
+                else:
+                    found.append(message.value())
+                    self._consumer.acknowledge(message)
+            if not len(messages):
+                break
+            self._commit()
+        return found
+
+
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """One that consumes so."""
     kinds: dict[str, type[Receiver]] = {
@@ -266,6 +291,7 @@ def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
         "each": _Group,
         "share bulk": _Share,
         "share each": _ShareEach,
+        "failing": _ShareFailing,
         "paced": _Arriving,
     }
     return kinds[way](target, topic, group)

@@ -7,7 +7,7 @@ from typing import Final
 
 import greenstalk
 
-from bench.peers.driving import Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
 
 _TAKE: Final = 1_000
@@ -88,10 +88,33 @@ class _Reserve(Receiver):
         self._client.close()
 
 
+class _Failing(_Reserve):
+    """Every tenth job is released the first time."""
+
+    async def open(self) -> None:
+        await super().open()
+        self._released: set[int] = set()
+        self._reserved = 0
+
+    async def take(self) -> Sequence[bytes]:
+        while True:
+            try:
+                job = self._client.reserve(timeout=max(round(self.silence_s), 1))
+            except greenstalk.TimedOutError:
+                return []
+            self._reserved += 1
+            if self._reserved % FAILS_ONE_OF or job.id in self._released:
+                self._client.delete(job)
+                return [job.body]
+            self._released.add(job.id)
+            self.refused += 1
+            self._client.release(job)
+
+
 class _Arriving(_Reserve):
     most = 1
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """One that consumes so."""
-    return {"each": _Reserve, "paced": _Arriving}[way](target, topic, group)
+    return {"each": _Reserve, "paced": _Arriving, "failing": _Failing}[way](target, topic, group)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
-from bench.peers.driving import AwaitedSender, Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
 
 _SILENCE_S: Final = 10.0
@@ -117,6 +117,26 @@ class _FetchAll(_Fetch):
         await messages[-1].ack()
 
 
+class _Failing(_Fetch):
+    """Every tenth message fails the first time."""
+
+    async def take(self) -> Sequence[bytes]:
+        found: list[bytes] = []
+        while not found:
+            try:
+                messages = await self._messages.fetch(_FETCH, timeout=self.silence_s)
+            except TimeoutError:
+                break
+            for number, message in enumerate(messages):
+                if not number % FAILS_ONE_OF and message.metadata.num_delivered == 1:
+                    await message.nak()
+                    self.refused += 1
+                else:
+                    await message.ack()
+                    found.append(message.data)
+        return found
+
+
 class _Push(_Fetch):
     """What the broker pushes; for a schedule, where asking would cost time."""
 
@@ -145,4 +165,4 @@ class _Push(_Fetch):
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """One that consumes so."""
-    return {"bulk": _FetchAll, "each": _Fetch, "paced": _Push}[way](target, topic, group)
+    return {"bulk": _FetchAll, "each": _Fetch, "paced": _Push, "failing": _Failing}[way](target, topic, group)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pika
 
-from bench.peers.driving import Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
 from qmq.bench.errors import BenchFailed
 
@@ -161,16 +161,14 @@ class _Consuming(Receiver):
 
     async def open(self) -> None:
         self._line = _Line(self.target)
-        self._came: deque[tuple[int, bytes]] = deque()
+        self._came: deque[tuple[Any, bytes]] = deque()
         ready: list[object] = []
         self._line.channel.basic_qos(prefetch_count=_PREFETCH, callback=ready.append)
         self._line.wait(lambda: ready, _SILENCE_S)
         self._started = False
 
     def _start(self) -> None:
-        self._line.channel.basic_consume(
-            self.topic, lambda _, method, __, body: self._came.append((method.delivery_tag, body))
-        )
+        self._line.channel.basic_consume(self.topic, lambda _, method, __, body: self._came.append((method, body)))
         self._started = True
 
     async def take(self) -> Sequence[bytes]:
@@ -179,7 +177,7 @@ class _Consuming(Receiver):
         self._line.wait(lambda: self._came, self.silence_s)
         taken = [self._came.popleft() for _ in range(min(len(self._came), self.most))]
         if taken:
-            self._acknowledge([tag for tag, _ in taken])
+            self._acknowledge([method.delivery_tag for method, _ in taken])
         return [body for _, body in taken]
 
     def _acknowledge(self, tags: list[int]) -> None:
@@ -212,6 +210,25 @@ class _Consuming(Receiver):
         self._line.close()
 
 
+class _Failing(_Consuming):
+    """Every tenth message goes back to the queue the first time."""
+
+    async def take(self) -> Sequence[bytes]:
+        if not self._started:
+            self._start()
+        found: list[bytes] = []
+        while not found and self._line.wait(lambda: self._came, self.silence_s):
+            for number in range(min(len(self._came), self.most)):
+                method, body = self._came.popleft()
+                if not number % FAILS_ONE_OF and not method.redelivered:
+                    self._line.channel.basic_nack(method.delivery_tag, requeue=True)
+                    self.refused += 1
+                else:
+                    self._line.channel.basic_ack(method.delivery_tag)
+                    found.append(body)
+        return found
+
+
 class _Multiple(_Consuming):
     def _acknowledge(self, tags: list[int]) -> None:
         self._line.channel.basic_ack(tags[-1], multiple=True)
@@ -219,4 +236,4 @@ class _Multiple(_Consuming):
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """One that consumes so; a queue has one group."""
-    return {"bulk": _Multiple, "each": _Consuming, "paced": _Consuming}[way](target, topic, group)
+    return {"bulk": _Multiple, "each": _Consuming, "paced": _Consuming, "failing": _Failing}[way](target, topic, group)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal, cast
 
-from bench.peers.driving import AwaitedSender, Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Promise, Target
 from qmq import Client, connect
 from qmq.net.consumer import Consumer
@@ -124,6 +124,27 @@ class _Pull(_Group):
         return found
 
 
+class _Failing(_Pull):
+    """Every tenth message fails at its first attempt."""
+
+    async def take(self) -> Sequence[bytes]:
+        found: list[bytes] = []
+        while not found:
+            messages = await self._consumer.pull(_PULL, timeout=self.silence_s)
+            if not messages:
+                break
+            failing = [message for message in messages[::FAILS_ONE_OF] if message.attempt == 1]
+            refused = {id(message) for message in failing}
+            self.refused += len(failing)
+            nacks = asyncio.gather(*[message.nack(delay=0.0) for message in failing])
+            for message in messages:
+                if id(message) not in refused:
+                    found.append(message.body)
+                    message.ack()
+            await nacks
+        return found
+
+
 class _PullBatch(_Group):
     async def take(self) -> int:
         batch = await self._consumer.pull_batch(_PULL_BATCH, timeout=self.silence_s)
@@ -156,5 +177,11 @@ class _Arriving(_Iterated):
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """One that consumes so."""
-    kinds: dict[str, type[Receiver]] = {"bulk": _PullBatch, "each": _Pull, "iterated": _Iterated, "paced": _Arriving}
+    kinds: dict[str, type[Receiver]] = {
+        "bulk": _PullBatch,
+        "each": _Pull,
+        "iterated": _Iterated,
+        "failing": _Failing,
+        "paced": _Arriving,
+    }
     return kinds[way](target, topic, group)
