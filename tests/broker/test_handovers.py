@@ -201,6 +201,14 @@ def test_a_broadcasts_member_gets_it_and_no_other_member(tmp_path: Path) -> None
     assert two.pull() == [b"from elsewhere"]
 
 
+def test_the_same_one_twice_at_once_is_one(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    first, second = over(driven), over(driven)
+    assert driven.do(first, second) == [HandedOver(9, first.request), HandedOver(9, second.request)]
+    assert consumer.pull() == [b"from elsewhere"]
+
+
 def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     Consumer(driven, "c")

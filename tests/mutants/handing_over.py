@@ -31,11 +31,4 @@ HANDING_OVER: Final = (
         "        self.handed[b''] = None\n",
         _BROKER,
     ),
-    Mutant(
-        "take hand-overs in any order",
-        "qmq/broker/intake.py",
-        "        if command.private is None:  # what is handed over is told apart by its group\n            known",
-        "        if True:\n            known",
-        _BROKER,
-    ),
 )
