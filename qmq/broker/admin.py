@@ -51,6 +51,7 @@ class Admin:
             "dead_letters": self._dead_letters,
             "retry_dead": self._retry_dead,
             "delete_dead": self._delete_dead,
+            "handled": self._handled,
         }
 
     def do(self, action: str, fields: Fields, now: Now) -> Fields:
@@ -143,6 +144,19 @@ class Admin:
             self._changes.delete(group)
         return {}
 
+    def _handled(self, fields: Fields, now: Now) -> Fields:
+        """A consumer's client tells late what was handled, when the consumer itself may be gone."""
+        _, ledger = self._group(fields)
+        member, numbers = ledger.by_name.get(_text(fields, "consumer")), _numbers(fields, "handled")
+        if len(numbers) % 2:
+            raise InvalidOption("handled are pairs: a first pull sequence and the one behind the last")
+        place = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
+        if member is None or (member.since_us, self._store.groups.generation) != place:
+            return {"taken": False}
+        ledger.handled_before(member, tuple(numbers))
+        self._delivery.handing.members.look(ledger)
+        return {"taken": True}
+
     # --- dead letters ------------------------------------------------------------------------------------------------
 
     def _dead_letters(self, fields: Fields, now: Now) -> Fields:
@@ -188,27 +202,31 @@ class Admin:
             store.may_wait(False)
         return {"id": None, "subject": None, "sequence": None}
 
-    def _numbers(self, fields: Fields) -> list[int] | None:
-        numbers = fields.get("numbers")
-        if numbers is None:
-            return None
-        if type(numbers) is not list or not all(type(number) is int for number in numbers):
-            raise InvalidOption("numbers must be a list of whole numbers")
-        return numbers
-
     def _retry_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)
-        count = ledger.revive(self._numbers(fields) or [], now.wall_us)
+        count = ledger.revive(_letters(fields) or [], now.wall_us)
         self._delivery.handing.members.look(ledger)
         return {"messages": count}
 
     def whose_dead(self, fields: Fields) -> Ledger | None:
         """The group all of whose dead letters are to be handed out again; None when it is some of them."""
-        return self._group(fields)[1] if self._numbers(fields) is None else None
+        return self._group(fields)[1] if _letters(fields) is None else None
 
     def _delete_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)
-        return {"messages": ledger.forget_dead(self._numbers(fields))}
+        return {"messages": ledger.forget_dead(_letters(fields))}
+
+
+def _letters(fields: Fields) -> list[int] | None:
+    """Which dead letters; None: all."""
+    return None if fields.get("numbers") is None else _numbers(fields, "numbers")
+
+
+def _numbers(fields: Fields, name: str) -> list[int]:
+    numbers = fields.get(name)
+    if type(numbers) is not list or not all(type(number) is int and number >= 0 for number in numbers):
+        raise InvalidOption(f"{name} must be a list of whole numbers")
+    return numbers
 
 
 def _text(fields: Fields, name: str) -> str:

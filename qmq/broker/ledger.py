@@ -67,13 +67,13 @@ class Ledger:
             if member.nonce != nonce and 0 < known.incarnation < member.incarnation:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
             least, expected = known.incarnation, known.expected
-            self._handled_before(member, known.handled)
+            self.handled_before(member, known.handled)
         if member is None or member.closed or member.nonce != nonce or expected > member.held.next_sequence:
             self._do(Kind.JOIN, [name, nonce, transient, now_us, client, least, expected])
             member = self.by_name[name]
         return member
 
-    def _handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
+    def handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
         """What a client has kept of its acknowledgements: some may have been lost on the way."""
         end = member.held.next_sequence
         intervals = [min(number, end) for number in handled]

@@ -1,4 +1,7 @@
-"""What becomes of a message that failed when the broker it came from is gone: another broker takes it, or the spool."""
+"""What becomes of a message that failed when the broker it came from is gone: another broker takes it, or the spool.
+
+The acknowledgement follows, to the broker that it came from; until that one has it, it waits in the spool too.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.errors import QmqError, SequenceForgotten
+from qmq.errors import QmqError, StorageFailed
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.format.private import private_batch
 from qmq.format.run import Run
 from qmq.net.connection import Connection
-from qmq.net.spool import Record, Spool
+from qmq.net.spool import Late, Record, Spool, Waiting
 from qmq.net.wire import Kind
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ log = logging.getLogger("qmq.client")
 #: What no broker takes is tried again so long after (seconds), twice as long each time, at most the second.
 AGAIN_AFTER: Final = 1.0
 LONGEST_AFTER: Final = 30.0
+#: So many are on their way to brokers at once.
+AT_ONCE: Final = 100
 
 
 class Elsewhere:
@@ -42,18 +49,37 @@ class Elsewhere:
         """How long a broker is away, in seconds, before it is taken for gone; None: it never is."""
         return self._brokers.options.failover_after
 
-    async def take(self, run: Run, index: int, group: str, verdict: int, delay_us: int | None, reason: str) -> None:
-        """Have a broker or the spool take message *index* of a run. Raises StorageFailed when neither does."""
+    async def take(
+        self, run: Run, index: int, group: str, verdict: int, delay_us: int | None, reason: str, late: Late
+    ) -> None:
+        """Have a broker or the spool take message *index* of a run, and the spool that it is handled then (*late*).
+
+        Raises StorageFailed when neither takes the message.
+        """
         number, self._next_number = self._next_number, self._next_number + 1
         record: Record = {
             "group": group, "attempt": run.attempt, "verdict": verdict, "delay_us": delay_us, "reason": reason[:300],
             "at_us": time.time_ns() // 1_000, "batch": private_batch(run, index, group, self._producer_id, number),
+            "ack": late._asdict(),
         }  # fmt: skip
         if await self._handed_over(record):
+            await self.keep(late)
             return
+        await self._put(record)
+        log.warning("no broker takes what has failed of group %s: it is kept on this machine until one does", group)
+
+    async def keep(self, late: Late) -> bool:
+        """Keep acknowledgements until their broker is back; whether that can be."""
+        try:
+            await self._put({"ack": late._asdict()})
+        except StorageFailed as error:
+            log.warning("acknowledgements of consumer %s are not kept: %s", late.consumer, error)
+            return False
+        return True
+
+    async def _put(self, record: Record) -> None:
         async with self._spooling:
             await asyncio.to_thread(self._spool.put, record)
-        log.warning("no broker takes what has failed of group %s: it is kept on this machine until one does", group)
 
     async def _handed_over(self, record: Record) -> bool:
         """Whether one of the brokers that are there has taken it."""
@@ -69,12 +95,26 @@ class Elsewhere:
             meta["delay_us"] = max(0, meta["delay_us"] - max(0, time.time_ns() // 1_000 - record["at_us"]))
         try:
             await connection.request(Kind.HAND_OVER, meta, record["batch"])
-        except SequenceForgotten:
-            return True  # it was handed over long ago
         except QmqError as error:
             log.debug("a message of group %s could not be handed over: %s", record["group"], error)
             return False
         return True
+
+    async def _was_told(self, late: Late) -> bool:
+        """Whether the broker of these is there, and has heard of them: it may have handed them to others since."""
+        fields = late._asdict()
+        store = fields.pop("store")
+        for link in self._brokers.links:
+            if link.connection is None or link.store_id != store:
+                continue
+            try:
+                await link.connection.request(Kind.ADMINISTER, {"action": "handled", **fields})
+            except QmqError as error:
+                if error.retryable:
+                    return False
+                log.debug("acknowledgements of consumer %s were refused: %s", late.consumer, error)
+            return True
+        return False
 
     # --- the spool ---------------------------------------------------------------------------------------------------
 
@@ -93,20 +133,38 @@ class Elsewhere:
         """Hand over what waits; False when something of it was not taken."""
         async with self._spooling:
             files = await asyncio.to_thread(self._spool.take)
-        done = True
-        for waiting in files:
-            try:
-                taken = [await self._handed_over(record) for record in waiting.records]
-            except BaseException:
-                self._spool.kept(waiting)
-                raise
-            if all(taken):
-                log.info("%d messages that were kept on this machine are with a broker", len(taken))
-                self._spool.removed(waiting)
-            else:
-                self._spool.kept(waiting)
-                done = False
+        done, todo = True, deque(files)
+        try:
+            while todo:
+                left = await self._left_of(todo[0].records)
+                done = done and not left
+                await asyncio.to_thread(self._let_go, todo.popleft(), left)
+        finally:
+            for waiting in todo:
+                self._spool.kept(waiting, waiting.records)
         return done
+
+    def _let_go(self, waiting: Waiting, left: Sequence[Record]) -> None:
+        if left:
+            self._spool.kept(waiting, left)
+        else:
+            log.info("what was kept on this machine (%d records) is with a broker", len(waiting.records))
+            self._spool.removed(waiting)
+
+    async def _left_of(self, records: Sequence[Record]) -> list[Record]:
+        left = list[Record]()
+        for at in range(0, len(records), AT_ONCE):
+            rest = await asyncio.gather(*map(self._rest_of, records[at : at + AT_ONCE]))
+            left += [record for record in rest if record is not None]
+        return left
+
+    async def _rest_of(self, record: Record) -> Record | None:
+        """What no broker has taken of it yet; None when that is nothing."""
+        if "batch" in record:
+            if not await self._handed_over(record):
+                return record
+            record = {"ack": record["ack"]}
+        return None if await self._was_told(Late(**record["ack"])) else record
 
     def close(self) -> None:
         """Stop; what waits in the spool stays there."""

@@ -16,6 +16,7 @@ from qmq.net.crossing import Crossing
 from qmq.net.elsewhere import Elsewhere
 from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, Whole, check_delay
 from qmq.net.keeping import WRITE_COUNT, Keeping
+from qmq.net.spool import Late
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -47,6 +48,8 @@ class Holder:
         self.keeping: Keeping | None = None
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
+        #: The store that the last subscription is at.
+        self.store_id = b""
         #: What takes whole messages of this group when their broker is gone.
         self.elsewhere: tuple[Elsewhere, str] | None = None
         #: Brings acknowledgements of other threads here.
@@ -250,7 +253,8 @@ class Holder:
                 assert self.elsewhere is not None
                 assert whole is not None
                 elsewhere, group = self.elsewhere
-                await elsewhere.take(*whole, group, verdict, delay_us, reason)
+                late = self._late(group, [start, end])
+                await elsewhere.take(*whole, group, verdict, delay_us, reason, late)
                 holding.moved(start, end)
                 return
             connection, subscription = subscribed
@@ -268,6 +272,11 @@ class Holder:
                     raise
             tried = True
             await asyncio.sleep(ACK_DELAY)
+
+    def _late(self, group: str, handled: list[int]) -> Late:
+        assert self.holding is not None
+        place = self.holding.place
+        return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
 
     async def _subscribed_unless_gone(self, whole: Whole | None) -> Subscribed | None:
         """Connection and subscription; None when the broker stays away, and others can have the *whole* message."""
@@ -347,6 +356,7 @@ class Holder:
                 await self.flush()
         except (QmqError, TimeoutError) as error:
             log.debug("consumer %s: %s", self._consumer, error)
+            await self._keep_acks()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -354,3 +364,17 @@ class Holder:
                 await self.keeping.close()
             for task in (*self._tasks, *([self._sending] if self._sending is not None else [])):
                 task.cancel()
+
+    async def _keep_acks(self) -> None:
+        """What could not be brought to the broker waits on this machine until it is back; where there is a state file,
+        in that.
+        """
+        known, unconfirmed = self.snapshot()
+        if known is None or not unconfirmed or self.elsewhere is None or (self.keeping and self.keeping.has_file):
+            return
+        elsewhere, group = self.elsewhere
+        if await elsewhere.keep(self._late(group, list(known.handled))):
+            log.warning(
+                "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
+                "until a client here reaches it again", self._consumer, unconfirmed,
+            )  # fmt: skip

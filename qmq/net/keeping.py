@@ -54,6 +54,11 @@ class Keeping:
             "be lost, and their messages come again", self._consumer, state_directory(), why,
         )  # fmt: skip
 
+    @property
+    def has_file(self) -> bool:
+        """It keeps what is acknowledged."""
+        return self._file is not None
+
     def want_write(self) -> None:
         """Something was acknowledged."""
         if self._file is not None and self._timer is None and not self._closed:

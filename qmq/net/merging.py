@@ -34,17 +34,18 @@ def make_puller(
 ) -> Puller | MergedPuller:
     """What pulls for a consumer of that client. Raises InvalidName, InvalidOption."""
     if len(brokers.links) == 1:
-        return _guarded(Puller(brokers.links[0], prefixes, group, consumer, start, terms), brokers, group)
+        return _guarded(Puller(brokers.links[0], prefixes, group, consumer, start, terms), brokers, group, terms)
     is_transient = consumer is None
     consumer = make_consumer_id() if consumer is None else consumer
     pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
-    return MergedPuller([_guarded(puller, brokers, group) for puller in pullers])
+    return MergedPuller([_guarded(puller, brokers, group, terms) for puller in pullers])
 
 
-def _guarded(puller: Puller, brokers: Brokers, group: str | None) -> Puller:
+def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
     """With somewhere for what fails when its broker is gone."""
     if puller.holder is not None and group is not None and brokers.elsewhere.after is not None:
-        puller.holder.elsewhere = brokers.elsewhere, group
+        name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
+        puller.holder.elsewhere = brokers.elsewhere, name
     return puller
 
 

@@ -1,4 +1,5 @@
-"""Messages that failed while no broker could be reached, kept on this machine until one takes them.
+"""What no broker takes now, kept on this machine until one does: messages that failed, and acknowledgements for a
+broker that is gone.
 
 Each client has files of its own, ``<random>.spool`` in the directory ``spool`` of the user's state, held by a lock as
 long as its process lives; what a process left behind is for any client that knows one of the same brokers.
@@ -6,9 +7,10 @@ long as its process lives; what a process left behind is for any client that kno
     header       magic "QMQSPOOL" 8s | version u16 | reserved 6s
     record       size u32 (of what follows the checksum) | crc32c u32 | msgpack
 
-The first record is a list of the addresses of the client; each other one a map, what a HAND_OVER says, its batch among
-it. A record that is not whole at the end was being written when its process ended: nobody was told of it; or its size
-is wrong. The file is then set aside when what can be read of it is with a broker.
+The first record is a list of the addresses of the client; each other one a map: what a HAND_OVER says, its batch among
+it, and in ``ack`` what is to be told after it to the broker that the message came from; or ``ack`` alone. A record that
+is not whole at the end was being written when its process ended: nobody was told of it; or its size is wrong. The file
+is then set aside when what can be read of it is with a broker. Where a part is, a file of the rest takes its place.
 """
 
 from __future__ import annotations
@@ -49,6 +51,25 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "at_us": (int,),
     "batch": (bytes,),
 }
+_ACK_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "store": (bytes,),
+    "group": (str,),
+    "consumer": (str,),
+    "since_us": (int,),
+    "generation": (int,),
+    "handled": (list,),
+}
+
+
+class Late(NamedTuple):
+    """Messages [start, end), ... that a consumer has handled, told to their broker when that is back."""
+
+    store: bytes
+    group: str
+    consumer: str
+    since_us: int
+    generation: int
+    handled: list[int]
 
 
 class Waiting(NamedTuple):
@@ -56,6 +77,8 @@ class Waiting(NamedTuple):
 
     path: Path
     fd: int
+    #: Of the client that wrote it.
+    addresses: list[str]
     records: list[Record]
     #: There are bytes that are bad, or no whole record.
     is_damaged: bool
@@ -89,29 +112,14 @@ class Spool:
                 raise
         except OSError as error:
             raise StorageFailed(
-                f"no broker can be reached, and {self._directory} can't be written: {error}; set QMQ_STATE_DIR to a "
+                f"no broker takes it now, and {self._directory} can't be written: {error}; set QMQ_STATE_DIR to a "
                 "directory that can"
             ) from error
 
     def _begin(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}"
-        new = path.with_suffix(".new")  # so that nobody else locks it first
-        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + _packed(self._addresses))
-            new.rename(path)
-            directory = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except BaseException:
-            os.close(fd)
-            new.unlink(missing_ok=True)
-            raise
-        self._path, self._fd = path, fd
+        self._path, self._fd = path, _made(path, self._addresses, [])
 
     def close(self) -> None:
         """This client writes no more; what is in its file is for others."""
@@ -157,9 +165,50 @@ class Spool:
         os.close(waiting.fd)
 
     @staticmethod
-    def kept(waiting: Waiting) -> None:
-        """No broker takes it now: it waits on."""
-        os.close(waiting.fd)
+    def kept(waiting: Waiting, left: Sequence[Record]) -> None:
+        """No broker takes these of its records now: they wait on."""
+        try:
+            if len(left) < len(waiting.records) or any(a is not b for a, b in zip(left, waiting.records, strict=True)):
+                _replace(waiting, left)
+        finally:
+            os.close(waiting.fd)
+
+
+def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> int:
+    """Make a file, or put it in the place of another one: on disk when this returns. The open file, held by a lock.
+
+    Raises OSError.
+    """
+    new = path.with_suffix(".new")  # so that nobody else locks it first
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        packed = [_packed(content) for content in (list(addresses), *records)]
+        _write(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + b"".join(packed))
+        os.fdatasync(fd)
+        new.rename(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BaseException:
+        os.close(fd)
+        new.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def _replace(waiting: Waiting, left: Sequence[Record]) -> None:
+    """Write what is left in its place; where that cannot be, or bytes are bad, all of it stays: brokers know what they
+    have had.
+    """
+    if waiting.is_damaged:
+        return
+    try:
+        os.close(_made(waiting.path, waiting.addresses, left))
+    except OSError as error:
+        log.debug("%s can't be written anew: %s", waiting.path, error)
 
 
 def _locked(path: Path) -> int | None:
@@ -195,7 +244,9 @@ def _read(path: Path, fd: int, addresses: set[str]) -> Waiting | None:
     if not contents or not isinstance(contents[0], list) or not all(isinstance(one, str) for one in contents[0]):
         log.warning("%s is damaged where it says for whom it is; it is left alone", path)
         return None
-    return Waiting(path, fd, contents[1:], is_damaged or at < len(data)) if addresses & set(contents[0]) else None
+    if not addresses & set(contents[0]):
+        return None
+    return Waiting(path, fd, contents[0], contents[1:], is_damaged or at < len(data))
 
 
 def _unpacked(body: bytes) -> Any:
@@ -207,9 +258,19 @@ def _unpacked(body: bytes) -> Any:
 
 
 def _is_record(content: Any) -> bool:
-    if not isinstance(content, dict) or content.keys() != _FIELDS.keys():
+    if not isinstance(content, dict) or not _has(content.get("ack"), _ACK_FIELDS):
         return False
-    return all(type(content[name]) in kinds for name, kinds in _FIELDS.items())
+    handled = content["ack"]["handled"]
+    if len(handled) % 2 or not all(type(number) is int for number in handled):
+        return False
+    rest = {name: value for name, value in content.items() if name != "ack"}
+    return not rest or _has(rest, _FIELDS)
+
+
+def _has(content: Any, fields: dict[str, tuple[type, ...]]) -> bool:
+    if not isinstance(content, dict) or content.keys() != fields.keys():
+        return False
+    return all(type(content[name]) in kinds for name, kinds in fields.items())
 
 
 def _packed(content: object) -> bytes:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net import elsewhere
+from qmq.net import elsewhere, pulling
+from qmq.net.spool import Late, Spool
 from tests.broker_process import BrokerProcess
 from tests.net.several import connections, put, several, until
 
@@ -45,6 +46,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def waiting(directory: Path) -> list[str]:
     """The files of what is kept."""
     return os.listdir(directory) if directory.is_dir() else []
+
+
+def size_of(directory: Path, name: str) -> int:
+    return os.path.getsize(directory / name)
 
 
 def started(url: str) -> subprocess.Popen[str]:
@@ -192,3 +197,117 @@ async def test_a_group_that_is_nowhere_keeps_its_messages_here(tmp_path: Path, d
             assert len(waiting(directory)) == 1
             await brokers.start(0)
             await until(lambda: not waiting(directory), "its own broker has taken it")
+
+
+async def test_its_own_broker_hears_that_it_is_handled_though_the_consumer_was_killed(
+    tmp_path: Path, directory: Path
+) -> None:
+    """Without an id of its own a consumer never comes back: what it handed over would come again from its broker."""
+    async with several(tmp_path, lapse_ms=LAPSE_MS) as brokers:
+        await put(brokers.one(0), "a", [b"body"])
+        consumer = started(brokers.url)
+        assert consumer.stdout is not None
+        assert await asyncio.to_thread(consumer.stdout.readline) == "got\n"
+        await brokers.stop(0)
+        await asyncio.to_thread(consumer.communicate, "go\n", 60)
+        assert consumer.returncode == -signal.SIGKILL
+        assert len(waiting(directory)) == 1, "the acknowledgement"
+        await brokers.start(0)
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as second:
+            (message,) = await second.pull(timeout=30)
+            assert (message.body, message.attempt) == (b"body", 2)
+            message.ack()
+            await second.flush()
+            await until(lambda: not waiting(directory), "nothing waits any more")
+            assert [(row.in_flight, row.in_retry) for row in await client.admin.groups("g")] == [(0, 0), (0, 0)]
+
+
+async def test_acknowledgements_that_could_not_be_brought_to_the_broker_wait_for_it(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
+    async with several(tmp_path, 1, lapse_ms=LAPSE_MS) as brokers:
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            await client.send_many("a", [b"1", b"2", b"3"])
+            messages = await consumer.pull(min_count=3, timeout=30)
+            await brokers.stop(0)
+            for message in messages[:2]:
+                message.ack()
+        assert caplog.text.count("2 acknowledgements could not be brought to its broker") == 1
+        await brokers.start(0)
+        async with qmq.connect(brokers.url) as client:
+            await until(lambda: not waiting(directory), "nothing waits any more")
+            (info,) = await client.admin.groups("g")
+            assert info.in_flight == 1
+
+
+async def test_acknowledgements_of_a_consumer_that_the_broker_forgot_do_not_wait_for_ever(
+    tmp_path: Path, directory: Path
+) -> None:
+    async with several(tmp_path, 1) as brokers, qmq.connect(brokers.url) as client:
+        store = client._brokers.links[0].store_id
+        late = Late(store, "g", "nobody", 1, 1, [0, 1])
+        spool = Spool([brokers.address(0)])
+        spool.put({"ack": late._asdict()})
+        spool.put({"ack": late._replace(group="none")._asdict()})
+        spool.put({"ack": late._replace(store=b"other.")._asdict()})
+        spool.close()
+        async with client.subscribe("a", group="g"), qmq.connect(brokers.url) as other:
+            (name,) = waiting(directory)
+            whole = size_of(directory, name)
+            await until(lambda: size_of(directory, name) < whole, "what is for this broker is told")
+            await other.admin.groups()
+    (left,) = Spool([brokers.address(0)]).take()
+    assert [record["ack"]["store"] for record in left.records] == [b"other."], "that broker may come yet"
+    Spool.removed(left)
+
+
+async def test_a_spool_that_is_handed_over_again_after_a_kill_doubles_nothing(tmp_path: Path, directory: Path) -> None:
+    """The client is killed between the hand-over and the removal of its file, the broker right after it."""
+    broker = BrokerProcess(tmp_path / "data", lapse_ms=LAPSE_MS)
+    try:
+        broker.start()
+        await put(broker.url, "a", [b"body"])
+        consumer = started(broker.url)
+        assert consumer.stdout is not None
+        assert await asyncio.to_thread(consumer.stdout.readline) == "got\n"
+        broker.kill()
+        await asyncio.to_thread(consumer.communicate, "go\n", 60)
+        (name,) = waiting(directory)
+        kept = (directory / name).read_bytes()
+        for again in range(2):
+            (directory / name).write_bytes(kept)
+            await asyncio.to_thread(broker.start)
+            async with qmq.connect(broker.url) as client, client.subscribe("a", group="g", consumer="c") as second:
+                await until(lambda: not waiting(directory), "it is handed over")
+                if again == 0:
+                    (message,) = await second.pull(timeout=30)
+                    message.ack()
+                    await second.flush()
+                (info,) = await client.admin.groups("g")
+                assert (info.ready, info.in_flight, info.in_retry) == (0, 0, 0)
+            broker.kill()
+    finally:
+        broker.close()
+
+
+async def test_a_member_of_a_broadcast_gets_its_own_again(tmp_path: Path, directory: Path) -> None:
+    async with (
+        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        qmq.connect(brokers.url, failover_after=0.1) as client,
+        client.subscribe("a", group="g", consumer="one", mode="broadcast") as one,
+        client.subscribe("a", group="g", consumer="two", mode="broadcast") as two,
+    ):
+        await until(lambda: connections(client) == [True, True], "it is connected to both")
+        await client.send("a", b"x")
+        (message,) = await one.pull(timeout=30)
+        (same,) = await two.pull(timeout=30)
+        same.ack()
+        await two.flush()
+        await brokers.stop(0)
+        await message.nack(delay=0.0)
+        (again,) = await one.pull(timeout=30)
+        assert (again.id, again.attempt) == (message.id, 2)
+        assert await two.pull(timeout=0.2) == []
+        again.ack()
+        await brokers.start(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.net.spool import Record, Spool, Waiting
+from qmq.net.spool import Late, Record, Spool, Waiting
 
 HERE = ["127.0.0.1:1", "127.0.0.1:2"]
 
@@ -24,7 +24,11 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record_of(batch: bytes) -> Record:
     fields = {"attempt": 1, "verdict": 1, "delay_us": None, "reason": "broken", "at_us": 1_700_000_000_000_000}
-    return {"group": "g", **fields, "batch": batch}
+    return {"group": "g", **fields, "batch": batch, **ack_of(1)}
+
+
+def ack_of(count: int) -> Record:
+    return {"ack": Late(b"store.", "g", "c", 1, 2, [0, count])._asdict()}
 
 
 def records(count: int) -> list[Record]:
@@ -55,10 +59,54 @@ def test_what_was_put_is_taken_once(directory: Path) -> None:
 
 def test_what_no_broker_took_waits_on(directory: Path) -> None:
     spool = filled()
-    spool.kept(taken(spool))
+    waiting = taken(spool)
+    spool.kept(waiting, waiting.records)
     spool.put(record_of(b"more"))
     found = sorted(len(waiting.records) for waiting in spool.take())
     assert found == [1, 3]
+
+
+def test_where_brokers_took_a_part_the_rest_waits_on(directory: Path) -> None:
+    spool = filled()
+    waiting = taken(spool)
+    (path,) = directory.iterdir()
+    left = [waiting.records[0], ack_of(3)]
+    spool.kept(waiting, left)
+    assert list(directory.iterdir()) == [path]
+    again = taken(Spool(HERE))
+    assert again.records == left
+    assert not again.is_damaged
+    Spool.removed(again)
+
+
+def test_a_file_with_bad_bytes_is_not_written_anew(directory: Path) -> None:
+    filled().close()
+    (path,) = directory.iterdir()
+    with path.open("ab") as file:
+        file.write(b"torn")
+    data = path.read_bytes()
+    waiting = taken(Spool(HERE))
+    Spool.kept(waiting, waiting.records[1:])
+    assert path.read_bytes() == data
+
+
+def test_a_record_that_says_what_no_client_says_counts_as_damaged() -> None:
+    wrong: list[Record] = [
+        {},
+        {"ack": None},
+        {"ack": ack_of(1)["ack"] | {"handled": [1]}},
+        {"ack": ack_of(1)["ack"] | {"handled": ["a", "b"]}},
+        {"ack": ack_of(1)["ack"] | {"store": "text"}},
+        {"group": "g", **ack_of(1)},
+    ]
+    for record in wrong:
+        spool = Spool(HERE)
+        spool.put(record)
+        waiting = taken(spool)
+        assert waiting.is_damaged, record
+        assert not waiting.records
+        waiting.path.unlink()
+        Spool.kept(waiting, [])
 
 
 def test_a_file_is_its_clients_while_that_lives_and_anyones_after() -> None:
@@ -87,7 +135,7 @@ def test_cut_at_any_byte_what_was_whole_is_there(directory: Path) -> None:
         counts.update(len(waiting.records) for waiting in found)
         for waiting in found:
             assert waiting.records == records(2)[: len(waiting.records)]
-            Spool.kept(waiting)
+            Spool.kept(waiting, waiting.records)
     assert counts == {0, 1}
 
 
@@ -103,7 +151,7 @@ def test_one_flipped_bit_costs_one_record_at_most_and_the_file_is_set_aside(dire
             assert all(record in records(3) for record in waiting.records)
             assert len(waiting.records) == 3 or waiting.is_damaged, "what is missing is never thrown away"
             struck += waiting.is_damaged
-            Spool.kept(waiting)
+            Spool.kept(waiting, waiting.records)
     assert struck > 300
     flipped = bytearray(data)
     flipped[-1] ^= 1
