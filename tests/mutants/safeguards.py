@@ -223,7 +223,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "take what a client kept before a takeover counts",
         "qmq/broker/ledger.py",
-        "            self._handled_before(member, known.handled)\n",
+        "            self.handled_before(member, known.handled)\n",
         "",
         ("tests/broker/test_known.py",),
     ),
