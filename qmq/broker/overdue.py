@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from typing import Final
 
 from qmq.broker.commands import Now
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+
+#: After a start clients have so long to bring what they have handled meanwhile.
+REACH_US: Final = 5_000_000
 
 
 class Overdue:
@@ -67,7 +71,14 @@ class Overdue:
         return self._timers[0][0] if self._timers else None
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """After a start each pull gets its full time."""
+        """After a start the time of each pull goes on from when it was made; what was handled meanwhile is heard of
+        first.
+        """
         for ledger in ledgers:
-            for member in ledger.members.values():
-                self.given(ledger, member, now)
+            most_us = ledger.settings.max_handling_us
+            for member in ledger.members.values() if most_us else ():
+                for pull in member.held.pulls:
+                    passed_us = max(0, now.wall_us - pull.taken_us)
+                    left_us = max(most_us - passed_us, min(REACH_US, most_us))
+                    pull.since_us = now.monotonic_us + left_us - most_us or -1
+                self._watch(ledger, member)

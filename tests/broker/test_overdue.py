@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Heartbeat, Messages
+import pytest
+
+from qmq.broker.commands import Heartbeat, Messages, Now
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 from tests.broker.test_sieve import dead
@@ -37,18 +39,26 @@ def test_what_takes_too_long_comes_again_to_anyone(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_start_gives_the_full_time_and_a_parked_pull_is_woken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms"), [(2_000, 8_000), (9_000, 5_000), (60_000, 5_000)], ids=["goes on", "nearly", "long over"]
+)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_after_a_start_the_time_goes_on_but_acknowledgements_may_come_first(
+    tmp_path: Path, before_ms: int, after_ms: int, checkpointed: bool
+) -> None:
     driven = filled(tmp_path, 1)
     one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0])
     assert one.pull() == many(1)
-    beat(driven, 9_000, "one")
+    if checkpointed:
+        driven.checkpoint()
+    driven.now = Now(driven.now.monotonic_us, driven.now.wall_us + before_ms * 1_000)  # another process's clock
     killed(driven)
     one.join()
     two = Consumer(driven, "two", connection=2)
     waiting = driven.pull_command(two.subscription, timeout_ms=60_000, connection=2)._replace(expected=0)
     assert driven.do(waiting) == []
-    beat(driven, 9_000, "one", "two")
-    driven.advance(1_000)
+    assert driven.advance(after_ms - 1) == []
+    driven.advance(1)
     said = driven.do()
     assert two.take([effect for effect in said if isinstance(effect, Messages)]) == many(1)
     driven.close()
