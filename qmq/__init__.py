@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from qmq.net.messages import Message, MessageBatch
     from qmq.net.options import Durability
     from qmq.net.receipts import Receipt, Receipts
-    from qmq.net.sync import SyncClient, SyncConsumer
+    from qmq.net.sync import SyncClient, SyncConsumer, SyncMessage
 
 __all__ = [
     "Admin",
@@ -82,6 +82,7 @@ __all__ = [
     "SubjectInfo",
     "SyncClient",
     "SyncConsumer",
+    "SyncMessage",
     "TooManyGroups",
     "TooManyProducers",
     "TooManySubjects",
@@ -109,6 +110,7 @@ _LAZY: Final = {
     "SubjectInfo": "qmq.net.client",
     "SyncClient": "qmq.net.sync",
     "SyncConsumer": "qmq.net.sync",
+    "SyncMessage": "qmq.net.sync",
 }
 
 

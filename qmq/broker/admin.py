@@ -19,9 +19,11 @@ from qmq.broker.modes import check_group_name, members_of
 from qmq.broker.ranges import parts_of
 from qmq.broker.retries import unpacked
 from qmq.broker.standing import oldest_us, ready
-from qmq.errors import InvalidOption, StorageError, UnknownGroup
+from qmq.errors import BadBatch, InvalidOption, StorageError, UnknownGroup
+from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId
-from qmq.format.layout import RETRY_DTYPE
+from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
+from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.storage.store import Store
 
@@ -86,13 +88,14 @@ class Admin:
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
 
     def _group_row(self, group: Group, ledger: Ledger, now: Now) -> Fields:
-        members = ledger.members.values()
+        members, found = ledger.members.values(), ready(self._store, group)
         return {
             "group": group.name,
             "mode": group.mode,
             "prefixes": list(group.followings),
             "consumers": sum(not member.closed for member in members),
-            "ready": ready(self._store, group),
+            "ready": found.messages,
+            "ready_exact": found.exact,
             "oldest_us": oldest_us(self._store, group),
             "in_flight": sum(member.held.count for member in members),
             "in_retry": ledger.retries.count,
@@ -181,26 +184,32 @@ class Admin:
         return {"rows": rows, "after": None, "messages": len(ledger.dead)}
 
     def _named(self, group: Group, messages: Any) -> Fields:
-        """Id, subject and sequence of a message; without, where its row cannot be read now."""
+        """Id, subject and sequence of a message; without, where that cannot be read now."""
         store = self._store
         store.may_wait(True)
         try:
             for part in parts_of(store, group, messages):
                 entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
-                row = store.row_at_position(part.partition, entry[1])
-                before = store.rows(part.partition, row, entry[5]) if entry[5] else ()
-                ordinal = sum(int(one["count"]) for one in before) + start
-                name = MessageId(store.store_id, part.partition, entry[1] + ordinal)
                 return {
-                    "id": str(name),
+                    "id": self._id_of(part.partition, entry, start),
                     "subject": origin_subject(store.subject_name(entry[3])),
                     "sequence": entry[0] + start,
                 }
-        except StorageError:
+        except (StorageError, BadBatch):
             pass
         finally:
             store.may_wait(False)
         return {"id": None, "subject": None, "sequence": None}
+
+    def _id_of(self, partition: int, entry: EntryRow, index: int) -> str:
+        """Of a message of that run: the id that it had before, where it is a copy. Raises StorageError, BadBatch."""
+        store, position, run = self._store, entry[1], entry[5]
+        if entry[8] & ENTRY_HAS_ORIGIN_ID:
+            batch = StoredBatch(store.view(partition, position, entry[10]))
+            return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
+        row = store.row_at_position(partition, position)
+        before = store.rows(partition, row, run) if run else ()
+        return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
     def _retry_dead(self, fields: Fields, now: Now) -> Fields:
         _, ledger = self._group(fields)

@@ -173,6 +173,7 @@ class Ledger:
         if member is None:
             return False
         member.held.skip_to(first)
+        member.pulled_us = now_us
         member.held.add([HeldRange(messages, 1, 0) for messages in unflat(flat)], size, now_us)
         return True
 
@@ -200,7 +201,7 @@ class Ledger:
         for (retry, *_), held in zip(which, given, strict=True):
             self.retries.took(retry, held.messages)
         member.held.skip_to(first)
-        member.alone = alone
+        member.alone, member.pulled_us = alone, now_us
         member.held.add(given, size, now_us, alone)
         return True
 
@@ -403,7 +404,7 @@ class Ledger:
                 [
                     member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
                     member.left_us, member.progress, member.takeovers, member.alone, member.leaving, member.since_us,
-                    member.client, member.held.packed(),
+                    member.client, member.pulled_us, member.held.packed(),
                 ]
                 for member in self.members.values()
             ],
@@ -416,12 +417,11 @@ class Ledger:
         """Take over what ``packed`` gave."""
         self._set(*fields["settings"])
         self._next_member = fields["next_member"]
-        for number, name, transient, incarnation, nonce, closed, left_us, *state, since_us, client, held in fields[
-            "members"
-        ]:
+        for number, name, transient, incarnation, nonce, closed, left_us, *state, held in fields["members"]:
+            *state, since_us, client, pulled_us = state
             member = self.members[number] = self.by_name[name] = Member(number, name, transient, since_us)
             member.incarnation, member.nonce, member.client = incarnation, nonce, client
-            member.closed, member.left_us = closed, left_us
+            member.closed, member.left_us, member.pulled_us = closed, left_us, pulled_us
             member.progress, member.takeovers, member.alone, member.leaving = state
             member.held = Held.restored(held)
         self.retries.restore(fields["retries"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,25 @@ MOST_LOOKED_UP: Final = 1_000
 _ROWS: Final = 1_024
 
 
-def ready(store: Store, group: Group) -> int:
-    """Messages that nobody in the group was given yet. Gaps in sequences are none."""
+class Ready(NamedTuple):
+    """Messages that nobody in the group was given yet; *exact*, or there may be more."""
+
+    messages: int
+    exact: bool
+
+
+def ready(store: Store, group: Group) -> Ready:
+    """How many messages nobody in the group was given yet. Gaps in sequences are none."""
     count = store.subject_count
     firsts, ends = store.firsts[:count].astype(np.int64), store.ends[:count].astype(np.int64)
-    nexts = np.full(count, np.iinfo(np.int64).max)
+    nexts, exact = np.full(count, np.iinfo(np.int64).max), True
     for following in group.followings.values():
         numbers = _followed(store, following)
         if len(numbers):
-            nexts[numbers] = np.minimum(nexts[numbers], _cursors(store, group, following, numbers, ends))
-    return store.messages_between(np.maximum(nexts, firsts), ends)
+            cursors, all_known = _cursors(store, group, following, numbers, ends)
+            nexts[numbers] = np.minimum(nexts[numbers], cursors)
+            exact = exact and all_known
+    return Ready(store.messages_between(np.maximum(nexts, firsts), ends), exact)
 
 
 def _followed(store: Store, following: Following) -> npt.NDArray[np.int64]:
@@ -45,21 +54,23 @@ def _cursors(
     following: Following,
     numbers: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """The next sequence of each of these subjects."""
+) -> tuple[npt.NDArray[np.int64], bool]:
+    """The next sequence of each of these subjects; whether all of them are known."""
     cursors = group.floor(following, numbers).astype(np.int64)
     if following.start.kind != "time":
-        return cursors
+        return cursors, True
     unset = np.flatnonzero((cursors == 0) & (numbers < following.start.subjects) & (ends[numbers] > 0))
     cursors[unset] = ends[numbers[unset]]
+    exact = len(unset) <= MOST_LOOKED_UP
     for at in unset[:MOST_LOOKED_UP].tolist():
         try:
             cursor = group.cursor(store, following, int(numbers[at]))
         except (NotAtHand, StorageError):
+            exact = False
             continue
         if cursor is not None:
             cursors[at] = cursor
-    return cursors
+    return cursors, exact
 
 
 def oldest_us(store: Store, group: Group) -> int | None:

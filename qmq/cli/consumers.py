@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qmq import connect
 from qmq.cli.brief import age, age_of, iso, number
 from qmq.cli.connecting import run, server_option
-from qmq.cli.where import are_several, in_cell, in_line
+from qmq.cli.where import are_several, in_cell, show, table_of
 from qmq.names import check_group
 from qmq.net.admin import ConsumerInfo
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command(short_help="List the consumers of a group.")
@@ -32,42 +35,30 @@ def consumers(group: str, as_json: bool, server: str) -> None:
         async with connect(server) as client:
             return await client.admin.consumers(group)
 
-    found = run(load())
-    if not as_json and sys.stdout.isatty():
-        _print_table(found)
-        return
-    several = "," in server
-    for info in found:
-        click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
+    show(run(load()), "," in server, _object if as_json else None, _fields, _table)
 
 
-def _json_line(info: ConsumerInfo) -> str:
+def _object(info: ConsumerInfo) -> dict[str, Any]:
     fields = info._asdict()
     times = {"held_since": iso(info.held_since), "last_pull": iso(info.last_pull)}
-    return json.dumps({"consumer": fields.pop("name"), **fields, **times})
+    return {"consumer": fields.pop("name"), **fields, **times}
 
 
-def _tab_line(info: ConsumerInfo) -> str:
-    times = iso(info.held_since) or "", iso(info.last_pull) or ""
-    return "\t".join([info.name, _state(info), str(info.held), *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"])
+def _fields(info: ConsumerInfo) -> Sequence[object]:
+    times = iso(info.held_since), iso(info.last_pull)
+    return info.name, _state(info), info.held, *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"
 
 
 def _state(info: ConsumerInfo) -> str:
     return "online" if info.online else "offline"
 
 
-def _print_table(found: list[ConsumerInfo]) -> None:
-    from rich.box import HORIZONTALS
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(caption=number(len(found), "consumer"), caption_justify="left", box=HORIZONTALS)
-    table.add_column("consumer", style="bold", overflow="fold")
-    for name in ("state", "holds", "since", "last pull", "heard of", "loop stood"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _table(found: Sequence[ConsumerInfo]) -> Table:
+    columns = ("state", "holds", "since", "last pull", "heard of", "loop stood")
+    table = table_of("consumer", columns, number(len(found), "consumer"))
     several = are_several(found)
     for info in found:
         held = number(info.held), age_of(info.held_since), age_of(info.last_pull)
-        name = info.name + in_cell(info, several)
+        name = f"[bold]{info.name}[/]{in_cell(info, several)}"
         table.add_row(name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
-    Console().print(table)
+    return table

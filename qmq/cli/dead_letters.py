@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qmq import connect
 from qmq.cli.brief import age_of, number
 from qmq.cli.connecting import run, server_option
-from qmq.cli.where import are_several, in_cell
+from qmq.cli.where import are_several, in_cell, show, table_of
 from qmq.names import check_group
 from qmq.net.admin import DeadLetter
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.group(short_help="List, retry and delete dead letters.")
@@ -32,14 +35,7 @@ def list_letters(group: str, as_json: bool, server: str) -> None:
         async with connect(server) as client:
             return [letter async for letter in client.admin.dead_letters(group)]
 
-    found = run(load())
-    if not as_json and sys.stdout.isatty():
-        _print_table(found)
-        return
-    for letter in found:
-        fields = letter._asdict() | {"died_at": letter.died_at.isoformat()}
-        del fields["number"]
-        click.echo(json.dumps(fields) if as_json else "\t".join(str(field) for field in fields.values()))
+    show(run(load()), False, _object if as_json else None, lambda letter: list(_object(letter).values()), _table)
 
 
 @dead_letters.command("retry", short_help="Hand dead letters out again.")
@@ -72,20 +68,21 @@ def delete(group: str, ids: tuple[str, ...], server: str) -> None:
     click.echo(f"{run(change())} deleted")
 
 
-def _print_table(found: list[DeadLetter]) -> None:
-    from rich.box import HORIZONTALS
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _object(letter: DeadLetter) -> dict[str, Any]:
+    fields = letter._asdict() | {"died_at": letter.died_at.isoformat()}
+    del fields["number"]
+    return fields
 
-    table = Table(caption=number(len(found), "dead letter"), caption_justify="left", box=HORIZONTALS)
-    table.add_column("message\n  subject", overflow="fold", min_width=32)
-    for name in ("died", "attempts", "lapses"):
-        table.add_column(name, justify="right", no_wrap=True)
+
+def _table(found: Sequence[DeadLetter]) -> Table:
+    from rich.markup import escape
+
+    table = table_of("message\n  subject", ("died", "attempts", "lapses"), number(len(found), "dead letter"))
+    table.columns[0].min_width = 32
     table.add_column("reason", overflow="fold")
     several = are_several(found)
     for letter in found:
         counts = str(letter.attempts), str(letter.lapses)
         name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}{in_cell(letter, several)}"
         table.add_row(name, age_of(letter.died_at), *counts, escape(letter.reason))
-    Console().print(table)
+    return table

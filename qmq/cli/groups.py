@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,11 +11,14 @@ from qmq import connect
 from qmq.cli.brief import age_of, iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.consume import start_of
-from qmq.cli.where import are_several, in_cell, in_line
+from qmq.cli.where import are_several, in_cell, show, table_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group
 from qmq.net.admin import GroupInfo
 from qmq.net.group_settings import packed_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
@@ -28,9 +30,9 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 def groups(context: click.Context, as_json: bool, server: str) -> None:
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, what it follows, consumers
-    online, messages ready (given to nobody yet), in flight (held by consumers), in retry (to be handed out again), dead
-    and skipped, and when the oldest that is ready was stored.
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
+    consumers online, messages ready (given to nobody yet; ~: or more), in flight (held by consumers), in retry (to be
+    handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
     if context.invoked_subcommand is None:
         _list(as_json, server)
@@ -42,9 +44,9 @@ def groups(context: click.Context, as_json: bool, server: str) -> None:
 def list_groups(as_json: bool, server: str) -> None:
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, what it follows, consumers
-    online, messages ready (given to nobody yet), in flight (held by consumers), in retry (to be handed out again), dead
-    and skipped, and when the oldest that is ready was stored.
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
+    consumers online, messages ready (given to nobody yet; ~: or more), in flight (held by consumers), in retry (to be
+    handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
     _list(as_json, server)
 
@@ -133,40 +135,36 @@ def _list(as_json: bool, server: str) -> None:
         async with connect(server) as client:
             return await client.admin.groups()
 
-    found = run(load())
-    if not as_json and sys.stdout.isatty():
-        _print_table(found)
-        return
-    several = "," in server
-    for info in found:
-        click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
+    show(run(load()), "," in server, _object if as_json else None, _fields, _table)
 
 
-def _json_line(info: GroupInfo) -> str:
+def _object(info: GroupInfo) -> dict[str, Any]:
     fields = info._asdict()
-    return json.dumps({"group": fields.pop("name"), **fields, "oldest": iso(info.oldest)})
+    return {"group": fields.pop("name"), **fields, "oldest": iso(info.oldest)}
 
 
-def _tab_line(info: GroupInfo) -> str:
-    counts = (info.consumers, info.ready, info.in_flight, info.in_retry, info.dead, info.skipped)
-    return "\t".join([info.name, ",".join(info.prefixes), *map(str, counts), iso(info.oldest) or ""])
+def _fields(info: GroupInfo) -> Sequence[object]:
+    counts = info.in_flight, info.in_retry, info.dead, info.skipped, info.delayed
+    return (
+        info.name, info.mode, ",".join(info.prefixes), info.consumers, f"{_about(info)}{info.ready}", *counts,
+        iso(info.oldest),
+    )  # fmt: skip
 
 
-def _print_table(found: list[GroupInfo]) -> None:
-    from rich.box import HORIZONTALS
-    from rich.console import Console
-    from rich.table import Table
+def _about(info: GroupInfo) -> str:
+    """There may be more than it says."""
+    return "" if info.ready_exact else "~"
 
-    table = Table(caption=number(len(found), "group"), caption_justify="left", box=HORIZONTALS, pad_edge=False)
-    table.add_column("group\n  follows", overflow="fold", min_width=13)
-    several = are_several(found)
+
+def _table(found: Sequence[GroupInfo]) -> Table:
     rare = [name for name in ("skipped", "delayed") if any(getattr(info, name) for info in found)]
-    for name in ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *rare):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *rare)
+    table = table_of("group\n  (mode)\n  follows", columns, number(len(found), "group"))
+    several = are_several(found)
     for info in found:
-        mode = "" if info.mode == "reliable" else f"\n  ({info.mode})"
         follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
         counts = (info.in_flight, info.in_retry, info.dead, *(getattr(info, name) for name in rare))
-        row = [number(info.consumers), number(info.ready), age_of(info.oldest), *map(number, counts)]
-        table.add_row(f"[bold]{info.name}[/]{mode}{follows}{in_cell(info, several)}", *row)
-    Console().print(table)
+        ready = _about(info) + number(info.ready), age_of(info.oldest)
+        row = [number(info.consumers), *ready, *map(number, counts)]
+        table.add_row(f"[bold]{info.name}[/]\n  ({info.mode}){follows}{in_cell(info, several)}", *row)
+    return table

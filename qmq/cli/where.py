@@ -1,9 +1,16 @@
-"""Which broker a row is of, shown where a client knows several."""
+"""Rows of lists, as a table or a line each; which broker each is of, where a client knows several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Row(Protocol):
@@ -26,3 +33,42 @@ def in_cell(row: Row, shown: bool) -> str:
 def in_line(row: Row, shown: bool) -> str:
     """A further field of a line."""
     return f"\t{row.broker}" if shown else ""
+
+
+R = TypeVar("R", bound=Row)
+
+
+def show(
+    rows: Sequence[R],
+    several: bool,
+    as_object: Callable[[R], Mapping[str, Any]] | None,
+    as_fields: Callable[[R], Sequence[object]],
+    as_table: Callable[[Sequence[R]], Table],
+) -> None:
+    """Print them: an object a line where there is *as_object*, else a table on a terminal, else fields with tabs
+    between. *several*: the client knows more brokers than one.
+    """
+    if as_object is None and sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(as_table(rows))
+        return
+    for row in rows:
+        if as_object is not None:
+            click.echo(json.dumps(as_object(row)))
+        else:
+            click.echo(
+                "\t".join("" if field is None else str(field) for field in as_fields(row)) + in_line(row, several)
+            )
+
+
+def table_of(first: str, numbers: Sequence[str], caption: str) -> Table:
+    """A table without rows: a column of names, and some of numbers."""
+    from rich.box import HORIZONTALS
+    from rich.table import Table
+
+    table = Table(caption=caption, caption_justify="left", box=HORIZONTALS, pad_edge=False)
+    table.add_column(first, overflow="fold", min_width=13)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -156,9 +156,10 @@ INDEX_DTYPE: Final = np.dtype([("position", "<u8"), ("stored_at_us", "<u8")])
 ENTRY: Final = struct.Struct("<QQQIIHHHHII")
 ENTRY_SIZE: Final = 48
 #: What an entry tells of its batch, so that a pull need not look there: flag << 8.
-ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT
+ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT | HAS_ORIGIN_ID
 ENTRY_HAS_TAGS: Final = HAS_TAGS << 8
 ENTRY_HAS_EXPIRE_AT: Final = HAS_EXPIRE_AT << 8
+ENTRY_HAS_ORIGIN_ID: Final = HAS_ORIGIN_ID << 8
 ENTRY_DTYPE: Final = np.dtype(
     [
         ("first_sequence", "<u8"),

@@ -20,9 +20,9 @@ _PAGE: Final = 500
 class GroupInfo(NamedTuple):
     """A group: what it follows, how many consumers are online, and how many of its messages are where.
 
-    ``ready``: nobody was given them yet; ``oldest`` of these was stored then. ``in_flight``: consumers hold them.
-    ``in_retry``: they wait to be handed out again. ``skipped``: passed without being handed out.
-    ``delayed``: to be delivered later.
+    ``ready``: nobody was given them yet (these at least, where not ``ready_exact``); ``oldest`` of these was stored
+    then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: passed
+    without being handed out. ``delayed``: to be delivered later.
     """
 
     name: str
@@ -38,6 +38,7 @@ class GroupInfo(NamedTuple):
     settings: dict[str, Any]
     broker: str = ""
     delayed: int = 0
+    ready_exact: bool = True
 
 
 class ConsumerInfo(NamedTuple):
@@ -152,7 +153,7 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
     return GroupInfo(
         row["group"], row["mode"], row["prefixes"], row["consumers"], row["ready"], _time(row["oldest_us"]),
         row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
-        delayed=row["delayed"],
+        delayed=row["delayed"], ready_exact=row["ready_exact"],
     )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class Consumer:
 
         They are taken from the broker some at a time, about as many as are handled in a tenth of a second. Those that
         the loop was left before come with the next pull; what it has not come to for a second is handed back.
+        A message that is not held any more stops its handler inside ``async with message`` only.
         """
         feed = self._feed
         while True:

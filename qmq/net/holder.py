@@ -99,7 +99,9 @@ class Holder:
             before.rejoined(place)
             return
         if before is not None and before.fenced is None:
-            self.fence(Fenced("what this consumer held is handed out again: the broker had not heard of it, or forgot"))
+            forgot = before.place.generation != place.generation
+            why = "the broker has lost power, and may not know of it" if forgot else "the broker had not heard of it"
+            self.fence(Fenced(f"what this consumer held is dropped, and handed out again: {why}"))
         if not same:
             self.refused += self._undecided.size
         self._undecided = Intervals()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Effect, Refused, Unsubscribe, Unsubscribed
+from qmq.broker import standing
+from qmq.broker.commands import Administer, Administered, Disconnected, Effect, Refused, Unsubscribe, Unsubscribed
 from qmq.broker.kinds import Verdict
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven
-from tests.broker.test_consuming import Consumer
+from tests.broker.test_consuming import Consumer, killed
+from tests.broker.test_delaying import delay
 
 
 def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:
@@ -250,3 +253,72 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, action: str, fields: dic
         ask(driven, action, **fields)
     assert counts(driven) == (6, 4, 0, 0)
     consumer.ack(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed])
+def test_the_last_pull_is_known_after_a_start(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
+    driven = filled(tmp_path, messages=2)
+    consumer = Consumer(driven, "one")
+    consumer.pull(1)
+    consumer.ack()
+    pulled_us = driven.now.wall_us
+    driven.advance(5_000)
+    stop(driven)
+    assert ask(driven, "consumers", group="g")["rows"][0]["pulled_us"] == pulled_us
+    driven.close()
+
+
+def test_a_dead_letter_that_was_delayed_has_the_id_of_its_receipt(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    consumer = Consumer(driven, "one")
+    names = delay(driven, "a", 1_000_000, 1_000_000)
+    driven.advance(2_000)
+    assert len(consumer.pull()) == 2
+    consumer.back(1, 2, Verdict.REJECT)
+    (row,) = ask(driven, "dead_letters", group="g")["rows"]
+    assert row["id"] == names[1]
+    driven.close()
+
+
+def test_what_a_client_tells_late_counts_while_the_consumer_is_what_it_was(tmp_path: Path) -> None:
+    driven = filled(tmp_path, messages=4)
+    consumer = Consumer(driven, "one", transient=True)
+    consumer.pull(4)
+    place = consumer.place
+    late = {"group": "g", "consumer": "one", "since_us": place.since_us, "generation": place.generation}
+    for wrong in ({"since_us": 1}, {"generation": 9}, {"consumer": "two"}):
+        assert ask(driven, "handled", **late | wrong, handled=[0, 4]) == {"taken": False}
+    assert counts(driven)[1] == 4
+    driven.do(Disconnected(1))
+    killed(driven)
+    for _ in range(2):
+        assert ask(driven, "handled", **late, handled=[0, 1, 2, 99]) == {"taken": True}
+    assert counts(driven)[1:3] == (1, 0)
+    driven.advance(60_000)
+    assert counts(driven)[1:3] == (0, 1), "it has lapsed"
+    assert ask(driven, "handled", **late, handled=[1, 2]) == {"taken": False}
+    assert counts(driven)[1:3] == (0, 1)
+    for handled in ([1], ["x", "y"], [-1, 2], None):
+        with pytest.raises(InvalidOption):
+            ask(driven, "handled", **late, handled=handled)
+    driven.close()
+
+
+def test_where_subjects_are_too_many_to_look_up_ready_is_at_least_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = filled(tmp_path)
+    driven.advance(1_000)
+    consumer = Consumer(driven, "one", start=("time", driven.now.wall_us))
+    assert (group_row(driven)["ready"], group_row(driven)["ready_exact"]) == (0, True)
+    for number in range(3):
+        driven.send(f"a.{number}", b"late")
+    assert (group_row(driven)["ready"], group_row(driven)["ready_exact"]) == (3, True)
+    monkeypatch.setattr(standing, "MOST_LOOKED_UP", 2)
+    row = group_row(driven)
+    assert row["ready"] < 3
+    assert not row["ready_exact"]
+    assert consumer.pull() == [b"late"] * 3
+    driven.send("a.1", b"more")
+    assert group_row(driven)["ready"] <= 1
+    driven.close()

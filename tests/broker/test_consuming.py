@@ -39,12 +39,13 @@ class Consumer:
         connection: int = 1,
         mode: str = "reliable",
         transient: bool = False,
+        start: tuple[str, int] | None = None,
         **more: object,
     ) -> None:
         self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
         self.prefixes = prefixes or ("",)
         self.settings = tuple(more.items())
-        self.mode, self.transient = mode, transient
+        self.mode, self.transient, self.start = mode, transient, start
         self.got: dict[int, tuple[bytes, int]] = {}
         self.join()
 
@@ -56,7 +57,7 @@ class Consumer:
             "g",
             self.prefixes,
             self.name,
-            None,
+            self.start,
             self.nonce,
             self.name.encode(),
             self.transient,

@@ -215,6 +215,7 @@ def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(t
     done(driven, over(driven, attempt=16))
     done(driven, over(driven, number=1, verdict=Verdict.REJECT, sequence=1))
     assert [(row["subject"], row["reason"]) for row in letters(driven)] == [("a.b", "broke")] * 2
+    assert [row["id"] for row in letters(driven)] == [str(OTHERS.id(0)), str(OTHERS.id(1))], "those they came under"
 
 
 def test_nothing_is_said_before_it_is_synced_and_a_lost_answer_leaves_nothing(tmp_path: Path) -> None:

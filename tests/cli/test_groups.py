@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import qmq
 from qmq.cli import consumers, dead_letters, groups
@@ -60,7 +61,7 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["held_since"])
         assert 0 <= one["silent"] < 600
         listed = run("groups", "list", server=broker.url).stdout.splitlines()
-        assert any(line.startswith("shown\tshown.\t1\t4\t3\t1\t1\t0\t") for line in listed)
+        assert any(line.startswith("shown\treliable\tshown.\t1\t4\t3\t1\t1\t0\t0\t") for line in listed)
         assert run("consumers", "shown", server=broker.url).stdout.startswith("shown-1\tonline\t3\t")
     (one,) = lines("consumers", "shown", server=broker)
     assert (one["online"], one["held"]) == (False, 0)
@@ -188,15 +189,20 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
     infos = [
         GroupInfo("hotel-billing", "reliable", ["hotel.order."], 12, many, LONG_AGO, many, many, many, 0, {}),
         GroupInfo("solo", "broadcast", [""], 0, 0, None, 0, 0, 0, many, {}),
+        GroupInfo("late", "most_once", ["a."], 1, 42, None, 0, 0, 0, 0, {}, ready_exact=False),
     ]
-    groups._print_table(infos)
-    consumers._print_table(
-        [
-            ConsumerInfo("billing-1", 1, True, many, LONG_AGO, LONG_AGO, 3.2, 12.5),
-            ConsumerInfo("a-host-with-a-long-name-4711-1a2b3c4d", 1, False, 0, None, None, 99_999, 0.0),
-        ]
+    console = Console()
+    console.print(groups._table(infos))
+    console.print(
+        consumers._table(
+            [
+                ConsumerInfo("billing-1", 1, True, many, LONG_AGO, LONG_AGO, 3.2, 12.5),
+                ConsumerInfo("a-host-with-a-long-name-4711-1a2b3c4d", 1, False, 0, None, None, 99_999, 0.0),
+            ]
+        )
     )
-    dead_letters._print_table([DeadLetter(1, "0" * 32, "hotel.order.created", 1, 16, 0, "bad address", LONG_AGO)])
+    letters = [DeadLetter(1, "0" * 32, "hotel.order.created", 1, 16, 0, "bad address", LONG_AGO)]
+    console.print(dead_letters._table(letters))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
@@ -205,6 +211,8 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "hotel.order.",
         "(all)",
         "(broadcast)",
+        "(reliable)",
+        "~42",
         "12.3 M",
         "skipped",
         "3 d",
