@@ -195,7 +195,7 @@ def numbers(run: Run) -> range:
     return range(run.pull_sequence, run.pull_sequence + run.count)
 
 
-def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]
+def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]  # M is Message then
     """One view a message, run after run."""
     messages: list[M] = []
     # All of them live on, so the collector would find nothing: it looked at each two or three times as they are made.
@@ -210,7 +210,7 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
     return messages
 
 
-def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]
+def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]  # M is Message then
     """The same views, each made when it is come to."""
     return chain.from_iterable(map(kind, repeat(run), numbers(run), run.bodies()) for run in runs)
 

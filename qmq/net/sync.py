@@ -290,11 +290,11 @@ class SyncMessage(Message):
             owner = holder.owner
             owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
 
-    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]
+    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """As ``Message.nack``."""
         self._wait(super().nack(delay, reason))
 
-    def reject(self, reason: str) -> None:  # type: ignore[override]
+    def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
         """As ``Message.reject``."""
         self._wait(super().reject(reason))
 
