@@ -15,6 +15,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind
 from qmq.broker.ledger import unflat
 from qmq.broker.modes import MOST_ONCE
+from qmq.broker.most_once import may_lack_reserves
 from qmq.broker.unnamed import name_again
 from qmq.broker.untold import Untold
 from qmq.errors import UnknownGroup
@@ -65,8 +66,8 @@ class Changes:
     def replay(self) -> None:
         """Do what the pull log says of the time since the checkpoint; what it cannot tell is handed out again."""
         files, untold = self._store.groups, Untold(self._store)
-        holes = deque(files.holes)
-        for record in files.take_records():
+        holes, records = deque(files.holes), files.take_records()
+        for record in records:
             if holes and holes[0].end <= record.position:
                 holes.popleft()
                 untold.begin(self._subscriptions.groups.values())
@@ -82,13 +83,14 @@ class Changes:
         if holes:
             untold.begin(self._subscriptions.groups.values())
         self._hand_out(untold)
-        if files.is_torn or files.holes:
+        if files.torn or files.holes:
             name_again(self._store, list(self._subscriptions.groups.values()), self._handing.now.wall_us)
         self._let_go(untold)
         if files.generations_since:
             for ledger in self._handing.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)
-        self._delivery.most_once.resume(self._subscriptions.groups.values(), lost=files.is_rotten)
+        lost = files.is_rotten and may_lack_reserves(files.holes, files.torn, records)
+        self._delivery.most_once.resume(self._subscriptions.groups.values(), lost=lost)
         self._handing.restored()
 
     def _replay_record(self, untold: Untold, group: Group, kind: int, fields: list[Any]) -> None:

@@ -7,7 +7,7 @@ skipped. Of a prefix a block ends at a stamp, of an exact subject at a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -20,7 +20,7 @@ from qmq.broker.modes import MOST_ONCE
 from qmq.broker.ranges import Parts
 from qmq.broker.selection import Selection
 from qmq.errors import StorageError
-from qmq.storage.store import NotAtHand, PullSync, Store
+from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
 
 #: A block that takes in all that is there goes on for so long behind it.
 AHEAD_US: Final = 1_000_000
@@ -204,6 +204,33 @@ class MostOnce:
             return 0
         group.cursors.upto(number + 1)[number] = end
         return store.message_count(number, cursor, end)
+
+
+def may_lack_reserves(holes: Sequence[Hole], torn: int, records: Sequence[PullRecord]) -> bool:
+    """Whether bad bytes of the pull log may have told of a block of which no record is left: not where each hole, and
+    the *torn* bytes behind the last record, have the size of one copy of a block's record whose other copy is there.
+    """
+    single = _without_twin(records)
+    starts = {record.position: record.size for record in single}
+    ends = {record.end: record.size for record in single}
+    end = records[-1].end if records else 0
+    is_told = [hole.end - hole.start in (starts.get(hole.end), ends.get(hole.start)) for hole in holes]
+    return not all(is_told) or torn > ends.get(end, 0)
+
+
+def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
+    """The records of blocks that stand there once."""
+    single, number = list[PullRecord](), 0
+    while number < len(records):
+        record = records[number]
+        number += 1
+        if record.kind != Kind.RESERVE:
+            continue
+        if number < len(records) and records[number].payload == record.payload:
+            number += 1
+        else:
+            single.append(record)
+    return single
 
 
 def _need(following: Following, parts: Parts) -> int:

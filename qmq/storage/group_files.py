@@ -97,15 +97,15 @@ class GroupFiles:
         self.notes += [_told(disk, pulls, hole) for hole in found.holes]
         if cut_at < found.end:
             self.notes.append(_told_of_cut(disk, pulls, cut_at))
-        #: The last record is bad, or was being written.
-        self.is_torn: bool = found.torn
-        is_cut = lost or found.torn or bool(found.holes)
+        #: So many bytes behind the last record are bad, or were being written.
+        self.torn: int = found.torn
+        is_cut = lost or bool(found.torn or found.holes)
         #: Another one after each start before which records may have been lost.
         self.generation: int = max(self._claim.generation, found.generation) + is_cut
         #: How often that was since the checkpoint.
         self.generations_since: int = self.generation - self._claim.generation
         #: Records are missing that were there, and not because the power failed.
-        self.is_rotten: bool = bool(found.holes)
+        self.is_rotten: bool = bool(found.holes) or (found.torn > 0 and not lost)
         self._log = PullLog(
             disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None
         )

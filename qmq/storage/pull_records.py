@@ -58,6 +58,16 @@ class PullRecord(NamedTuple):
     payload: memoryview
     counts: bool = True
 
+    @property
+    def size(self) -> int:
+        """Of all of it."""
+        return PULL_RECORD_HEADER_SIZE + len(self.payload)
+
+    @property
+    def end(self) -> int:
+        """The position behind it."""
+        return self.position + self.size
+
 
 class PullLogFound(NamedTuple):
     """What a start reads of the pull log: the records behind the claim, in order, what is bad, where to go on."""
@@ -69,8 +79,8 @@ class PullLogFound(NamedTuple):
     end: int
     #: The highest of its files, 0 where none says.
     generation: int = 0
-    #: Behind the last record is something else: it was being written, or is rotten.
-    torn: bool = False
+    #: So many bytes behind the last record are something else: it was being written, or is rotten.
+    torn: int = 0
 
     def cut(self, start: int, end: int) -> None:
         """No record in [start, end) counts, nor what is bad between them."""
@@ -106,7 +116,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
     """
     found = PullLogFound([], [], [], claimed)
     bases = list_pull_files(disk, directory)
-    end, generation, torn = claimed, 0, False
+    end, generation, torn = claimed, 0, 0
     for base, following in zip_longest(bases, bases[1:]):
         if following is not None and following <= claimed:
             continue
@@ -130,7 +140,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
                 break  # it was being made: it is made again
             found.problems.append((base, problem))
         end = last
-        torn = bytes(data[end - base :]).strip(b"\0") != b""
+        torn = len(bytes(data[end - base :]).rstrip(b"\0"))
     return found._replace(end=max(end, claimed), generation=generation, torn=torn)
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
 from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.storage.checkpoint import Hole
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk import Buffer, Disk
@@ -29,6 +30,7 @@ from qmq.storage.opening import open_directory
 from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log import PullSync
+from qmq.storage.pull_records import PullRecord
 from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.schedule import Schedule, ScheduleClaim
@@ -39,10 +41,12 @@ __all__ = [
     "Checkpoint",
     "Damage",
     "Disk",
+    "Hole",
     "ItemLog",
     "ItemLogClaim",
     "KnownBad",
     "NotAtHand",
+    "PullRecord",
     "PullSync",
     "Read",
     "RecoveryReport",
