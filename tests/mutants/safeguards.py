@@ -8,12 +8,14 @@ from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.modelled import MODELLED
+from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 from tests.mutants.serving import OF_ANSWERS
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    *ROTTING,
     *MODELLED,
     *HANDING_OVER,
     *OF_DELAYS,
