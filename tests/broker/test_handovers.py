@@ -114,17 +114,6 @@ def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
     assert consumer.pull() == []
 
 
-def test_the_same_one_twice_at_once_is_one(tmp_path: Path) -> None:
-    driven = filled(tmp_path, 0)
-    consumer = Consumer(driven, "c")
-    commands = over(driven), over(driven)
-    answers = [one for one in driven.do(*commands) if isinstance(one, HandedOver)]
-    assert sorted(answers) == [HandedOver(9, command.request) for command in commands]
-    assert consumer.pull() == [b"from elsewhere"]
-    assert consumer.pull() == []
-    driven.close()
-
-
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
 def test_the_same_one_again_after_a_start_is_one(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
     driven = filled(tmp_path, 0)

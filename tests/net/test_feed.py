@@ -13,6 +13,7 @@ from qmq.net import feed as feed_module
 from qmq.net import pulling as pulling_module
 from qmq.net import wire
 from qmq.net.holding import Verdict
+from qmq.net.prefetch import Prefetch
 from qmq.net.wire import Kind
 from tests.net.scripted import Peer
 from tests.net.test_pulling import Subscribed, batch, bodies, subscribed
@@ -50,6 +51,8 @@ async def looping(count: int) -> AsyncIterator[tuple[Subscribed, asyncio.Queue[b
 
 async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
+    monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 600)
+    monkeypatch.setattr(Prefetch, "wanted", lambda self, now: 4)  # as after many that were handled fast
     async with looping(4) as (s, came, may_go_on):
         assert await released(s.peer) == (1, 4)
         may_go_on.set()
