@@ -29,8 +29,8 @@ ROTTING: Final = (
     Mutant(
         "begin another generation behind records that are lost",
         "qmq/storage/group_files.py",
-        "        cut = lost or bool(found.torn or found.holes)\n",
-        "        cut = lost\n",
+        "        is_cut = lost or bool(found.torn or found.holes)\n",
+        "        is_cut = lost\n",
         _UNTOLD,
     ),
     Mutant(
@@ -57,8 +57,8 @@ ROTTING: Final = (
     Mutant(
         "take a torn tail for one that may hide a block",
         "qmq/storage/group_files.py",
-        "        self.is_rotten: bool = bool(found.holes or found.torn) and not lost\n",
-        "        self.is_rotten: bool = bool(found.holes) and not lost\n",
+        "        self.is_rotten: bool = bool(found.holes) or (found.torn > 0 and not lost)\n",
+        "        self.is_rotten: bool = bool(found.holes)\n",
         ("tests/broker/test_most_once_faults.py",),
     ),
     Mutant(
