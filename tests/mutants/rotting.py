@@ -8,7 +8,7 @@ from tests.mutants.running import Mutant
 
 _PULL_LOG: Final = ("tests/storage/test_pull_log.py",)
 _UNTOLD: Final = ("tests/broker/test_untold.py",)
-_SCHEDULE: Final = ("tests/storage/test_schedule.py",)
+_SCHEDULE: Final = ("tests/storage/test_runs.py",)
 _SCRUB: Final = ("tests/storage/test_scrub_groups.py",)
 
 ROTTING: Final = (
