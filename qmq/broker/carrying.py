@@ -100,8 +100,12 @@ class Carrier:
     was known to be bad.
     """
 
-    def __init__(self, store: Store, damaged: list[QmqError]) -> None:
+    def __init__(
+        self, store: Store, damaged: list[QmqError], batches: dict[tuple[int, int], StoredBatch] | None = None
+    ) -> None:
+        """*batches*: those of (partition, position) whose header was checked for the same answer."""
         self._store = store
+        self._batches = batches
         self._damaged = damaged
         self._buffers: list[Buffer] = []
         #: The system refused to read something; that may pass.
@@ -192,10 +196,16 @@ class Carrier:
             raise self._bad_header(partition, position, size, error) from None
 
     def _batch(self, partition: int, position: int, size: int) -> StoredBatch:
+        place = partition, position
+        if self._batches is not None and place in self._batches:
+            return self._batches[place]
         try:
-            return StoredBatch(self._store.view(partition, position, size))
+            batch = StoredBatch(self._store.view(partition, position, size))
         except BadBatch as error:
             raise self._bad_header(partition, position, size, error) from None
+        if self._batches is not None:
+            self._batches[place] = batch
+        return batch
 
     def _bad_header(self, partition: int, position: int, size: int, error: BadBatch) -> BadBytes:
         """Nothing of that batch can be served: its places are told of now, and not again."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from qmq.broker.carrying import Carrier, Many, Some
 from qmq.broker.commands import Buffer, Pull
-from qmq.broker.groups import Group, Subscription
-from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.finding import Finding
+from qmq.broker.groups import Subscription
+from qmq.broker.held import HeldRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
@@ -43,8 +42,9 @@ class Redelivery:
             assert pull.expected is not None
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
         taken = self._take(ledger, offer.what, max_count)
+        finding = Finding(self._store, subscription.group)
         try:
-            fits, size = self._fitting(subscription.group, taken, max_bytes)
+            fits, size = self._fitting(finding, taken, max_bytes)
         except NotAtHand:
             ledger.retries.put_back(taken)
             raise
@@ -55,15 +55,18 @@ class Redelivery:
             taken = ledger.retries.take(fits)
         ledger.was_again = True
         given = ledger.pulled_again(member, taken, size, now_us)
-        self._bury_expired(subscription, given.first, taken, now_us)
-        return self.carry(subscription, given.first, given.first + given.total, given.total, max_bytes, now_us)
+        self._bury_expired(subscription, finding, given.first, taken, now_us)
+        end = given.first + given.total
+        return self._carry(subscription, finding, given.first, end, given.total, max_bytes, now_us)
 
-    def _bury_expired(self, subscription: Subscription, first: int, taken: list[Taken], now_us: int) -> None:
+    def _bury_expired(
+        self, subscription: Subscription, finding: Finding, first: int, taken: list[Taken], now_us: int
+    ) -> None:
         """What was taken is past its expiry by now: it is dead."""
         ledger, member = ledger_and_member(subscription)
         sieve, sequence = Sieve(self._store, ledger.settings, now_us, tags=False), first
         for one in taken:
-            parts = self._at_hand(subscription.group, one.held.messages)
+            parts = finding.parts(one.held.messages)
             is_whole = sum(_extent(part)[0] for part in parts) == one.total  # else who is who is found out later
             if is_whole and sieve.has_work(parts):
                 start = sequence
@@ -78,11 +81,11 @@ class Redelivery:
             return [ledger.retries.take_alone(max_count)]
         return ledger.retries.take(min(max_count, MOST_AGAIN))
 
-    def _fitting(self, group: Group, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
+    def _fitting(self, finding: Finding, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
         """How many messages of these an answer has room for, one at least, and their bytes. Raises NotAtHand."""
         count = size = 0
         for one in taken:
-            for part in self._at_hand(group, one.held.messages):
+            for part in finding.parts(one.held.messages):
                 messages, more = _extent(part)
                 if size + more > max_bytes:
                     return max(count + int(messages * (max_bytes - size) / more), 1), max_bytes
@@ -97,6 +100,13 @@ class Redelivery:
         Those that cannot be read any more are rejected: they go to the dead letters. What the disk does not read now is
         given back, for a while.
         """
+        finding = Finding(self._store, subscription.group)
+        return self._carry(subscription, finding, start, end, max_count, max_bytes, now_us)
+
+    def _carry(
+        self, subscription: Subscription, finding: Finding, start: int, end: int, max_count: int, max_bytes: int,
+        now_us: int,
+    ) -> Answer:  # fmt: skip
         _, member = ledger_and_member(subscription)
         answer = Answer([], 0, [])
         for low, high in member.held.unhandled(start):
@@ -105,14 +115,15 @@ class Redelivery:
                 if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
                     return answer
                 messages = held.messages.part(0, min(held.messages.total, max_count))
-                parts = self._at_hand(subscription.group, messages)
+                parts = finding.parts(messages)
                 size = sum(_extent(part)[1] for part in parts)
                 if answer.size + size > max_bytes:
                     if answer.ranges:
                         return answer
                     messages = messages.part(0, max(messages.total * max_bytes // size, 1))
                     parts = parts_of(self._store, subscription.group, messages)
-                self._carry_range(subscription, answer, sequence, held._replace(messages=messages), parts, now_us)
+                part = held._replace(messages=messages)
+                self._carry_range(subscription, finding, answer, sequence, part, parts, now_us)
                 if messages.total < held.messages.total:
                     return answer
                 max_count -= messages.total
@@ -120,11 +131,12 @@ class Redelivery:
         return answer
 
     def _carry_range(
-        self, subscription: Subscription, answer: Answer, sequence: int, held: HeldRange, parts: Parts, now_us: int
-    ) -> None:
+        self, subscription: Subscription, finding: Finding, answer: Answer, sequence: int, held: HeldRange,
+        parts: Parts, now_us: int,
+    ) -> None:  # fmt: skip
         """Add what can be read of it. Where that is not all, look at either half."""
         messages = held.messages
-        carrier = Carrier(self._store, [])
+        carrier = Carrier(self._store, [], finding.batches)
         buffers = carrier.carry(parts)
         is_whole = not carrier.left_out and sum(_extent(part)[0] for part in parts) >= messages.total
         if is_whole or (messages.total == 1 and buffers):
@@ -137,7 +149,8 @@ class Redelivery:
         for start, end in ((0, middle), (middle, messages.total)):
             part = messages.part(start, end)
             at_hand = parts_of(self._store, subscription.group, part)
-            self._carry_range(subscription, answer, sequence + start, held._replace(messages=part), at_hand, now_us)
+            half = held._replace(messages=part)
+            self._carry_range(subscription, finding, answer, sequence + start, half, at_hand, now_us)
 
     def _pass_over(self, subscription: Subscription, sequence: int, carrier: Carrier | None, now_us: int) -> None:
         """A message cannot be read: it is dead; or comes again soon, where the disk may change its mind."""
@@ -149,18 +162,6 @@ class Redelivery:
         reason = str(carrier.failed) if carrier.failed is not None else "it cannot be read any more"
         verdict = Verdict.RELEASE if carrier.failed is not None else Verdict.REJECT
         ledger.hand_back(member, sequence, sequence + 1, verdict, reason, _READ_AGAIN_US, now_us)
-
-    def _at_hand(self, group: Group, messages: MessageRange) -> Parts:
-        """The parts of a range, all of them in memory. Raises NotAtHand."""
-        store, parts = self._store, parts_of(self._store, group, messages)
-        for part in parts:
-            if isinstance(part, Some):
-                positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])
-            else:
-                positions, sizes = part.rows["position"].astype(np.int64), part.rows["batch_size"].astype(np.int64)
-            if store.count_at_hand(part.partition, positions, sizes) < len(positions):
-                raise NotAtHand(store.read_of(part.partition, positions, sizes, onward=False))
-        return parts
 
 
 class Answer:
