@@ -56,7 +56,9 @@ class Acknowledging:
 
     def want_sync(self, partition: Partition) -> None:
         """Ask for a sync if somebody waits for one, and none is under way."""
-        if partition.waiting and not partition.sync_running and partition.broken is None:
+        if partition.sync_running or partition.broken is not None:
+            return
+        if partition.waiting or any(barrier.flush for barrier in partition.barriers):
             partition.sync_running = True
             self._effects.append(SyncWanted(partition.number, partition.end()))
 

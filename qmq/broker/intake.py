@@ -105,7 +105,8 @@ class Intake:
         self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None
     ) -> None:
         """Have a batch of the broker's own written by the next ``turn``: to the delay log when there is an *answer*,
-        which is then given once it is on disk.
+        which is then given once it is on disk; else to the message log, where it is seen once it is on disk, for what a
+        loss of power took away falls due again.
 
         Raises StorageError: it is not stored then, and *own* is told nothing.
         """
@@ -121,7 +122,7 @@ class Intake:
                 self._write_before(partition, numbers)
         view = memoryview(buffer)
         position = self._placed(partition, batch.header.size)
-        self._stage(view, batch, partition, position, numbers, now, None, own, answer is not None, answer)
+        self._stage(view, batch, partition, position, numbers, now, None, own, True, answer)
 
     def _placed(self, partition: Partition, size: int) -> int:
         try:

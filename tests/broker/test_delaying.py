@@ -243,6 +243,8 @@ def test_flush_waits_for_the_delay_log_and_hides_what_is_not_synced(tmp_path: Pa
     said = driven.sync()
     assert [type(effect) for effect in said] == [Sent]
     driven.advance(1)
+    assert pulled(driven, subscription) == [], "that it has fallen due is not on disk"
+    driven.sync()
     assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
     driven.auto_sync = True
     driven.close()
@@ -254,9 +256,10 @@ def test_what_is_not_synced_is_hidden_behind_what_is(tmp_path: Path) -> None:
     assert [type(effect) for effect in said] == [Sent]
     driven.advance(1_000)
     subscription = follow(driven)
-    assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
     driven.sync()
+    assert [body for body, _ in pulled(driven, subscription)] == [b"0"]
     driven.advance(1)
+    driven.sync()
     assert [body for body, _ in pulled(driven, subscription)] == [b"1"]
     driven.auto_sync = True
     driven.close()

@@ -10,6 +10,13 @@ _SEGMENTS: Final = ("tests/broker/test_delay_segments.py",)
 
 OF_DELAYS: Final = (
     Mutant(
+        "show what falls due once that is on disk",
+        "qmq/broker/intake.py",
+        "now, None, own, True, answer)",
+        "now, None, own, answer is not None, answer)",
+        ("tests/broker/test_delaying.py",),
+    ),
+    Mutant(
         "have two checkpoints find a segment idle",
         "qmq/broker/delay_segments.py",
         "_CHECKPOINTS: Final = 2\n",

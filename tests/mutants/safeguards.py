@@ -518,8 +518,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "answer a cancellation after the fdatasync",
         "qmq/broker/intake.py",
-        "now, None, own, answer is not None, answer)\n",
-        "now, None, own, False, answer)\n",
+        "now, None, own, True, answer)\n",
+        "now, None, own, answer is None, answer)\n",
         ("tests/broker/test_delaying.py",),
     ),
     Mutant(

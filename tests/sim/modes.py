@@ -70,15 +70,10 @@ class OnceTally:
         #: So many messages may have been in answers that nobody heard; since the last crash too.
         self.unheard = self.unheard_since = 0
         self.not_before_us: dict[int, int] = {}
-        #: Delayed messages that were given out when the power was lost: that they had fallen due may not have been on
-        #: disk, and then they fall due again, as other messages.
-        self.may_come_again: set[int] = set()
 
     def delivered(self, message: int, now_us: int) -> None:
         """It came."""
-        is_new = message not in self.got or message in self.may_come_again
-        assert is_new, f"{message} came twice to a group that gets it once"
-        self.may_come_again.discard(message)
+        assert message not in self.got, f"{message} came twice to a group that gets it once"
         assert now_us >= self.not_before_us.get(message, 0), f"{message} came early"
         self.got.add(message)
 
@@ -160,7 +155,6 @@ class Modes(Consumption):
         self.sent[LATE] = []
         self._late: list[LateBatch] = []
         self._late_sequence = 0
-        self._late_messages: set[int] = set()
         #: Names of delayed messages by number; what was asked to be cancelled; of that what was, and what was not.
         self._names: dict[int, str] = {}
         self._cancels: dict[int, int] = {}
@@ -207,7 +201,6 @@ class Modes(Consumption):
             self._late.append(LateBatch(self._late_sequence, messages, [chance.choice(_DELAYS_US) for _ in messages]))
             self._late_sequence += len(messages)
             self.count["late"] += len(messages)
-            self._late_messages.update(messages)
         batch = self._late[0]
         for message, delay_us in zip(batch.messages, batch.delays_us, strict=True):
             self._not_before(message, self.driven.now.wall_us + delay_us, is_new=is_new)
@@ -288,7 +281,6 @@ class Modes(Consumption):
             for tally in self.tallies.values():
                 if isinstance(tally, CastTally):
                     tally.since = None
-            self.once.may_come_again |= self.once.got & self._late_messages
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
