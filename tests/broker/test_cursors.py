@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import delivery, selection
+from qmq.broker import choosing, selection
 from qmq.broker.commands import Messages, Synced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
@@ -60,7 +60,7 @@ def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch
     driven.do(driven.send_command({"a": [b"1"]}))
     driven.do(driven.send_command({"a": [b"2"]}))  # behind the sync that runs: stored, but not visible with the first
     made = []
-    monkeypatch.setattr(delivery, "Selection", lambda *limits: made.append(1) or selection.Selection(*limits))
+    monkeypatch.setattr(choosing, "Selection", lambda *limits: made.append(1) or selection.Selection(*limits))
     (want,) = driven.wanted
     driven.store.sync(want.partition)
     said = driven.do(Synced(want.partition, want.position))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import intake, partitions
+from qmq.broker import acknowledging, partitions
 from qmq.broker.commands import Disconnected, LastSequence, Send, Sent
 from tests.broker.harness import Driven, bodies_of
 
@@ -90,7 +90,7 @@ def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: p
 def test_who_connects_again_and_again_meanwhile_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (intake, partitions):
+    for module in (acknowledging, partitions):
         monkeypatch.setattr(module, "MOST_WAITING", 8)
     driven = stalled(tmp_path)
     command = driven.send_command({"a": [b"a1"]})
