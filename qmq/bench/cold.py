@@ -22,9 +22,11 @@ _SLOW_READER_BYTES_S: Final = 700 * MIB
 
 
 def cold(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival: alone, beside a reader of a cold log, and of the same one warm.
+    """From the moment a message is due to its arrival: alone, beside a stranger to the broker that computes, beside a
+    reader of a cold log, and of the same one warm.
 
-    The log is written, the broker stopped, the page cache emptied of it, and the broker started again.
+    What the stranger costs is how the system shares its processors out. The log is written, the broker stopped, the
+    page cache emptied of it, and the broker started again.
     """
     messages = max(bench.size.restart_bytes // stored_bytes(1, KIB) // 1_000, 1) * 1_000
     with broker_in(bench.directory, bench.settings) as broker:
@@ -35,8 +37,11 @@ def cold(bench: Bench) -> Iterator[Value]:
         with BrokerProcess(broker.directory, bench.settings) as again:
             size = stored_bytes(messages, KIB)
             yield from _times("alone", _measured(bench, again, size, None))
+            stranger = "receiving.compute", {"seconds": size / _SLOW_READER_BYTES_S, "nice": _NICE}
+            yield from _times("beside a stranger", _measured(bench, again, size, stranger))
             early = again.anonymous_bytes()
-            reader = {"url": again.url, "prefix": old, "messages": messages, "max_count": 50_000, "nice": _NICE}
+            options = {"url": again.url, "prefix": old, "messages": messages, "max_count": 50_000, "nice": _NICE}
+            reader = "receiving.pull_batch", options
             for how in ("cold", "warm"):
                 faults = disk_faults(again)
                 yield from _times(f"beside a {how} reader", found := _measured(bench, again, size, reader))
@@ -51,8 +56,10 @@ def _times(beside: str, found: Mapping[str, Any]) -> Iterator[Value]:
         yield Value(f"{beside} {name}", found[f"{name}_ms"], "ms")
 
 
-def _measured(bench: Bench, broker: BrokerProcess, size: int, reader: Mapping[str, object] | None) -> dict[str, Any]:
-    """The times of messages sent on a schedule, and what the reader beside them found."""
+def _measured(
+    bench: Bench, broker: BrokerProcess, size: int, beside: tuple[str, Mapping[str, object]] | None
+) -> dict[str, Any]:
+    """The times of messages sent on a schedule, and what the worker beside them found."""
     subject = bench.prefix()
     seconds = max(size / _SLOW_READER_BYTES_S, bench.size.seconds / 3)
     messages = max(int(_RATE * seconds), 10)
@@ -80,7 +87,7 @@ def _measured(bench: Bench, broker: BrokerProcess, size: int, reader: Mapping[st
                 "seconds": messages / _RATE,
             },
         ),
-        *([] if reader is None else [("receiving.pull_batch", reader)]),
+        *([] if beside is None else [beside]),
     )
     if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
         raise BenchFailed(f"what came was not what was sent: {came}, {sent}")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import time
+import zlib
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -99,6 +100,16 @@ async def pull_batch(
         seconds = time.perf_counter() - started
         await _check_count(consumer, came, messages)
     return {"messages": came, "seconds": seconds}
+
+
+def compute(gate: Gate, *, seconds: float, nice: int) -> dict[str, Any]:
+    """Nothing but processor time, for so long, as a reader without a broker would take it."""
+    os.nice(nice)
+    gate()
+    started, block = time.perf_counter(), bytes(1 << 16)
+    while (spent := time.perf_counter() - started) < seconds:
+        zlib.crc32(block)
+    return {"seconds": spent}
 
 
 async def async_for(
