@@ -49,7 +49,9 @@ SETTINGS: Final[dict[str, Any]] = {
 ROUNDS_PER_SESSION: Final = 25
 PATIENCE_S: Final = 60
 #: A follower that gets nothing for so long has got all that it will get.
-SILENCE_S: Final = 5
+SILENCE_S: Final = 60
+#: The longest that a broker is given to stop before it is killed; half of it after each that had stopped by then.
+_STOP_S: Final = 0.08
 #: How long a checkpoint or a roll is waited for before the broker is killed all the same.
 _WATCH_S: Final = 20.0
 
@@ -164,6 +166,7 @@ class Killer:
         self._random = chance
         self._session = session
         self._start_s = 0.5
+        self._stop_s = _STOP_S
 
     def start(self) -> None:
         """Start the broker."""
@@ -178,12 +181,15 @@ class Killer:
             struck = moment if self._watch(moment) else "load"
         elif moment == "stop":
             self._broker.send_signal(signal.SIGTERM)
-            time.sleep(self._random.uniform(0, 0.08))
+            time.sleep(self._random.uniform(0, self._stop_s))
         self._session.in_flight.append(in_flight())
         self._session.killed_us.append(time.time_ns() // 1_000)
         code = self._broker.kill()
         if moment == "stop" and code == 0:
             struck = "stopped before"
+            self._stop_s /= 2
+        elif moment == "stop":
+            self._stop_s = min(self._stop_s * 2, _STOP_S)
         assert code in (0, -signal.SIGKILL), f"the broker ended by itself with {code}: {self._broker.log()}"
         self._session.struck[struck] += 1
 
