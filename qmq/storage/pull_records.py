@@ -174,8 +174,9 @@ def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memory
 
 
 def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
-    """Write headers, and the records that were found, again in place, and sync them: what a failed sync has left in
-    memory reads well, and is not on disk. Raises StorageFull or StorageFailed.
+    """Write headers, and the records that were found, again in place, and sync them, and their names: what a failed
+    sync has left in memory, or a start that was killed, reads well, and is not on disk. Raises StorageFull or
+    StorageFailed.
     """
     bases = list_pull_files(disk, directory)
     for base, following in zip_longest(bases, bases[1:]):
@@ -196,6 +197,11 @@ def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
                 disk.close(fd)
         except OSError as error:
             raise failure(error, "write", path) from error
+    if bases:
+        try:
+            disk.fsync_directory(directory)
+        except OSError as error:
+            raise failure(error, "sync", directory) from error
 
 
 def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, secret: bytes) -> int:

@@ -27,6 +27,13 @@ ROTTING: Final = (
         _PULL_LOG,
     ),
     Mutant(
+        "sync the names of the pull log's files at a start",
+        "qmq/storage/pull_records.py",
+        "    if bases:\n        try:\n            disk.fsync_directory(directory)\n",
+        "    if bases:\n        try:\n            pass\n",
+        _PULL_LOG,
+    ),
+    Mutant(
         "begin another generation behind records that are lost",
         "qmq/storage/group_files.py",
         "        is_cut = lost or bool(found.torn or found.holes)\n",

@@ -22,6 +22,7 @@ from qmq.storage.pull_records import (
     remove_pull_files,
     rewrite_pull_log,
 )
+from tests.sim.disk import Operation, SimulatedDisk
 from tests.storage.faults import FaultyDisk
 
 STORE, SECRET, BASE, FILE_BYTES = b"store!", b"s" * 16, 5_000, 4_096
@@ -163,6 +164,36 @@ def test_another_generation_is_on_disk_before_anything_else(tmp_path: Path) -> N
     PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, 2, cut=end).close()
     assert disk.calls["fdatasync"] == 2
     assert disk.still_open() == []
+
+
+class _Killed(BaseException):
+    """The process ends."""
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_generation_that_a_killed_start_began_outlasts_the_power(seed: int) -> None:
+    """It was killed before the name of its file was on disk; the next start goes on in that generation, and clients are
+    told so.
+    """
+    disk, pulls = SimulatedDisk(seed), Path("/data/pulls")
+    log = PullLog(disk, pulls, STORE, SECRET, BASE, 7, FILE_BYTES)
+    log.stage(1, b"first")
+    log.write()
+    log.begin_sync().run()
+
+    def killed(operation: Operation) -> None:
+        if operation.kind == "fsync_directory" and operation.path == str(pulls):
+            raise _Killed
+
+    disk.before = killed
+    with pytest.raises(_Killed):
+        PullLog(disk, pulls, STORE, SECRET, log.end, 7, FILE_BYTES, generation=2, cut=log.end)
+    disk.stop(power=False)
+    read = read_pull_log(disk, pulls, STORE, SECRET, BASE)
+    assert read.generation == 2
+    rewrite_pull_log(disk, pulls, read)
+    disk.stop(power=True)
+    assert read_pull_log(disk, pulls, STORE, SECRET, BASE).generation == 2
 
 
 def test_records_of_other_places_stores_and_clients_are_none(tmp_path: Path) -> None:
