@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from fuzz.target import scratch_directory
-from qmq.broker import commands
+from qmq.broker import commands, effects
 from qmq.broker.commands import Now
 from qmq.broker.core import Broker
 from qmq.broker.limits import BrokerLimits
@@ -42,7 +42,7 @@ LIMITS: Final = BrokerLimits(
 )
 
 
-Work = commands.SyncWanted | commands.ReadWanted | commands.CheckWanted
+Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted
 Outcome = commands.Synced | commands.ReadDone | commands.Checked
 
 
@@ -231,17 +231,17 @@ class Complaints(logging.Handler):
 def carry_out(store: Store, want: Work) -> Outcome:
     """What the wiring has done in a thread."""
     match want:
-        case commands.SyncWanted():
+        case effects.SyncWanted():
             store.sync(want.partition)
             return commands.Synced(want.partition, want.position)
-        case commands.ReadWanted():
+        case effects.ReadWanted():
             try:
                 while want.read.step():
                     pass
             except QmqError as error:
                 return commands.ReadDone(want.number, error)
             return commands.ReadDone(want.number, None)
-        case commands.CheckWanted():
+        case effects.CheckWanted():
             reader = store.reader(want.partition, want.position)
             try:
                 batch, damage = reader.read_batch(want.position, want.size, want.first, want.messages)

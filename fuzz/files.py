@@ -15,8 +15,9 @@ from crc32c import crc32c
 
 from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
-from qmq.broker.commands import Effect, Messages, Now, Pull, Refused, Send, Sent, Subscribe, Subscribed
+from qmq.broker.commands import Now, Pull, Send, Subscribe
 from qmq.broker.core import Broker
+from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.format.build import RunContent, build_batch

@@ -11,22 +11,9 @@ from typing import Any, Final
 from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, Hasty, answers, checkpoint, files_of, send
-from qmq.broker.commands import (
-    Ack,
-    Administer,
-    Administered,
-    Command,
-    Effect,
-    HandBack,
-    Messages,
-    Now,
-    Pull,
-    Refused,
-    Send,
-    Subscribe,
-    Subscribed,
-)
+from qmq.broker.commands import Ack, Administer, Command, HandBack, Now, Pull, Send, Subscribe
 from qmq.broker.core import Broker
+from qmq.broker.effects import Administered, Effect, Messages, Refused, Subscribed
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header

@@ -20,9 +20,10 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Final
 
-from qmq.broker.commands import Checked, CheckWanted, Now, ReadDone, ReadWanted, SyncBroken, Synced, SyncWanted
+from qmq.broker.commands import Checked, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
+from qmq.broker.effects import CheckWanted, ReadWanted, SyncWanted
 from qmq.broker.limits import BrokerLimits
 from qmq.checkpoints import Checkpoints
 from qmq.errors import QmqError, StorageError, StorageFailed

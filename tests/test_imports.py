@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.storage"),
     "qmq.broker": ("qmq.broker", "qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.storage.store"),
     "qmq.net": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.net"),
-    "qmq.net.server": ("qmq.broker.commands", "qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
+    "qmq.net.server": ("qmq.broker.commands", "qmq.broker.effects", "qmq.errors", "qmq.format", "qmq.names", "qmq.net"),
     "qmq.settings": ("qmq.errors", "qmq.names"),
     "qmq.workers": ("qmq.errors",),
     "qmq.checkpoints": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage", "qmq.workers"),

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import Effect, LastSequenceIs, Refused, Send, Sent, SyncWanted
+from qmq.broker.commands import Send
+from qmq.broker.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
 from qmq.broker.partitions import MOST_WAITING, Answer, Partition
 from qmq.broker.producers import Known, Producers
 from qmq.errors import QmqError

@@ -1,16 +1,11 @@
-"""What goes into the broker's state machine and what comes out. ``connection`` is an opaque int from the server."""
+"""What goes into the broker's state machine. ``connection`` is an opaque int from the server."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from qmq.errors import QmqError
 from qmq.storage.store import Damage
-
-Buffer = bytes | memoryview
 
 
 class Now(NamedTuple):
@@ -20,7 +15,7 @@ class Now(NamedTuple):
     wall_us: int
 
 
-# --- in: from clients ------------------------------------------------------------------------------------------------
+# --- from clients ----------------------------------------------------------------------------------------------------
 
 
 class Send(NamedTuple):
@@ -189,7 +184,7 @@ class Disconnected(NamedTuple):
     connection: int
 
 
-# --- in: from the wiring ---------------------------------------------------------------------------------------------
+# --- from the wiring -------------------------------------------------------------------------------------------------
 
 
 class Synced(NamedTuple):
@@ -241,190 +236,4 @@ Command = (
     | SyncBroken
     | ReadDone
     | Checked
-)
-
-# --- out -------------------------------------------------------------------------------------------------------------
-
-
-class Sent(NamedTuple):
-    """A batch is acknowledged. ``first_sequences`` is one int for a batch of one run, else u64[runs]."""
-
-    connection: int
-    request: int
-    position: int
-    stored_at_us: int
-    partition: int
-    first_sequences: int | npt.NDArray[np.uint64]
-
-
-class Place(NamedTuple):
-    """What a consumer is at the broker: its incarnation, and its pulls from ``frontier`` up to ``next_sequence``.
-
-    Pull sequences mean something together with ``since_us``, when it first came, and the pull log's ``generation``.
-    """
-
-    consumer: int
-    incarnation: int
-    frontier: int
-    next_sequence: int
-    generation: int
-    since_us: int
-
-
-class Subscribed(NamedTuple):
-    """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs. A consumer of a
-    group is told its place, the tags that the group takes, and which settings it has that are not as asked for.
-    """
-
-    connection: int
-    request: int
-    subscription: int
-    start_us: int | None = None
-    place: Place | None = None
-    tags: tuple[str, ...] = ()
-    differing: tuple[tuple[str, Any], ...] = ()
-
-
-class Messages(NamedTuple):
-    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
-
-    ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come. To a
-    consumer of a group ``ranges`` say which pull sequences these messages have, in order: (first, count, attempt), and
-    ``tags`` by whose bits the group's messages are chosen.
-    """
-
-    connection: int
-    request: int
-    buffers: list[Buffer]
-    size: int
-    messages: int
-    left_us: int | None = None
-    ranges: tuple[tuple[int, int, int], ...] = ()
-    tags: tuple[str, ...] = ()
-
-
-class Unsubscribed(NamedTuple):
-    connection: int
-    request: int
-
-
-class Acked(NamedTuple):
-    """What could be is handled; so many had to be refused: they were handed back before, or never pulled."""
-
-    connection: int
-    request: int
-    refused: int
-
-
-class HandedBack(NamedTuple):
-    connection: int
-    request: int
-
-
-class HandedOver(NamedTuple):
-    """It is stored here, and waits to be handed out again, or is a dead letter."""
-
-    connection: int
-    request: int
-
-
-class HeartbeatSeen(NamedTuple):
-    connection: int
-    request: int
-
-
-class Administered(NamedTuple):
-    """What came of it."""
-
-    connection: int
-    request: int
-    fields: dict[str, Any]
-
-
-class LastSequenceIs(NamedTuple):
-    connection: int
-    request: int
-    sequence: int | None
-
-
-class SubjectList(NamedTuple):
-    """Rows (name, first sequence, next sequence, messages, delayed); ``after`` is what to ask for next, or None."""
-
-    connection: int
-    request: int
-    rows: list[tuple[str, int, int, int, int]]
-    after: int | None
-
-
-class Refused(NamedTuple):
-    connection: int
-    request: int
-    error: QmqError
-
-
-class SyncWanted(NamedTuple):
-    """Run ``store.sync(partition)`` in a thread, then hand in Synced(partition, position) or SyncBroken."""
-
-    partition: int
-    position: int
-
-
-class Read(Protocol):
-    """Bytes on disk that are to be brought into memory."""
-
-    partition: int
-
-    def step(self) -> bool:
-        """[thread] Read a piece; True while more is left. Raises StorageError when nothing can be read."""
-
-
-class ReadWanted(NamedTuple):
-    """Run ``read.step`` in a thread of its partition until nothing is left, then hand in ReadDone(number, error)."""
-
-    number: int
-    read: Read
-
-
-class Reported(NamedTuple):
-    """What was found ("sound", "bad" or "unknown"), and of the reported messages those that are sound: batches and
-    pieces, ``size`` bytes in all. A piece may have more of its run than was reported.
-    """
-
-    connection: int
-    request: int
-    found: str
-    buffers: list[Buffer]
-    size: int
-
-
-class CheckWanted(NamedTuple):
-    """Have the batch of that size read in a thread: ``store.reader(partition, position).read_batch(position, size,
-    first, messages)``; then hand in Checked.
-    """
-
-    number: int
-    partition: int
-    position: int
-    size: int
-    first: int
-    messages: int
-
-
-Effect = (
-    Sent
-    | Subscribed
-    | Messages
-    | Unsubscribed
-    | Acked
-    | HandedBack
-    | HandedOver
-    | HeartbeatSeen
-    | Administered
-    | LastSequenceIs
-    | SubjectList
-    | Reported
-    | Refused
-    | SyncWanted
-    | ReadWanted
-    | CheckWanted
 )

@@ -17,35 +17,30 @@ from qmq.broker.changes import Changes
 from qmq.broker.commands import (
     Ack,
     Administer,
-    Administered,
     Checked,
     Command,
     Disconnected,
-    Effect,
     HandBack,
     HandOver,
     Heartbeat,
-    HeartbeatSeen,
     LastSequence,
     ListSubjects,
     Now,
     Pull,
     ReadDone,
-    Refused,
     Report,
     Send,
-    SubjectList,
     Subscribe,
     SyncBroken,
     Synced,
     Unsubscribe,
-    Unsubscribed,
     Withdraw,
 )
 from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
+from qmq.broker.effects import Administered, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
 from qmq.broker.handovers import SYNC_NUMBER, HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over

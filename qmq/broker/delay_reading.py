@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from qmq.broker.commands import Effect, ReadDone, ReadWanted
+from qmq.broker.commands import ReadDone
 from qmq.broker.delay_items import Stretch
+from qmq.broker.effects import Effect, ReadWanted
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE

@@ -15,11 +15,12 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.commands import Administer, Administered, Effect, Now, ReadDone
+from qmq.broker.commands import Administer, Now, ReadDone
 from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
 from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
+from qmq.broker.effects import Administered, Effect
 from qmq.broker.intake import Intake
 from qmq.broker.partitions import Staged
 from qmq.broker.places import Places

@@ -6,18 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.commands import (
-    Ack,
-    Acked,
-    Effect,
-    HandBack,
-    HandedBack,
-    Pull,
-    ReadDone,
-    Refused,
-    Subscribe,
-    Withdraw,
-)
+from qmq.broker.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
+from qmq.broker.effects import Acked, Effect, HandedBack, Refused
 from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger

@@ -9,7 +9,8 @@ import msgpack
 import numpy as np
 
 from qmq.broker.carrying import Many
-from qmq.broker.commands import HandBack, Heartbeat, Now, Place, Pull, Subscribe
+from qmq.broker.commands import HandBack, Heartbeat, Now, Pull, Subscribe
+from qmq.broker.effects import Place
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange

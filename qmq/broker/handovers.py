@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Effect, HandedOver, HandOver, Now, ReadWanted, Refused, Send, Sent
+from qmq.broker.commands import HandOver, Now, Send
 from qmq.broker.delivery import Delivery
+from qmq.broker.effects import Effect, HandedOver, ReadWanted, Refused, Sent
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake

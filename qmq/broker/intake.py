@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.acknowledging import Acknowledging, Repeat
-from qmq.broker.commands import Effect, Now, Refused, Send, Sent
+from qmq.broker.commands import Now, Send
 from qmq.broker.delayed_intake import Delayed
+from qmq.broker.effects import Effect, Refused, Sent
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.numbering import Numbering
 from qmq.broker.partitions import (

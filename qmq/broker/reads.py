@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Effect, ReadWanted, Subscribe
+from qmq.broker.commands import Subscribe
+from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.groups import Following
 from qmq.broker.most_once import Reserve
 from qmq.storage.store import Read

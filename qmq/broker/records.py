@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Acked, Administered, Effect, HandedBack, HandedOver, Messages, Refused, Subscribed
+from qmq.broker.effects import Acked, Administered, Effect, HandedBack, HandedOver, Messages, Refused, Subscribed
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.store import Store
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.carrying import Carrier, Many, Some
-from qmq.broker.commands import Buffer, Pull
+from qmq.broker.commands import Pull
+from qmq.broker.effects import Buffer
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
 from qmq.broker.held import HeldRange

@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.broker.commands import Administer, Administered, Effect, Now, Refused
+from qmq.broker.commands import Administer, Now
+from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
 from qmq.errors import StorageError

@@ -9,7 +9,8 @@ from typing import Final
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
 from qmq.broker.choosing import Choosing
-from qmq.broker.commands import Buffer, Effect, Messages, Pull, Refused
+from qmq.broker.commands import Pull
+from qmq.broker.effects import Buffer, Effect, Messages, Refused
 from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits

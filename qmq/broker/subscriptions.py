@@ -9,7 +9,8 @@ from typing import Any
 import msgpack
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.commands import Effect, Place, Subscribe, Subscribed
+from qmq.broker.commands import Subscribe
+from qmq.broker.effects import Effect, Place, Subscribed
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
 from qmq.broker.handing import Handing

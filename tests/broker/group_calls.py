@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from qmq.broker.commands import Administer, Administered, Known, Messages, Refused, Subscribe, Subscribed
+from qmq.broker.commands import Administer, Known, Subscribe
+from qmq.broker.effects import Administered, Messages, Refused, Subscribed
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
 from tests.broker.group_state import ledger_of, letter_of, standing

@@ -6,26 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.broker.commands import (
-    Ack,
-    Acked,
-    Checked,
-    CheckWanted,
-    Effect,
-    Messages,
-    Now,
-    Pull,
-    ReadDone,
-    ReadWanted,
-    Refused,
-    Send,
-    Sent,
-    Subscribe,
-    Subscribed,
-    Synced,
-    SyncWanted,
-)
+from qmq.broker.commands import Ack, Checked, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.core import Broker
+from qmq.broker.effects import Acked, CheckWanted, Effect, Messages, ReadWanted, Refused, Sent, Subscribed, SyncWanted
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header

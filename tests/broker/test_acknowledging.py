@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Disconnected, LastSequence, LastSequenceIs, Send, Sent
+from qmq.broker.commands import Disconnected, LastSequence, Send
+from qmq.broker.effects import LastSequenceIs, Sent
 from tests.broker.harness import PRODUCER, Driven, batch_of
 
 

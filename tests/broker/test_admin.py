@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from qmq.broker import standing
-from qmq.broker.commands import Administer, Administered, Disconnected, Effect, Refused, Unsubscribe, Unsubscribed
+from qmq.broker.commands import Administer, Disconnected, Unsubscribe
+from qmq.broker.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.broker.kinds import Verdict
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven

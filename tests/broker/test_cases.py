@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Ack, Acked, Messages, Refused
+from qmq.broker.commands import Ack
+from qmq.broker.effects import Acked, Messages, Refused
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced, InvalidOption

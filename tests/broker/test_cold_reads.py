@@ -11,17 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import (
-    Disconnected,
-    Effect,
-    Messages,
-    Refused,
-    Sent,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-    Withdraw,
-)
+from qmq.broker.commands import Disconnected, Subscribe, Unsubscribe, Withdraw
+from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import PAGE

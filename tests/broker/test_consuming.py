@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import (
-    Ack,
-    Acked,
-    Effect,
-    HandBack,
-    Heartbeat,
-    Messages,
-    Refused,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-)
+from qmq.broker.commands import Ack, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.effects import Acked, Effect, Messages, Refused, Subscribed
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits

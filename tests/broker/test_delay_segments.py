@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Send, Sent, SyncBroken
+from qmq.broker.commands import Send, SyncBroken
+from qmq.broker.effects import Sent
 from qmq.errors import SyncFailed
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify

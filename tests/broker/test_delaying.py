@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Refused, Send, Sent
+from qmq.broker.commands import Administer, Send
+from qmq.broker.effects import Administered, Refused, Sent
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US

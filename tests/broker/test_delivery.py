@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import (
-    Disconnected,
-    ListSubjects,
-    Messages,
-    Refused,
-    SubjectList,
-    Subscribe,
-    Unsubscribe,
-    Unsubscribed,
-    Withdraw,
-)
+from qmq.broker.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
+from qmq.broker.effects import Messages, Refused, SubjectList, Unsubscribed
 from qmq.errors import (
     BrokerStopping,
     InvalidName,

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from qmq.broker.commands import Ack, Acked, HandBack, Heartbeat, Messages, Refused, Sent, Unsubscribe
+from qmq.broker.commands import Ack, HandBack, Heartbeat, Unsubscribe
+from qmq.broker.effects import Acked, Messages, Refused, Sent
 from qmq.broker.kinds import Verdict
 from qmq.errors import Fenced
 from tests.broker.group_calls import LAPSE_MS, GroupCalls, Session

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Refused
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered, Refused
 from qmq.broker.group_settings import MOST_US, GroupSettings, differing, settings_of
 from qmq.errors import InvalidOption
 from tests.broker.harness import Driven

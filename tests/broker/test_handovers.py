@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import (
-    Administer,
-    Administered,
-    HandedOver,
-    HandOver,
-    ListSubjects,
-    ReadDone,
-    Refused,
-    SubjectList,
-)
+from qmq.broker.commands import Administer, HandOver, ListSubjects, ReadDone
+from qmq.broker.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.kinds import Verdict
 from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
 from qmq.format.due import DUE_PRODUCER

@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.broker.commands import (
-    Disconnected,
-    Effect,
-    LastSequence,
-    LastSequenceIs,
-    Refused,
-    Send,
-    Sent,
-    SyncBroken,
-    Synced,
-)
+from qmq.broker.commands import Disconnected, LastSequence, Send, SyncBroken, Synced
+from qmq.broker.effects import Effect, LastSequenceIs, Refused, Sent
 from qmq.errors import BadBatch, InvalidName, MessageTooLarge, SyncFailed
 from tests.broker.harness import PRODUCER, BrokerLimits, Driven, batch_of, bodies_of
 

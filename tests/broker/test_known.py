@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Heartbeat, Known, Place, Refused, Subscribe, Subscribed
+from qmq.broker.commands import Heartbeat, Known, Subscribe
+from qmq.broker.effects import Place, Refused, Subscribed
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced
 from tests.broker.harness import Driven

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Refused, Subscribe, Unsubscribe
+from qmq.broker.commands import Administer, Subscribe, Unsubscribe
+from qmq.broker.effects import Administered, Refused
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import MODES
 from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup

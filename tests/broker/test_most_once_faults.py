@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Messages, Refused
+from qmq.broker.effects import Messages, Refused
 from qmq.broker.kinds import Kind
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify import verify

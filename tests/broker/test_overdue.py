@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Heartbeat, Messages, Now
+from qmq.broker.commands import Heartbeat, Now
+from qmq.broker.effects import Messages
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 from tests.broker.test_sieve import dead

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Effect, Heartbeat, Known, Refused, Subscribe, Subscribed, Unsubscribe
+from qmq.broker.commands import Heartbeat, Known, Subscribe, Unsubscribe
+from qmq.broker.effects import Effect, Refused, Subscribed
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownSubscription

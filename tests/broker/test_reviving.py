@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import reviving
-from qmq.broker.commands import Administer, Administered, Effect
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered, Effect
 from qmq.broker.kinds import Verdict
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask, counts, filled

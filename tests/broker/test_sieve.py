@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Send, Subscribe, Subscribed
+from qmq.broker.commands import Administer, Send, Subscribe
+from qmq.broker.effects import Administered, Subscribed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.hashing import tag_bits
 from tests.broker.harness import START_US, Driven, bodies_of

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind
 from qmq.storage.disk import Disk
 from qmq.storage.pull_records import PullRecord, pull_file_path, read_pull_log

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 
-from qmq.broker.commands import Administer, Administered
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind, Verdict
 from qmq.errors import Fenced
 from qmq.storage.checkpoint import list_checkpoints, read_checkpoint

@@ -9,7 +9,8 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.commands import Messages, Refused, Send, Sent
+from qmq.broker.commands import Send
+from qmq.broker.effects import Messages, Refused, Sent
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import TooManyProducers
 from tests.broker.harness import Driven, batch_of, bodies_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.commands import Messages, Sent
+from qmq.broker.effects import Messages, Sent
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net import wire

@@ -11,17 +11,8 @@ import random
 from collections import Counter
 from typing import Any, Final
 
-from qmq.broker.commands import (
-    Administer,
-    Administered,
-    Command,
-    Disconnected,
-    Effect,
-    Heartbeat,
-    Send,
-    Sent,
-    Subscribe,
-)
+from qmq.broker.commands import Administer, Command, Disconnected, Heartbeat, Send, Subscribe
+from qmq.broker.effects import Administered, Effect, Sent
 from qmq.broker.limits import BrokerLimits
 from tests.broker.harness import Driven, batch_of
 from tests.sim.disk import Operation, SimulatedDisk

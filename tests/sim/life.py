@@ -6,16 +6,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from qmq.broker.commands import (
-    Ack,
-    Messages,
-    Refused,
-    Send,
-    Subscribe,
-    Subscribed,
-    SyncBroken,
-    Synced,
-)
+from qmq.broker.commands import Ack, Send, Subscribe, SyncBroken, Synced
+from qmq.broker.effects import Messages, Refused, Subscribed
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk import Disk

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from qmq.broker.commands import Administer, Administered, Effect, Messages, Refused, Send, Sent, SyncBroken, Synced
+from qmq.broker.commands import Administer, Send, SyncBroken, Synced
+from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.format.build import RunContent, build_batch, make_header

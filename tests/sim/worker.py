@@ -6,24 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
-from qmq.broker.commands import (
-    Ack,
-    Acked,
-    Command,
-    Effect,
-    HandBack,
-    HandedBack,
-    Heartbeat,
-    HeartbeatSeen,
-    Known,
-    Messages,
-    Pull,
-    Refused,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-    Unsubscribed,
-)
+from qmq.broker.commands import Ack, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
+from qmq.broker.effects import Acked, Effect, HandedBack, HeartbeatSeen, Messages, Refused, Subscribed, Unsubscribed
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
 from qmq.net.holding import Holding, Owner, Place, Verdict

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import Messages, Refused, Send, Sent
+from qmq.broker.commands import Send
+from qmq.broker.effects import Messages, Refused, Sent
 from qmq.format.pieces import read_answer
 from qmq.storage.disk import Disk
 from qmq.storage.findings import Report

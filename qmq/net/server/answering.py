@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from qmq.broker import commands
-from qmq.broker.commands import Effect
+from qmq.broker import effects
+from qmq.broker.effects import Effect
 from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
 from qmq.net import wire
 from qmq.net.server import answers
@@ -21,7 +21,7 @@ log = logging.getLogger("qmq.server")
 #: What a right client does not cause.
 _WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
 
-Work = commands.SyncWanted | commands.ReadWanted | commands.CheckWanted
+Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted
 
 
 class Answering:
@@ -38,22 +38,22 @@ class Answering:
         #: Effects so far that changed what a checkpoint keeps.
         self.changes = 0
         self._carry_out: dict[type, Callable[[Any], object]] = {
-            commands.Sent: self._sent,
-            commands.Messages: self._messages,
-            commands.Subscribed: self._subscribed,
-            commands.Unsubscribed: partial(self._answer, encode=answers.unsubscribed),
-            commands.Acked: self._acked,
-            commands.HandedBack: self._handed_back,
-            commands.HandedOver: self._handed_over,
-            commands.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
-            commands.Administered: partial(self._answer, encode=answers.administered),
-            commands.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
-            commands.SubjectList: partial(self._answer, encode=answers.subject_list),
-            commands.Refused: self.refused,
-            commands.SyncWanted: work,
-            commands.ReadWanted: work,
-            commands.CheckWanted: work,
-            commands.Reported: self._reported,
+            effects.Sent: self._sent,
+            effects.Messages: self._messages,
+            effects.Subscribed: self._subscribed,
+            effects.Unsubscribed: partial(self._answer, encode=answers.unsubscribed),
+            effects.Acked: self._acked,
+            effects.HandedBack: self._handed_back,
+            effects.HandedOver: self._handed_over,
+            effects.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
+            effects.Administered: partial(self._answer, encode=answers.administered),
+            effects.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
+            effects.SubjectList: partial(self._answer, encode=answers.subject_list),
+            effects.Refused: self.refused,
+            effects.SyncWanted: work,
+            effects.ReadWanted: work,
+            effects.CheckWanted: work,
+            effects.Reported: self._reported,
         }
 
     def carry_out(self, effects: list[Effect]) -> None:
@@ -70,7 +70,7 @@ class Answering:
             self._answered.append(connection)
         connection.answers.append(answer)
 
-    def refused(self, effect: commands.Refused) -> None:
+    def refused(self, effect: effects.Refused) -> None:
         """A request is refused; when that is the client's fault, its connection waits."""
         connection = self._answer(effect, lambda refused: wire.encode_error(refused.request, refused.error))
         if connection is not None and isinstance(effect.error, _WRONG):
@@ -95,38 +95,38 @@ class Answering:
 
     # --- one kind of effect each -------------------------------------------------------------------------------------
 
-    def _sent(self, effect: commands.Sent) -> None:
+    def _sent(self, effect: effects.Sent) -> None:
         self.changes += 1
         connection = self.connections.get(effect.connection)
         if connection is not None:
             self._count_off(connection)
             self.put(connection, answers.sent(effect, self._store_id))
 
-    def _messages(self, effect: commands.Messages) -> None:
+    def _messages(self, effect: effects.Messages) -> None:
         if effect.messages:
             self.changes += 1
         connection = self._answer(effect, answers.messages)
         if connection is not None:
             connection.answers += effect.buffers
 
-    def _reported(self, effect: commands.Reported) -> None:
+    def _reported(self, effect: effects.Reported) -> None:
         connection = self._answer(effect, answers.reported)
         if connection is not None:
             connection.answers += effect.buffers
 
-    def _subscribed(self, effect: commands.Subscribed) -> None:
+    def _subscribed(self, effect: effects.Subscribed) -> None:
         self.changes += 1
         self._answer(effect, answers.subscribed)
 
-    def _acked(self, effect: commands.Acked) -> None:
+    def _acked(self, effect: effects.Acked) -> None:
         self.changes += 1
         self._answer(effect, answers.acked)
 
-    def _handed_back(self, effect: commands.HandedBack) -> None:
+    def _handed_back(self, effect: effects.HandedBack) -> None:
         self.changes += 1
         self._answer(effect, answers.handed_back)
 
-    def _handed_over(self, effect: commands.HandedOver) -> None:
+    def _handed_over(self, effect: effects.HandedOver) -> None:
         self.changes += 1
         self._answer(effect, answers.handed_over)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgpack
 
-from qmq.broker import commands
+from qmq.broker import effects
 from qmq.net import wire
 from qmq.net.wire import Kind
 
@@ -19,7 +19,7 @@ _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
 assert _SENT_ONE.size == wire.FRAME_SIZE + wire.SENT.size + 8
 
 
-def sent(effect: commands.Sent, store_id: bytes) -> bytes:
+def sent(effect: effects.Sent, store_id: bytes) -> bytes:
     """SENT: where a batch lies, when it was stored, and the first sequence of each run."""
     _, request, position, stored_at_us, partition, firsts = effect
     if isinstance(firsts, int):
@@ -31,7 +31,7 @@ def sent(effect: commands.Sent, store_id: bytes) -> bytes:
     return wire.encode_frame(Kind.SENT, request, b"", len(payload)) + payload
 
 
-def messages(effect: commands.Messages) -> bytes:
+def messages(effect: effects.Messages) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow."""
     if effect.left_us is None and not effect.ranges and not effect.tags:
         return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
@@ -46,12 +46,12 @@ def messages(effect: commands.Messages) -> bytes:
     return wire.encode_frame(Kind.MESSAGES, effect.request, wire.pack_meta(fields), effect.size)
 
 
-def reported(effect: commands.Reported) -> bytes:
+def reported(effect: effects.Reported) -> bytes:
     """The header of REPORTED; the buffers of the effect follow."""
     return wire.encode_frame(Kind.REPORTED, effect.request, wire.pack_meta({"found": effect.found}), effect.size)
 
 
-def subscribed(effect: commands.Subscribed) -> bytes:
+def subscribed(effect: effects.Subscribed) -> bytes:
     """SUBSCRIBED: the number that pulls name, and when it begins, if that is a time."""
     fields: dict[str, Any] = {"subscription": effect.subscription}
     if effect.start_us is not None:
@@ -65,43 +65,43 @@ def subscribed(effect: commands.Subscribed) -> bytes:
     return _with_meta(Kind.SUBSCRIBED, effect.request, fields)
 
 
-def unsubscribed(effect: commands.Unsubscribed) -> bytes:
+def unsubscribed(effect: effects.Unsubscribed) -> bytes:
     """UNSUBSCRIBED: nothing but that."""
     return wire.encode_frame(Kind.UNSUBSCRIBED, effect.request)
 
 
-def acked(effect: commands.Acked) -> bytes:
+def acked(effect: effects.Acked) -> bytes:
     """ACKED: how many were refused."""
     return wire.encode_frame(Kind.ACKED, effect.request, b"", wire.ACKED.size) + wire.ACKED.pack(effect.refused)
 
 
-def handed_back(effect: commands.HandedBack) -> bytes:
+def handed_back(effect: effects.HandedBack) -> bytes:
     """HANDED_BACK: nothing but that."""
     return wire.encode_frame(Kind.HANDED_BACK, effect.request)
 
 
-def handed_over(effect: commands.HandedOver) -> bytes:
+def handed_over(effect: effects.HandedOver) -> bytes:
     """HANDED_OVER: nothing but that."""
     return wire.encode_frame(Kind.HANDED_OVER, effect.request)
 
 
-def heartbeat_seen(effect: commands.HeartbeatSeen) -> bytes:
+def heartbeat_seen(effect: effects.HeartbeatSeen) -> bytes:
     """HEARTBEAT_SEEN: nothing but that."""
     return wire.encode_frame(Kind.HEARTBEAT_SEEN, effect.request)
 
 
-def administered(effect: commands.Administered) -> bytes:
+def administered(effect: effects.Administered) -> bytes:
     """ADMINISTERED: fields as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb(effect.fields)
     return wire.encode_frame(Kind.ADMINISTERED, effect.request, b"", len(payload)) + payload
 
 
-def last_sequence(effect: commands.LastSequenceIs) -> bytes:
+def last_sequence(effect: effects.LastSequenceIs) -> bytes:
     """LAST_SEQUENCE_IS: the number, or None."""
     return _with_meta(Kind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
 
 
-def subject_list(effect: commands.SubjectList) -> bytes:
+def subject_list(effect: effects.SubjectList) -> bytes:
     """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
     return wire.encode_frame(Kind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload

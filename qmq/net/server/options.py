@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-from qmq.broker.commands import Command, Effect, Now
+from qmq.broker.commands import Command, Now
+from qmq.broker.effects import Effect
 from qmq.errors import BrokerStopping, InternalError
 from qmq.net import wire
 

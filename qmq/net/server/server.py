@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from socket import socket
 from typing import Final
 
-from qmq.broker import commands
+from qmq.broker import commands, effects
 from qmq.broker.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net import wire
@@ -301,7 +301,7 @@ class Server:
             raise
         except QmqError as error:
             self._count_request(connection)  # the refusal is its answer
-            self._answering.refused(commands.Refused(connection.number, frame.request, error))
+            self._answering.refused(effects.Refused(connection.number, frame.request, error))
             return
         if frame.kind == Kind.SEND:
             self._senders.add(connection)
@@ -317,7 +317,7 @@ class Server:
         if frame.kind != Kind.WITHDRAW:
             self._count_request(connection)
             if self._holdings.crowded and not self._holdings.may_ask(connection.in_flight, len(self._connections)):
-                self._answering.refused(commands.Refused(connection.number, frame.request, _too_many_requests()))
+                self._answering.refused(effects.Refused(connection.number, frame.request, _too_many_requests()))
                 return
         if not self._postponed.take(connection, command):
             self._hand_in(connection, command)
@@ -333,11 +333,11 @@ class Server:
         try:
             self._broker.handle(command, self._time)
         except QmqError as error:
-            self._answering.refused(commands.Refused(connection.number, request, error))
+            self._answering.refused(effects.Refused(connection.number, request, error))
         except Exception:
             log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.peer)
             if request:
-                self._answering.refused(commands.Refused(connection.number, request, internal_error()))
+                self._answering.refused(effects.Refused(connection.number, request, internal_error()))
             connection.end(internal_error())
 
     def leave(self, connection: Connection) -> None:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from qmq.broker import commands
-from qmq.broker.commands import Command, Effect, Now
+from qmq.broker import commands, effects
+from qmq.broker.commands import Command, Now
+from qmq.broker.effects import Effect
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.listening import bind
 
@@ -59,7 +60,7 @@ class StandIn:
             self.turns.append(len(staged))
         for send in staged:
             self.batches.append(bytes(send.batch))
-            self.effects.append(commands.Sent(send.connection, send.request, len(self.batches), 1, 0, 0))
+            self.effects.append(effects.Sent(send.connection, send.request, len(self.batches), 1, 0, 0))
         self.on_turn()
 
     def tick(self, now: Now) -> int | None:
@@ -83,7 +84,7 @@ class Serving:
         self.rules = rules
         self.server = server
         self.address = address
-        self.synced: list[commands.SyncWanted] = []
+        self.synced: list[effects.SyncWanted] = []
 
 
 @asynccontextmanager
@@ -91,7 +92,7 @@ async def serving(**options: Any) -> AsyncIterator[Serving]:
     rules = StandIn()
     logging.getLogger("qmq.server").setLevel(logging.DEBUG)
     sockets, address = bind("127.0.0.1", 0)
-    synced: list[commands.SyncWanted] = []
+    synced: list[effects.SyncWanted] = []
     server = Server(rules, OPTIONS._replace(**options), synced.append, lambda: None)
     server.listen(sockets)
     serving = Serving(rules, server, address)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from qmq.broker import commands
+from qmq.broker import commands, effects
 from qmq.net import wire
 from qmq.net.server.connection import Connection
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Kind
@@ -68,7 +68,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
             await client.close()
         greeted = await RawClient.connect(s.address)
         start = time.monotonic()
-        s.rules.answer = lambda command: commands.Unsubscribed(command.connection, 2)
+        s.rules.answer = lambda command: effects.Unsubscribed(command.connection, 2)
         while time.monotonic() < start + 0.5:
             greeted.send(frame(Kind.UNSUBSCRIBE, 2, wire.UNSUBSCRIBE.pack(1)))
             assert (await greeted.read()).kind == Kind.UNSUBSCRIBED
@@ -194,7 +194,7 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
     answer = bytes(256 << 10)
     async with serving() as s:
         s.rules.answer = lambda command: (
-            commands.Messages(command.connection, command.request, [answer], len(answer), 1)
+            effects.Messages(command.connection, command.request, [answer], len(answer), 1)
             if isinstance(command, commands.Pull)
             else None
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qmq.broker import commands
+from qmq.broker import commands, effects
 from qmq.errors import StorageFull
 from qmq.net import wire
 from qmq.net.server.holdings import REQUEST_BYTES
@@ -45,25 +45,25 @@ async def test_a_welcome_says_what_a_client_must_know() -> None:
 
 
 ANSWERS: list[tuple[bytes, Any, int]] = [
-    (pull(6, 1), lambda c: commands.Messages(c.connection, c.request, [b"ab", memoryview(b"c")], 3, 1), Kind.MESSAGES),
-    (frame(Kind.UNSUBSCRIBE, 6, bytes(4)), lambda c: commands.Unsubscribed(c.connection, c.request), Kind.UNSUBSCRIBED),
+    (pull(6, 1), lambda c: effects.Messages(c.connection, c.request, [b"ab", memoryview(b"c")], 3, 1), Kind.MESSAGES),
+    (frame(Kind.UNSUBSCRIBE, 6, bytes(4)), lambda c: effects.Unsubscribed(c.connection, c.request), Kind.UNSUBSCRIBED),
     (
         frame(Kind.SUBSCRIBE, 6, meta={"group": "g", "prefixes": ["a."], "consumer": "c"}),
-        lambda c: commands.Subscribed(c.connection, c.request, 4),
+        lambda c: effects.Subscribed(c.connection, c.request, 4),
         Kind.SUBSCRIBED,
     ),
     (
         frame(Kind.LAST_SEQUENCE, 6, bytes(16)),
-        lambda c: commands.LastSequenceIs(c.connection, c.request, 5),
+        lambda c: effects.LastSequenceIs(c.connection, c.request, 5),
         Kind.LAST_SEQUENCE_IS,
     ),
     (
         frame(Kind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
-        lambda c: commands.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
+        lambda c: effects.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
         Kind.REPORTED,
     ),
-    (LIST, lambda c: commands.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), Kind.SUBJECT_LIST),
-    (LIST, lambda c: commands.Refused(c.connection, c.request, StorageFull("no room")), Kind.ERROR),
+    (LIST, lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), Kind.SUBJECT_LIST),
+    (LIST, lambda c: effects.Refused(c.connection, c.request, StorageFull("no room")), Kind.ERROR),
 ]
 
 
@@ -111,7 +111,7 @@ async def test_more_than_the_arena_holds_goes_through_in_several_turns() -> None
 async def test_a_batch_of_several_runs_gets_the_sequences_of_all() -> None:
     async with serving() as s:
         s.rules.answer = lambda command: (
-            commands.Sent(command.connection, 99, 1, 2, 0, np.array([4, 5], np.uint64))
+            effects.Sent(command.connection, 99, 1, 2, 0, np.array([4, 5], np.uint64))
             if isinstance(command, commands.Send)
             else None
         )
@@ -155,7 +155,7 @@ async def test_lists_of_subjects_under_way_are_bounded() -> None:
 async def test_while_sends_are_held_only_senders_wait() -> None:
     async with serving() as s:
         s.rules.answer = lambda command: (
-            commands.Messages(command.connection, command.request, [], 0, 0)
+            effects.Messages(command.connection, command.request, [], 0, 0)
             if isinstance(command, commands.Pull)
             else None
         )
@@ -281,7 +281,7 @@ async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
 
         def on_turn() -> None:
             if deadlines and time.monotonic_ns() // 1_000 >= deadlines[0]:
-                s.rules.effects.append(commands.Messages(1, 7, [], 0, 0))
+                s.rules.effects.append(effects.Messages(1, 7, [], 0, 0))
                 answered.set()
 
         s.rules.on_turn = on_turn
@@ -326,23 +326,23 @@ async def test_rules_that_are_not_finished_get_another_turn_at_once() -> None:
 @on_uvloop
 async def test_syncs_go_out_and_come_back() -> None:
     async with serving() as s:
-        wanted = commands.SyncWanted(0, 4_096)
+        wanted = effects.SyncWanted(0, 4_096)
         s.rules.effects.append(wanted)
         s.server.turn()
         assert s.synced == [wanted]
-        s.rules.answer = lambda command: commands.SyncWanted(0, 8_192) if isinstance(command, commands.Synced) else None
+        s.rules.answer = lambda command: effects.SyncWanted(0, 8_192) if isinstance(command, commands.Synced) else None
         s.server.submit(commands.Synced(0, 4_096))
-        assert s.synced == [wanted, commands.SyncWanted(0, 8_192)]
+        assert s.synced == [wanted, effects.SyncWanted(0, 8_192)]
 
 
 @on_uvloop
 async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
     async with serving() as s:
         s.rules.effects += [
-            commands.Sent(77, 1, 1, 1, 0, 0),
-            commands.Messages(77, 1, [b"x"], 1, 1),
-            commands.Subscribed(77, 1, 1),
-            commands.Refused(77, 1, StorageFull("no room")),
+            effects.Sent(77, 1, 1, 1, 0, 0),
+            effects.Messages(77, 1, [b"x"], 1, 1),
+            effects.Subscribed(77, 1, 1),
+            effects.Refused(77, 1, StorageFull("no room")),
         ]
         before = s.server.changes
         s.server.turn()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker import commands
+from qmq.broker import commands, effects
 from qmq.errors import ProtocolError
 from qmq.net.server.connection import Connection, Hub
 from qmq.net.server.writing import PIECE_BYTES, Rest, Writing
@@ -171,7 +171,7 @@ async def test_who_waits_for_little_is_served_beside_a_large_answer() -> None:
     answer = bytes(8 << 20)
     async with serving() as s:
         s.rules.answer = lambda command: (
-            commands.Messages(command.connection, command.request, [answer], len(answer), 1)
+            effects.Messages(command.connection, command.request, [answer], len(answer), 1)
             if isinstance(command, commands.Pull)
             else None
         )
