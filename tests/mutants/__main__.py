@@ -5,15 +5,17 @@ Exits 1 when a mutant lives, or when the tests fail on the tree as it is.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.mutants.running import MOST_S, Outcome, copy_tree, pytest, run
+from tests.mutants.running import Broken, Mutant, Outcome, check_catchers, copy_tree, run
 from tests.mutants.safeguards import SAFEGUARDS
 
 
@@ -25,28 +27,45 @@ def main(names: list[str]) -> int:
         console.print(f"there is no mutant {', '.join(sorted(unknown))}", style="red")
         return 2
     chosen = [mutant for mutant in SAFEGUARDS if not names or mutant.name in names]
+    console.print(f"{len(chosen)} mutants", highlight=False)
     with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory)
-        copy_tree(tree)
-        tests = sorted({test for mutant in chosen for test in mutant.tests})
-        console.print(f"{len(chosen)} mutants; first their {len(tests)} files of tests as they are")
-        usual_s = dict[str, float]()
-        for test in tests:
-            started = time.monotonic()
-            code, output = pytest([test], tree, MOST_S)
-            if code != 0:
-                console.print(output[-4_000:], markup=False)
-                return 1
-            usual_s[test] = time.monotonic() - started
-        outcomes = []
-        for mutant in chosen:
-            outcome = run(mutant, tree, usual_s)
-            outcomes.append(outcome)
-            done = f"{len(outcomes)}/{len(chosen)} {mutant.name}: {outcome.caught_by or 'LIVES'}"
-            console.print(f"{done}, {outcome.seconds:.0f} s", markup=False)
-            console.file.flush()
+        try:
+            outcomes = run_all(chosen, Path(directory), console)
+        except Broken as error:
+            console.print(str(error), markup=False)
+            return 1
     console.print(table_of(outcomes))
     return 0 if all(outcome.caught_by for outcome in outcomes) else 1
+
+
+def run_all(mutants: list[Mutant], directory: Path, console: Console) -> list[Outcome]:
+    """Run the tests of each, one mutant a processor at a time, each in a copy of the tree; then what caught them on the
+    tree as it is. Raises Broken.
+    """
+    workers = os.cpu_count() or 1
+    trees = SimpleQueue[Path]()
+    for number in range(workers):
+        tree = directory / str(number)
+        tree.mkdir()
+        copy_tree(tree)
+        trees.put(tree)
+
+    def run_one(mutant: Mutant) -> Outcome:
+        tree = trees.get()
+        try:
+            return run(mutant, tree)
+        finally:
+            trees.put(tree)
+
+    outcomes = []
+    with ThreadPoolExecutor(workers) as pool:
+        for outcome in pool.map(run_one, mutants):
+            outcomes.append(outcome)
+            done = f"{len(outcomes)}/{len(mutants)} {outcome.mutant.name}: {outcome.caught_by or 'LIVES'}"
+            console.print(f"{done}, {outcome.seconds:.0f} s", markup=False)
+            console.file.flush()
+    check_catchers([outcome.caught_by for outcome in outcomes if outcome.caught_by], trees.get())
+    return outcomes
 
 
 def table_of(outcomes: list[Outcome]) -> Table:

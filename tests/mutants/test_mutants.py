@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.running import TREE, Broken, Mutant, places, run
+from tests.mutants.running import TREE, Broken, Mutant, check_catchers, places, run
 from tests.mutants.safeguards import SAFEGUARDS
 
 
@@ -42,3 +42,15 @@ def test_a_caught_one_a_living_one_and_one_out_of_date(tmp_path: Path) -> None:
         run(mutant._replace(before="max(x, 10)"), tree)
     with pytest.raises(Broken, match="could not be run"):
         run(mutant._replace(tests=("test_missing.py",)), tree)
+
+
+@pytest.mark.no_cover  # nothing of qmq runs
+def test_what_fails_without_a_mutant_caught_nothing(tmp_path: Path) -> None:
+    tree = small_tree(tmp_path)
+    check_catchers(["test_safe.py::test_it", "test_safe.py::test_it", "test_other.py (did not end)"], tree)
+    (tree / "safe.py").write_text("def limit(x):\n    return x\n")
+    with pytest.raises(Broken, match="test_it"):
+        check_catchers(["test_safe.py::test_it"], tree)
+    (tree / "test_other.py").write_text("from time import sleep\n\ndef test_nothing_of_it():\n    sleep(60)\n")
+    with pytest.raises(Broken, match=r"more than 2 s: test_other\.py"):
+        check_catchers(["test_other.py (did not end)"], tree, patience_s=4)
