@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from qmq.net.messages import Message, MessageBatch
     from qmq.net.options import Durability
     from qmq.net.receipts import Receipt, Receipts
-    from qmq.net.sync import SyncClient, SyncConsumer, SyncMessage
+    from qmq.net.sync import SyncClient
+    from qmq.net.sync_consumer import SyncConsumer, SyncMessage
 
 __all__ = [
     "Admin",
@@ -109,8 +110,8 @@ _LAZY: Final = {
     "Receipts": "qmq.net.receipts",
     "SubjectInfo": "qmq.net.client",
     "SyncClient": "qmq.net.sync",
-    "SyncConsumer": "qmq.net.sync",
-    "SyncMessage": "qmq.net.sync",
+    "SyncConsumer": "qmq.net.sync_consumer",
+    "SyncMessage": "qmq.net.sync_consumer",
 }
 
 

@@ -46,9 +46,9 @@ def synchronous() -> None:
         reveal_type(client)                                             # qmq.net.sync.SyncClient
         reveal_type(client.send("a", b"1"))                             # qmq.net.receipts.Receipt
         with client.subscribe("a", group="g") as consumer:
-            reveal_type(consumer.pull())                                # list[qmq.net.sync.SyncMessage]
+            reveal_type(consumer.pull())                                # list[qmq.net.sync_consumer.SyncMessage]
             for message in consumer:
-                reveal_type(message)                                    # qmq.net.sync.SyncMessage
+                reveal_type(message)                                    # qmq.net.sync_consumer.SyncMessage
 
 def errors(error: qmq.SendFailed) -> None:
     reveal_type(error.retryable)                                        # bool

@@ -312,38 +312,6 @@ def read_around(disk: Disk, fd: int, size: int, offset: int) -> tuple[bytes, int
     return b"".join(parts), lost
 
 
-class SureSync:
-    """[thread] Syncs a file that only grows: called with its descriptor, it is all on disk when the call returns.
-
-    What a failed sync has not brought to the disk reads well until it leaves memory, and the system does not write it
-    by itself. So all of the file is written again then, in place, for the next call to sync. Raises OSError.
-    """
-
-    __slots__ = ("_disk", "_is_behind")
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._is_behind = False
-
-    def __call__(self, fd: int) -> None:
-        if self._is_behind:
-            self._write_again(fd)
-        try:
-            self._disk.fdatasync(fd)
-        except OSError:
-            self._is_behind = True
-            with suppress(OSError):  # now, while it is in memory; else the next call tries
-                self._write_again(fd)
-            raise
-
-    def _write_again(self, fd: int) -> None:
-        offset, size = 0, self._disk.size(fd)
-        while offset < size and (part := self._disk.pread(fd, min(WRITE_BYTES, size - offset), offset)):
-            write_fully(self._disk, fd, [part], offset)
-            offset += len(part)
-        self._is_behind = False
-
-
 def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes]) -> None:
     """Put *content* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
 

@@ -26,8 +26,9 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
-from qmq.storage.disk import Disk, SureSync, failure, read_fully, write_atomically, write_fully
+from qmq.storage.disk import Disk, failure, read_fully, write_atomically, write_fully
 from qmq.storage.gaps import Gaps
+from qmq.storage.sure_sync import SureSync
 
 SUBJECTS_HEADER: Final = struct.Struct("<8sH6s12sI")
 SUBJECTS_HEADER_SIZE: Final = 32

@@ -115,11 +115,11 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "write rows and names again that a sync has failed to bring to the disk",
-        "qmq/storage/disk.py",
+        "qmq/storage/sure_sync.py",
         "            with suppress(OSError):  # now, while it is in memory; else the next call tries\n"
         "                self._write_again(fd)\n            raise\n",
         "            self._is_behind = False\n            raise\n",
-        ("tests/storage/test_disk.py",),
+        ("tests/storage/test_sure_sync.py",),
     ),
     Mutant(
         "keep on disk at once that a sync has failed",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -62,15 +61,6 @@ def test_every_call_works_without_asyncio(broker: BrokerProcess) -> None:
             assert sorted(found) == sorted([b"0", b"1", b"2"] * 2)
 
 
-def test_what_a_loop_left_comes_with_the_next_pull(broker: BrokerProcess) -> None:
-    with qmq.connect_sync(broker.url) as client:
-        client.send_many("left", [b"0", b"1", b"2"])
-        with client.subscribe("left", start="first") as consumer:
-            assert next(iter(consumer)).body == b"0"
-            assert next(iter(consumer)).body == b"1"
-            assert bodies(consumer, 1) == [b"2"]
-
-
 def test_errors_are_raised_at_the_call(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client:
         for wrong, error in (
@@ -98,12 +88,6 @@ def test_outside_its_block_there_is_no_client(broker: BrokerProcess) -> None:
         client.send("outside", b"")
     with pytest.raises(ConnectionLost):
         client.send_nowait("a", b"")
-    assert not [thread for thread in threading.enumerate() if thread.name == "qmq-client"]
-
-
-def test_nobody_there_is_a_clear_error_and_leaves_no_thread() -> None:
-    with pytest.raises(ConnectionLost, match="qmq serve"), qmq.connect_sync("qmq://127.0.0.1:1"):
-        pass
     assert not [thread for thread in threading.enumerate() if thread.name == "qmq-client"]
 
 
@@ -143,19 +127,6 @@ def test_threads_share_a_client(broker: BrokerProcess) -> None:
         for number in range(4):
             with client.subscribe(f"threads.t{number}", start="first") as consumer:
                 assert bodies(consumer, 200) == [b"%d" % each for each in range(200)]
-
-
-def test_an_interrupt_ends_a_wait_and_loses_nothing(broker: BrokerProcess) -> None:
-    with qmq.connect_sync(broker.url) as client, client.subscribe("interrupt", group="of-its-own") as consumer:
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt):
-                consumer.pull()
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        client.send("interrupt", b"after")
-        assert bodies(consumer, 1) == [b"after"]
 
 
 def in_child(work: Connection, client: qmq.SyncClient, consumer: qmq.SyncConsumer) -> None:

@@ -19,14 +19,12 @@ from qmq.storage.disk import (
     WRITE_BYTES,
     Buffer,
     Disk,
-    SureSync,
     failure,
     read_fully,
     read_whole,
     write_atomically,
     write_fully,
 )
-from tests.sim.disk import SimulatedDisk
 from tests.storage.faults import FaultyDisk
 
 
@@ -223,28 +221,3 @@ def pages_in_memory(fd: int) -> int:
         assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapped)), states) == 0
         del bytes_of_map
         return sum(state & 1 for state in states.raw)
-
-
-@pytest.mark.parametrize("failures", [["fdatasync"], ["fdatasync", "pwritev"], ["fdatasync", "fdatasync", "pwritev"]])
-@pytest.mark.parametrize("seed", range(5))
-def test_what_a_sync_has_failed_to_bring_to_the_disk_comes_with_the_next_one(seed: int, failures: list[str]) -> None:
-    disk = SimulatedDisk(seed)
-    path = Path("/file")
-    fd = disk.open(path, os.O_RDWR | os.O_CREAT)
-    disk.fsync_directory(path.parent)
-    content = bytes(range(256)) * 20
-    write_fully(disk, fd, [content[:3_000]], 0)
-    sync = SureSync(disk)
-    for operation in failures:  # the write is the one that a failed sync makes
-        disk.fail(operation)
-    with pytest.raises(OSError, match="Input"):
-        sync(fd)
-    write_fully(disk, fd, [content[3_000:]], 3_000)
-    while True:
-        try:
-            sync(fd)
-            break
-        except OSError:
-            continue
-    disk.stop(power=True)
-    assert read_whole(disk, path) == content

@@ -1,0 +1,151 @@
+"""The consumer without asyncio, and its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from qmq.errors import InvalidOption
+from qmq.format.run import Run
+from qmq.net.brokers import Brokers
+from qmq.net.feed import Feed
+from qmq.net.merging import MergedPuller
+from qmq.net.messages import Message, MessageBatch, messages_of
+from qmq.net.pulling import Puller
+from qmq.net.session import Session
+
+
+class SyncMessage(Message):
+    """A message of a ``SyncConsumer``: the same, but its verdicts are plain calls, and it is used as ``with``."""
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """As ``Message.ack``."""
+        holder = self._run.holder
+        if holder is not None:
+            owner = holder.owner
+            owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
+        """As ``Message.nack``."""
+        self._wait(super().nack(delay, reason))
+
+    def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
+        """As ``Message.reject``."""
+        self._wait(super().reject(reason))
+
+    def release(self) -> None:
+        """As ``Message.release``."""
+        holder = self._run.holder
+        if holder is not None:
+            owner = holder.owner
+            owner.loop.call_soon_threadsafe(owner.release, holder, self._number, self._number + 1)
+
+    def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
+        holder = self._run.holder
+        if holder is None:
+            verdict.close()
+            raise InvalidOption("who follows alone has no group to hand a message back to")
+        asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """As ``Message.__aexit__``."""
+        if error is None:
+            self.ack()
+            return False
+        holder = self._run.holder
+        if holder is None:
+            return False
+        if not isinstance(error, Exception):
+            self.release()
+            return False
+        self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
+        return True
+
+
+class SyncConsumer:
+    """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
+
+    In the child of a fork it subscribes anew at the first call.
+    """
+
+    def __init__(self, here: Callable[[], Session], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
+        """*here* gives the session of the process it is called in."""
+        self._here = here
+        self._make = make
+        self._session = here()
+        self._puller = make(self._session.parts.brokers)
+        self._feed = Feed(self._puller, SyncMessage)
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._puller.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
+        return self._puller.damaged
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Called with the error for each such piece, when it is set. What it raises is logged."""
+        return self._puller.on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        self._puller.on_error = call
+
+    def __enter__(self) -> Self:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        self._session.run(self._puller.enter())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave: the broker forgets the subscription."""
+        if self._session.pid == os.getpid():
+            self._session.run(self._puller.leave())
+
+    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
+        """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
+        return messages_of(self._pull(max_count, min_count, timeout), SyncMessage)
+
+    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
+        """As ``pull``, but as columns: no object per message."""
+        return MessageBatch(self._pull(max_count, min_count, timeout))
+
+    def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
+        if self._session.pid == os.getpid():
+            self._session.run(self._puller.flush())
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        """Message after message, without end; waits while there are none."""
+        while True:
+            self._come_here()
+            yield from self._feed.ready
+            self._session.run(self._feed.refill())
+
+    def _pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+        self._come_here()
+        return self._session.run(self._feed.pull(max_count, min_count, timeout))
+
+    def _come_here(self) -> None:
+        """Be subscribed in this process."""
+        session = self._here()
+        if session is not self._session:
+            puller = self._make(session.parts.brokers)
+            puller.on_error = self._puller.on_error
+            session.run(puller.enter())
+            self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)

@@ -1,0 +1,40 @@
+"""A file whose sync has failed is on disk after the next one that works, also when the power goes then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qmq.storage.disk import (
+    read_whole,
+    write_fully,
+)
+from qmq.storage.sure_sync import SureSync
+from tests.sim.disk import SimulatedDisk
+
+
+@pytest.mark.parametrize("failures", [["fdatasync"], ["fdatasync", "pwritev"], ["fdatasync", "fdatasync", "pwritev"]])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_sync_has_failed_to_bring_to_the_disk_comes_with_the_next_one(seed: int, failures: list[str]) -> None:
+    disk = SimulatedDisk(seed)
+    path = Path("/file")
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+    disk.fsync_directory(path.parent)
+    content = bytes(range(256)) * 20
+    write_fully(disk, fd, [content[:3_000]], 0)
+    sync = SureSync(disk)
+    for operation in failures:  # the write is the one that a failed sync makes
+        disk.fail(operation)
+    with pytest.raises(OSError, match="Input"):
+        sync(fd)
+    write_fully(disk, fd, [content[3_000:]], 3_000)
+    while True:
+        try:
+            sync(fd)
+            break
+        except OSError:
+            continue
+    disk.stop(power=True)
+    assert read_whole(disk, path) == content
