@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
+from bench.peers.more_jobs import topics_of
 from bench.peers.moving import RATE
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
@@ -20,9 +21,10 @@ _SEED: Final = 1
 _CHECKED: Final = 5
 #: Making topics is given up after so long; what was measured with fewer stays.
 _MAKE_S: Final = 60.0
+_FIRST_MADE: Final = 5
 _MADE_AT_ONCE: Final = 500
 #: For a rate that no way here is known to have.
-_SPREAD_RATE: Final = 50_000
+_SPREAD_RATE: Final = 250_000
 
 _PROCESSES: Final = 10
 #: Joining is given up after so long.
@@ -44,11 +46,12 @@ def subjects(running: Running) -> Iterator[Row]:
     running.warm(client)
     for count in running.amount.subjects:
         prefix = running.topic("many")
-        topics = [f"{prefix}.{number:06}" for number in range(count)]
+        topics = topics_of(prefix, count)
         made_s = _made(running, client, topics)
         rate = min(next(iter(client.sends.values())).rate, _SPREAD_RATE)
         options = {
-            "topics": topics,
+            "prefix": prefix,
+            "count": count,
             "size": _SIZE,
             "messages": running.amount.messages(rate, _SIZE),
             "seed": _SEED,
@@ -63,11 +66,13 @@ def subjects(running: Running) -> Iterator[Row]:
 
 
 def _made(running: Running, client: Client, topics: Sequence[str]) -> float:
-    seconds = 0.0
-    for start in range(0, len(topics), _MADE_AT_ONCE):
+    seconds, start, at_once = 0.0, 0, _FIRST_MADE
+    while start < len(topics):
         if seconds > _MAKE_S:
             raise BenchFailed(f"in {seconds:.0f} s only {start:,} of {len(topics):,} topics could be made")
-        seconds += running.make(client, *topics[start : start + _MADE_AT_ONCE])
+        seconds += running.make(client, *topics[start : start + at_once])
+        start += at_once
+        at_once = min(2 * at_once, _MADE_AT_ONCE)
     return seconds
 
 

@@ -25,10 +25,12 @@ _TURN_EVERY: Final = 1_000
 
 
 async def spread(
-    gate: Gate, *, module: str, way: str, target: dict[str, Any], topics: list[str], size: int, messages: int, seed: int
-) -> dict[str, Any]:
-    """Send each message to a random one of *topics*, after one to each of them."""
-    parts, places = bodies(size), places_of(len(topics), messages, seed)
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Send each message to a random one of `topics_of`, after one to each of them."""
+    topics = topics_of(prefix, count)
+    parts, places = bodies(size), places_of(count, messages, seed)
     sender = driver(module).sender(target_of(target), way)
     await sender.open(topics)
     done = 0
@@ -58,18 +60,24 @@ async def spread(
     return {"messages": messages, "seconds": seconds, "made_s": made_s}
 
 
+def topics_of(prefix: str, count: int) -> list[str]:
+    """The topics that messages are spread over. Not among a worker's options: those of very many are too long."""
+    return [f"{prefix}.{number:06}" for number in range(count)]
+
+
 def places_of(topics: int, messages: int, seed: int) -> list[int]:
     """Which topic each message goes to."""
     return random.Random(seed).choices(range(topics), k=messages)
 
 
 async def check_spread(
-    gate: Gate, *, module: str, way: str, target: dict[str, Any], topics: list[str], size: int, messages: int,
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
     seed: int, places: list[int],
 ) -> dict[str, Any]:  # fmt: skip
     """Consume the topics at these *places* and compare each with what `spread` sent to it."""
     gate()
-    parts, sent = bodies(size), places_of(len(topics), messages, seed)
+    topics = topics_of(prefix, count)
+    parts, sent = bodies(size), places_of(count, messages, seed)
     came = 0
     for place in places:
         wanted = Counter([parts[place % BODIES]])

@@ -65,8 +65,7 @@ def common(server: Server) -> dict[str, Any]:
 
 
 async def test_messages_are_spread_over_topics_and_found_there(common: dict[str, Any]) -> None:
-    topics = [f"{secrets.token_hex(4)}.{number}" for number in range(10)]
-    options = {**common, "topics": topics, "size": 50, "messages": 2_000}
+    options = {**common, "prefix": f"x.{secrets.token_hex(4)}", "count": 10, "size": 50, "messages": 2_000}
     sent = await more_jobs.spread(no_gate, way="paced", seed=1, **options)
     assert sent["messages"] == 2_000
     checked = await more_jobs.check_spread(no_gate, way="each", seed=1, places=[0, 9], **options)
@@ -113,6 +112,23 @@ def test_a_backlog_is_filled_and_told_of(server: Server) -> None:
     assert rows["send, 60,000 waiting", waiting.RATIO] == 0.5
     assert rows["consume, 60,000 waiting", waiting.RATIO] == 1.0
     assert rows["memory, 60,000 waiting", "bytes"] > 1 << 20
+
+
+def test_topics_are_made_a_few_at_first_and_given_up_in_time() -> None:
+    class Making(Counting):
+        seconds = 1.0
+
+        def make(self, client: Client, *topics: str) -> float:
+            self.there.update(topics)
+            return self.seconds * len(topics)
+
+    running = Making(Amount())
+    with pytest.raises(BenchFailed, match="in 75 s only 75 of 1,000 topics could be made"):
+        crowds._made(running, CLIENT, more_jobs.topics_of("x", 1_000))
+    running = Making(Amount())
+    running.seconds = 0.01
+    assert crowds._made(running, CLIENT, more_jobs.topics_of("x", 1_003)) == pytest.approx(10.03)
+    assert (len(running.there), running.there.total()) == (1_003, 1_003)
 
 
 def test_a_broker_that_is_slow_to_fill_gets_a_shorter_backlog() -> None:
