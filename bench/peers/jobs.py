@@ -49,13 +49,13 @@ async def send(
 
 async def consume(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, size: int, messages: int,
-    there: int | None = None,
+    there: int | None = None, text: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Take and acknowledge all *messages* of *topic*, or so many where more are *there*.
+    """Take and acknowledge all *messages* of *topic*, or so many where more are *there*; *text* as in `Tally`.
 
     ``checked`` says whether their bodies were compared.
     """
-    tally = Tally(size, messages, there)
+    tally = Tally(size, messages, there, text)
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     await receiver.open()
     gate()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from bench.peers.peer import Client
+from bench.peers import tools
+from bench.peers.peer import Client, Tool
 from bench.peers.running import SIZES, Row, Running
+from bench.peers.tools import Load
 
 RATE: Final = "msg/s"
 #: Ways to consume that other works measure.
@@ -28,6 +30,30 @@ def move(running: Running) -> Iterator[Row]:
                     yield running.row("send", client, send, SIZES[size], sent, RATE)
                 if measures_consume:
                     yield running.row("consume", client, consume, SIZES[size], came, RATE)
+    for tool in running.peer.tools:
+        yield from _by_tool(running, tool)
+
+
+def _by_tool(running: Running, tool: Tool) -> Iterator[Row]:
+    """The same with a broker's own load tool; what one of it and the usual client sends, the other consumes."""
+    client, module = running.peer.clients[0], tools.module(tool.module)
+    for size in running.amount.sizes:
+        topic, done = "", Load(0, 0.0)
+        for way, says in tool.sends.items():
+            topic, messages = running.topic("tool"), running.amount.messages(says.rate, size)
+            running.make(client, topic)
+            done = module.send(running.server.target, way, topic, size, messages)
+            if not tool.only_counts:
+                running.consume(client, "each", topic, size, done.messages, text=done.text)
+            yield running.row("send", tool, way, SIZES[size], done.rate, RATE)
+        for way, says in tool.consumes.items():
+            messages = done.messages
+            if not tool.only_counts:
+                topic, messages = running.topic("tool"), running.amount.messages(says.rate, size)
+                running.make(client, topic)
+                running.send(client, next(iter(client.sends)), topic, size, messages)
+            done = module.consume(running.server.target, way, topic, size, messages)
+            yield running.row("consume", tool, way, SIZES[size], done.rate, RATE)
 
 
 def pairs(client: Client) -> list[tuple[str, str, bool, bool]]:

@@ -49,6 +49,22 @@ class Client(NamedTuple):
     paced: Mapping[str, Way] = {}
 
 
+class Tool(NamedTuple):
+    """A broker's own load tool, in another language than Python. ``package`` says which, and the language;
+    ``module`` is the one of `bench.peers.tools` that runs it.
+
+    Its ways are held against those of QMQ's Python client: ``Way.like`` says which.
+    """
+
+    package: str
+    module: str
+    sends: Mapping[str, Way]
+    consumes: Mapping[str, Way]
+    paced: Mapping[str, Way] = {}
+    #: Its bodies are of its own making, and the usual client would take too long over them: they are only counted.
+    only_counts: bool = False
+
+
 class Installed(NamedTuple):
     """What is on the machine: the broker's version, and the bytes of all that was installed to run it."""
 
@@ -62,12 +78,18 @@ class Peer(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     clients: ClassVar[tuple[Client, ...]]
+    tools: ClassVar[tuple[Tool, ...]] = ()
     promises: ClassVar[Mapping[Promise, str]]
     cannot: ClassVar[Mapping[Promise, str]] = {}
-    #: Whether a topic can have several groups; a plain queue has one.
-    groups: ClassVar[bool] = True
+    #: Works that it can't do, and why.
+    lacks: ClassVar[Mapping[str, str]] = {}
     #: Messages that go through it before it is measured: compilers at run time need some.
     warm_messages: ClassVar[int] = 20_000
+
+    @property
+    def drivers(self) -> list[Client | Tool]:
+        """All that sends to it and consumes from it."""
+        return [*self.clients, *self.tools]
 
     @abstractmethod
     def install(self, home: Path) -> Installed:

@@ -24,5 +24,5 @@ def steps(peers: Sequence[Peer], works: Sequence[str], rounds: int) -> Iterator[
         shift = number % len(peers) if peers else 0
         for work in works:
             for peer in (*peers[shift:], *peers[:shift]):
-                for promise in WORKS[work].promises(peer):
+                for promise in () if work in peer.lacks else WORKS[work].promises(peer):
                     yield Step(number, work, peer, promise)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from bench.peers.peer import Client, Peer
+from bench.peers.peer import Client, Peer, Tool
 from bench.peers.running import Row
 
 #: Of which less is better.
@@ -48,13 +48,13 @@ def numbers(rounds: Iterable[tuple[int, Row]], peers: Sequence[Peer]) -> list[Nu
     likes = {
         (peer.name, client.package, way): likeness
         for peer in peers
-        for client in peer.clients
+        for client in peer.drivers
         for way, likeness in _likenesses(client)
     }
     return [Number(row, values, _beside(row, values, gathered, likes)) for row, values in gathered.items()]
 
 
-def _likenesses(client: Client) -> Iterable[tuple[str, str]]:
+def _likenesses(client: Client | Tool) -> Iterable[tuple[str, str]]:
     for ways in (client.sends, client.consumes, client.paced):
         for name, way in ways.items():
             yield name, way.like or name

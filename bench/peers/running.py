@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.peers.peer import Client, Peer, Promise
+from bench.peers.peer import Client, Peer, Promise, Tool
 from bench.peers.processes import Server
 from qmq.bench.children import Child, warm_memory
 from qmq.bench.errors import BenchFailed
@@ -142,12 +142,13 @@ class Running:
         messages: int,
         group: str = "one",
         there: int | None = None,
+        text: str = "",
     ) -> float:
         """Consume all of a topic, or *messages* where more are *there*; returns messages a second.
 
         What was only counted is read again and compared.
         """
-        options = {"topic": topic, "size": size, "messages": messages, "there": there}
+        options = {"topic": topic, "size": size, "messages": messages, "there": there, "text": text}
         (came,) = self.run(("consume", client, {**options, "way": way, "group": group}))
         if not came["checked"]:
             self.run(("consume", client, {**options, "way": "each", "group": f"{group}-check"}))
@@ -167,7 +168,7 @@ class Running:
         """How many messages are to wait, one after another: more for QMQ."""
         return [self.amount.backlog, *([self.amount.own_backlog] if self.peer.name == "qmq" else [])]
 
-    def row(self, work: str, client: Client, way: str, what: str, value: float, unit: str) -> Row:
+    def row(self, work: str, client: Client | Tool, way: str, what: str, value: float, unit: str) -> Row:
         """A number of this peer."""
         return Row(work, self.peer.name, client.package, way, str(self.promise), what, value, unit)
 

@@ -106,6 +106,7 @@ class Suite:
             "size_bytes": installed.size_bytes if installed else None,
             "clients": {client.package: _version(client.package) for client in peer.clients},
             "promises": {str(promise): says for promise, says in peer.promises.items()},
+            "lacks": {work: why for work, why in peer.lacks.items() if work in self.works},
             "cannot": {str(promise): why for promise, why in peer.cannot.items()},
             "ready_after_s": median(starts) if starts else None,
         }
@@ -128,7 +129,7 @@ def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
     return {
         f"{peer.name}/{client.package}/{work}/{name}": way.says
         for peer in peers
-        for client in peer.clients
+        for client in peer.drivers
         for work, ways in (
             ("send", client.sends),
             ("consume", client.consumes),

@@ -79,6 +79,9 @@ def _work(found: Found, work: str) -> Iterator[str]:
         yield from _table(found, chosen)
         yield ""
     yield from _ways(found, work)
+    for peer in found["peers"]:
+        if why := peer["lacks"].get(work):
+            yield from (f"{peer['title']} can't do this: {why}.", "")
 
 
 def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

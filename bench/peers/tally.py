@@ -12,6 +12,7 @@ from qmq.bench.raw import bodies_of
 
 #: Different bodies, which are sent over and over.
 BODIES: Final = 1_000
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
 def bodies(size: int) -> list[bytes]:
@@ -19,25 +20,31 @@ def bodies(size: int) -> list[bytes]:
     return bodies_of(BODIES, size)
 
 
+def text_of(size: int) -> str:
+    """A body of that many bytes without a zero, for tools that send one text over and over."""
+    return (LETTERS * (size // len(LETTERS) + 1))[:size]
+
+
 class Tally:
     """Of *messages* that were sent, the bodies over and over. What comes in order is compared with a slice.
 
-    With *there*, so many were sent, and only *messages* of them, or some more, are to come.
+    With *there*, so many were sent, and only *messages* of them, or some more, are to come. With *text*, that is
+    the one body that was sent over and over.
     """
 
-    def __init__(self, size: int, messages: int, there: int | None = None) -> None:
+    def __init__(self, size: int, messages: int, there: int | None = None, text: str = "") -> None:
         self.came = 0
         self.messages = messages
         self._there = messages if there is None else there
         self._partly = there is not None
         self._size = size
-        self._bodies = bodies(size)
+        self._bodies = [text.encode()] if text else bodies(size)
         self._in_order = 0
         self._others: Counter[bytes] = Counter()
 
     def add(self, found: Sequence[bytes]) -> None:
         """These came."""
-        start = self._in_order % BODIES
+        start = self._in_order % len(self._bodies)
         expected = self._expected(start, len(found))
         if list(found) == expected:
             self._in_order += len(found)
@@ -46,7 +53,7 @@ class Tally:
         self.came += len(found)
 
     def _expected(self, start: int, count: int) -> list[bytes]:
-        if start + count <= BODIES:
+        if start + count <= len(self._bodies):
             return self._bodies[start : start + count]
         return list(islice(cycle(self._bodies), start, start + count))
 

@@ -70,7 +70,7 @@ def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -
 def neighbours(running: Running) -> Iterator[Row]:
     """A group on a schedule, alone, and while the only consumer of another group of its topic stands still."""
     for client in running.peer.clients:
-        if not client.paced or not running.peer.groups:
+        if not client.paced:
             continue
         running.warm(client)
         way, topic = next(iter(client.paced)), running.topic("shared")

@@ -18,7 +18,7 @@ class Work(NamedTuple):
     both: bool
 
     def promises(self, peer: Peer) -> list[Promise]:
-        """Under which promises a peer does it."""
+        """Under which promises a peer does it, where it can."""
         kept = [promise for promise in Promise if promise in peer.promises]
         return kept if self.both else kept[:1]
 

@@ -39,6 +39,20 @@ def test_a_work_under_one_promise_takes_the_weaker_one_that_is_kept(missing: Pee
     assert once.promises(missing) == [Promise.FSYNC]
 
 
+def test_what_a_peer_lacks_is_not_tried(missing: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    (qmq,) = registry.chosen(["qmq"])
+    monkeypatch.setattr(type(missing), "lacks", {"failing": "it has no nack"})
+    done = list(steps([qmq, missing], ["failing", "idle"], 1))
+    assert [(step.peer.name, step.work) for step in done] == [("qmq", "failing"), ("qmq", "idle"), ("missing", "idle")]
+
+
+@pytest.mark.parametrize("peer", registry.PEERS.values(), ids=list(registry.PEERS))
+def test_a_peer_does_every_work_or_says_why_not(peer: Peer) -> None:
+    assert set(peer.lacks) <= set(works.WORKS)
+    assert any("failing" in client.consumes for client in peer.clients) != ("failing" in peer.lacks)
+    assert any(client.paced for client in peer.clients)
+
+
 def test_nobody_to_measure_is_no_work() -> None:
     assert list(steps([], ["move"], 3)) == []
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from bench.peers import registry, table
@@ -65,6 +66,15 @@ def test_a_promise_that_cannot_be_kept_says_why(tmp_path: Path, missing: Peer) -
     told = found(tmp_path, missing)
     told["peers"][2] |= {"absent": None, "version": "1", "size_bytes": 1}
     assert "| no: it always syncs | always |" in table.render([told])
+
+
+def test_a_work_that_cannot_be_done_says_why(tmp_path: Path, missing: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(missing), "lacks", {"move": "it only listens", "idle": "nobody asked for this"})
+    made = suite(tmp_path, missing)
+    made.rows.append((0, Row("move", "qmq", "qmq", "bulk", "page cache", "100 B", 1.0, "msg/s")))
+    text = table.render([json.loads(json.dumps(made.found()))])
+    assert "\nMissing MQ can't do this: it only listens.\n" in text
+    assert "nobody asked" not in text
 
 
 def test_saved_json_is_shown_again(tmp_path: Path, missing: Peer) -> None:

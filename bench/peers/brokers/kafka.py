@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.peers.installing import java, maven, say, size_of
-from bench.peers.peer import Client, Installed, Peer, Promise, Way
+from bench.peers.peer import Client, Installed, Peer, Promise, Tool, Way
 from bench.peers.processes import Server, answers, free_ports
 
 _VERSION: Final = "4.3.1"
@@ -79,6 +79,15 @@ class Kafka(Peer):
                 "bulk": Way("getmany of 10,000 and commit", 600_000),
                 "each": Way("async for, commit every 10,000", 100_000, "iterated"),
             },
+        ),
+    )
+
+    tools = (
+        Tool(
+            "its Java tools",
+            "kafka",
+            sends={"bulk": Way("ProducerPerformance, acks=all, linger.ms=50, batch.size=1000000", 900_000)},
+            consumes={"bulk": Way("ConsumerPerformance, consumer group, from its first fetch on", 2_000_000)},
         ),
     )
 

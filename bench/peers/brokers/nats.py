@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.peers.installing import go, say, size_of
-from bench.peers.peer import Client, Installed, Peer, Promise, Way
+from bench.peers.peer import Client, Installed, Peer, Promise, Tool, Way
 from bench.peers.processes import Server, answers, free_ports
+from bench.peers.tools.nats import program
 
 _MODULE: Final = "github.com/nats-io/nats-server/v2@latest"
 _SETTINGS: Final = """listen: "127.0.0.1:{port}"
@@ -44,13 +45,27 @@ class Nats(Peer):
         ),
     )
 
+    tools = (
+        Tool(
+            "nats.go (Go)",
+            "nats",
+            sends={"queued": Way("PublishAsync, 4,000 pending; natscli, its own load tool, can't be had", 180_000)},
+            consumes={"each": Way("Fetch of 1,000, each acked", 150_000)},
+        ),
+    )
+
     def install(self, home: Path) -> Installed:
-        program = go(home, _MODULE, "nats-server")
-        return Installed(say([program, "--version"]).split()[-1].lstrip("v"), size_of(program))
+        server = go(home, _MODULE, "nats-server")
+        program(home)
+        return Installed(say([server, "--version"]).split()[-1].lstrip("v"), size_of(server))
 
     def start(self, home: Path, directory: Path, promise: Promise) -> Server:
         (port,) = free_ports(1)
-        server = Server(self.name, directory, {"address": f"nats://127.0.0.1:{port}", "promise": promise})
+        server = Server(
+            self.name,
+            directory,
+            {"address": f"nats://127.0.0.1:{port}", "promise": promise, "more": {"home": str(home)}},
+        )
         settings = directory / "nats.conf"
         settings.write_text(_SETTINGS.format(port=port, store=directory / "store", sync=_SYNC[promise]), "utf-8")
         server.run([go(home, _MODULE, "nats-server"), "-c", settings])

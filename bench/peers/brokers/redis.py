@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.peers.installing import debian, debian_size, debian_version
-from bench.peers.peer import Client, Installed, Peer, Promise, Way
+from bench.peers.peer import Client, Installed, Peer, Promise, Tool, Way
 from bench.peers.processes import Server, answers, free_ports
 
 _FSYNC: Final = {Promise.PAGE_CACHE: "everysec", Promise.FSYNC: "always"}
@@ -20,6 +20,9 @@ class Redis(Peer):
     promises = {  # noqa: RUF012 nobody changes it
         Promise.PAGE_CACHE: "appendfsync everysec",
         Promise.FSYNC: "appendfsync always",
+    }
+    lacks = {  # noqa: RUF012 nobody changes it
+        "failing": "it has no nack: what is not acknowledged waits until somebody claims it",
     }
     clients = (
         Client(
@@ -35,6 +38,15 @@ class Redis(Peer):
                 "paced": Way("XREADGROUP BLOCK, one XACK for all that came", 0),
             },
             paced={"paced": Way("what is due in one pipeline of XADD", 0)},
+        ),
+    )
+
+    tools = (
+        Tool(
+            "redis-benchmark (C)",
+            "redis",
+            sends={"bulk": Way("XADD, 8 connections, pipelines of 64", 400_000)},
+            consumes={},
         ),
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.peers.installing import java, maven, size_of
-from bench.peers.peer import Client, Installed, Peer, Promise, Way
+from bench.peers.peer import Client, Installed, Peer, Promise, Tool, Way
 from bench.peers.processes import Server, answers, free_ports
 
 _VERSION: Final = "5.5.0"  # 5.5.1 is published incomplete
@@ -57,9 +57,23 @@ class RocketMq(Peer):
             sends={"queued": Way("send_async through the proxy, 1,000 in flight", 3_000)},
             consumes={
                 "each": Way("receive of 32 by 16 threads, each acked", 2_500),
+                "failing": Way("the same, one of ten given a lease of 1 s the first time: there is no nack", 0),
                 "paced": Way("receive of 32 by 16 threads, each acked", 0),
             },
             paced={"paced": Way("send_async", 0)},
+        ),
+    )
+
+    tools = (
+        Tool(
+            "its Java benchmark",
+            "rocketmq",
+            sends={
+                "16 threads": Way("Producer, 16 threads that wait for each message, past the proxy", 14_000, "awaited"),
+                "batches": Way("BatchProducer, 4 threads, batches of 32, past the proxy", 170_000, "bulk"),
+            },
+            consumes={"each": Way("Consumer, 20 threads, past the proxy; counted, bodies not compared", 150_000)},
+            only_counts=True,
         ),
     )
 

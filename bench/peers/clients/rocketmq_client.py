@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import count
 from typing import Any, Final
 
 # It writes a log under the home directory; that of the user is none of its business.
@@ -16,7 +17,7 @@ os.environ["HOME"] = tempfile.mkdtemp(prefix="rocketmq-client-")
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
-from bench.peers.driving import Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
 from qmq.bench.errors import BenchFailed
 
@@ -25,6 +26,7 @@ _IN_FLIGHT: Final = 1_000
 _RECEIVE: Final = 32
 _THREADS: Final = 16
 _LEASE_S: Final = 300
+_REFUSED_S: Final = 1
 _ANSWER_S: Final = 30
 _WAIT_S: Final = 5
 _TRIES: Final = 5
@@ -132,9 +134,8 @@ class _Receiving(Receiver):
     def _work(self) -> None:
         while not self._ends.is_set():
             try:
-                messages = self._consumer.receive(_RECEIVE, _LEASE_S) or []
-                for message in messages:
-                    self._consumer.ack(message)
+                received = self._consumer.receive(_RECEIVE, _LEASE_S) or []
+                messages = [message for message in received if self._handles(message)]
             except Exception as error:
                 if "no new message" in str(error).lower() or time.monotonic() < self._patient_until:
                     time.sleep(_AGAIN_S)
@@ -145,6 +146,11 @@ class _Receiving(Receiver):
                 with self._some:
                     self._came += [message.body for message in messages]
                     self._some.notify()
+
+    def _handles(self, message: Any) -> bool:
+        """Acknowledge a message; False if it has failed instead."""
+        self._consumer.ack(message)
+        return True
 
     async def take(self) -> Sequence[bytes]:
         if not self._started:
@@ -171,6 +177,22 @@ class _Receiving(Receiver):
         self._consumer.shutdown()
 
 
+class _Failing(_Receiving):
+    """Every tenth message fails the first time: there is no nack but a lease of a second."""
+
+    async def open(self) -> None:
+        await super().open()
+        self._numbers = count()
+
+    def _handles(self, message: Any) -> bool:
+        if message.delivery_attempt > 1 or next(self._numbers) % FAILS_ONE_OF:
+            return super()._handles(message)
+        self._consumer.change_invisible_duration(message, _REFUSED_S)
+        with self._some:
+            self.refused += 1
+        return False
+
+
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so; all ways are the same."""
-    return _Receiving(target, topic, group)
+    """One that consumes so; but for failures all ways are the same."""
+    return (_Failing if way == "failing" else _Receiving)(target, topic, group)

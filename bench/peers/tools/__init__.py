@@ -1,0 +1,63 @@
+"""Brokers' own load tools, as programs that are run and whose words are read. One file a broker.
+
+Each module has ``send`` and ``consume``, which return what the tool did and raise `BenchFailed` when it did anything
+else than it was told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from qmq.bench.errors import BenchFailed
+
+_PATIENCE_S: Final = 600
+
+
+class Load(NamedTuple):
+    """What a tool has moved: *messages*, so many a second; all bodies were *text* if there is one."""
+
+    messages: int
+    rate: float
+    text: str = ""
+
+
+class Runs(Protocol):
+    """A module here. *target* is what clients are told, see `peer.Target`."""
+
+    def send(self, target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+        """Send to a topic that is empty."""
+
+    def consume(self, target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+        """Consume all of a topic."""
+
+
+def module(name: str) -> Runs:
+    """The module of that name."""
+    found: Any = importlib.import_module(f"bench.peers.tools.{name}")
+    return found  # type: ignore[no-any-return]
+
+
+def said(command: Sequence[object], content: bytes = b"", more: Mapping[str, str] | None = None) -> str:
+    """Run a tool, with *content* as its stdin; returns what it wrote to stdout. Raises BenchFailed."""
+    words, environment = [str(part) for part in command], {**os.environ, **(more or {})}
+    try:
+        done = subprocess.run(
+            words, input=content, env=environment, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchFailed(f"{words[0]} took more than {_PATIENCE_S} s") from None
+    out = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        last = " ".join((done.stderr.decode("utf-8", "replace") or out).split())[-300:]
+        raise BenchFailed(f"{words[0]} ended with {done.returncode}: {last}")
+    return out
+
+
+def counted(messages: int, wanted: int) -> None:
+    """Raises BenchFailed unless a tool moved what it was told to."""
+    if messages != wanted:
+        raise BenchFailed(f"the tool moved {messages} messages, not {wanted}")

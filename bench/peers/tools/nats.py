@@ -1,0 +1,44 @@
+"""NATS' Go client, driven by the program in nats_load: the load tool of its command line, natscli, can't be had."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.peers.installing import say
+from bench.peers.tally import bodies
+from bench.peers.tools import Load, counted, said
+
+_SOURCE: Final = Path(__file__).parent / "nats_load"
+
+
+def program(home: Path) -> Path:
+    """The load tool, built when it is not there or older than its source. Raises Absent."""
+    path = home / "go" / "nats-load"
+    if not path.exists() or path.stat().st_mtime < max(file.stat().st_mtime for file in _SOURCE.iterdir()):
+        say(["go", "build", "-o", path, "."], cwd=_SOURCE)
+    return path
+
+
+def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+    """The bodies in order; all are acknowledged."""
+    return _run(target, "send", topic, size, messages)
+
+
+def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+    """Each body compared and acknowledged; the program ends when the broker has nothing left."""
+    return _run(target, "consume", topic, size, messages)
+
+
+def _run(target: Mapping[str, Any], what: str, topic: str, size: int, messages: int) -> Load:
+    path = program(Path(target["more"]["home"]))
+    with tempfile.TemporaryDirectory() as directory:
+        content = Path(directory) / "bodies"
+        content.write_bytes(b"".join(bodies(size)))
+        told = said([path, what, target["address"], topic, topic.replace(".", "-"), content, size, messages])
+    found = json.loads(told)
+    counted(found["messages"], messages)
+    return Load(messages, messages / found["seconds"])

@@ -1,0 +1,43 @@
+"""redis-benchmark: XADD over 8 connections, 64 in a pipeline. It can't consume with a group."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bench.peers.tally import text_of
+from bench.peers.tools import Load, said
+from qmq.bench.errors import BenchFailed
+
+_CONNECTIONS: Final = 8
+_PIPELINE: Final = 64
+
+
+def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+    """All messages have one body."""
+    host, port = target["address"].split(":")
+    # It sends whole pipelines, on each connection as many.
+    messages = -(-messages // (_CONNECTIONS * _PIPELINE)) * _CONNECTIONS * _PIPELINE
+    told = said(
+        [
+            "redis-benchmark", "-h", host, "-p", port, "-c", _CONNECTIONS, "-P", _PIPELINE, "-n", messages, "--csv",
+            "-x", "XADD", topic, "*", "b",
+        ],
+        text_of(size).encode(),
+    )  # fmt: skip
+    return Load(messages, sent_rate(told), text_of(size))
+
+
+def sent_rate(told: str) -> float:
+    """Messages a second, of what it wrote with ``--csv``. Raises BenchFailed."""
+    try:
+        return float(list(csv.DictReader(io.StringIO(told)))[-1]["rps"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise BenchFailed(f"redis-benchmark did not say what it sent: {told[-200:]!r}") from None
+
+
+def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
+    """It has no way to."""
+    raise NotImplementedError("redis-benchmark does not consume")
