@@ -31,6 +31,8 @@ LINGER_S: Final = 1.0
 #: Who is new, or sent what was wrong, is read from in so small parts, then in twice as large ones each time; but not
 #: so many frames at a time that others would have to wait for them.
 _LITTLE: Final = 4 << 10
+#: What a read costs beside the time from asking for room to the end of what is done with it.
+READ_S: Final = 10e-6
 _MANY: Final = 512
 #: Answers smaller than this on average are joined: a buffer of its own costs more than copying so little.
 _JOIN_BELOW: Final = 1_024
@@ -89,8 +91,9 @@ class Connection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "answers", "client", "ended",
-        "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends", "took_s",
+        "_began", "_costs_s", "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "answers",
+        "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends",
+        "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -113,8 +116,10 @@ class Connection(asyncio.BufferedProtocol):
         #: pulls of this turn, and what waits for the next one because they are many
         self.pulls = 0
         self.postponed: deque[Command] = deque()
-        #: what the frames that came last have cost
+        #: what the frames that came last have cost, and what those cost so far that are not complete
         self.took_s = 0.0
+        self._costs_s = 0.0
+        self._began = 0.0
         #: it has sent a batch
         self.sends = False
         #: what the turn has to write
@@ -133,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        self._began = self._hub.timer()
         return self._hub.arena.room(self._unfinished)[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -141,12 +147,13 @@ class Connection(asyncio.BufferedProtocol):
         view = self._hub.arena.received(self._unfinished, nbytes)
         if view is not None:
             self._take(view, nbytes)
+        else:
+            self._costs_s = self._cost_s()
 
     def _take(self, view: memoryview, nbytes: int) -> None:
         """Hand the frames that *view* begins with to the server."""
         hub = self._hub
         used = frames = 0
-        began = hub.timer()
         hub.frames_begin()
         try:
             if not self.greeted:
@@ -160,13 +167,15 @@ class Connection(asyncio.BufferedProtocol):
                     if self.ended:
                         break
         except QmqError as error:
-            self.took_s = hub.timer() - began
+            self.took_s = self._cost_s()
             hub.broke_protocol(self)
             self.end(error)
         except Exception:
             log.exception("the broker failed to read a frame of %s", self.peer)
             self.end(internal_error())
-        self.took_s = hub.timer() - began
+        self._costs_s = self._cost_s()
+        if used:
+            self.took_s, self._costs_s = self._costs_s, 0.0
         # Also when the connection has ended: the frames that were taken must stay until the turn is over.
         hub.arena.keep(self._unfinished, used)
         if frames > _MANY and self._most > _LITTLE:
@@ -179,6 +188,10 @@ class Connection(asyncio.BufferedProtocol):
             hub.frames_end()
         else:
             hub.no_frames()
+
+    def _cost_s(self) -> float:
+        """Of the loop's time, since the last frame that was complete."""
+        return self._costs_s + self._hub.timer() - self._began + READ_S
 
     def eof_received(self) -> bool:
         return False  # who sends no more reads no more: the transport closes

@@ -14,7 +14,7 @@ from typing import Final
 from qmq.net.server.connection import PENANCE, Connection
 
 #: Wrong frames get this part of the loop's time.
-_SHARE: Final = 1 / 20
+_SHARE: Final = 1 / 40
 #: What an answer costs beside reading its request, and a connection that is ended beside its frame.
 ANSWER_S: Final = 20e-6
 END_S: Final = 300e-6

@@ -8,7 +8,7 @@ from typing import Any, cast
 from fuzz.core import Core, TurnLoop, Wire
 from fuzz.wire import GoodClient
 from qmq.net import wire
-from qmq.net.server.connection import PENANCE, Connection
+from qmq.net.server.connection import PENANCE, READ_S, Connection
 from qmq.net.server.penance import Penance
 from qmq.net.wire import Kind
 from tests.net.frames import HELLO, batch, frame
@@ -33,18 +33,18 @@ def test_each_waits_until_what_was_charged_before_is_paid() -> None:
     loop = TurnLoop()
     penance = Penance(cast(asyncio.AbstractEventLoop, loop))
     one, other = Waiting(), Waiting()
-    penance.charge(0.001)
+    penance.charge(0.000_5)
     penance.wait(cast(Connection, one))
     assert not penance.much
-    penance.charge(0.004)
+    penance.charge(0.002)
     penance.wait(cast(Connection, other))
     assert penance.much
-    loop.advance(0.021)  # a twentieth of the time is theirs
+    loop.advance(0.021)  # a fortieth of the time is theirs
     assert (one.reasons, other.reasons) == (0, PENANCE)
     loop.advance(0.08)
     assert (other.reasons, penance.much) == (0, False)
     loop.advance(100)
-    penance.charge(0.001)
+    penance.charge(0.000_5)
     penance.wait(cast(Connection, one))
     loop.advance(0.021)
     assert one.reasons == 0
@@ -75,6 +75,21 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
             break
     answers: list[Any] = list(liar.frames())
     assert [answer.kind for answer in answers] == [Kind.WELCOME] + [Kind.ERROR] * 1_000
+    core.close()
+
+
+def test_what_comes_in_parts_costs_each_read() -> None:
+    core = Core()
+    liar = Wire(core)
+    liar.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+    lie = frame(Kind.SEND, 2, bytes(40_000))
+    for start in range(0, len(lie), 1_000):
+        liar.send(lie[start : start + 1_000])
+    assert liar.protocol.took_s >= len(lie) // 1_000 * READ_S
+    core.run()
+    core.loop.advance(10)
+    liar.send(WRONG)
+    assert liar.protocol.took_s < len(lie) // 1_000 * READ_S, "what was paid for is not charged again"
     core.close()
 
 
