@@ -15,8 +15,7 @@ from qmq.storage.group_claim import GROUP_STATE
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
-from qmq.storage.opened import Opened
-from qmq.storage.opening import CONSUMER_LOG_NAME
+from qmq.storage.opened import CONSUMER_LOG_NAME, Opened
 from qmq.storage.partition import Partition
 from qmq.storage.readable import Readable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
@@ -15,6 +16,9 @@ from qmq.storage.lock import DirectoryLock
 from qmq.storage.message_log import MessageLog
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.subjects import SubjectTable
+
+SUBJECTS_NAME: Final = "subjects"
+CONSUMER_LOG_NAME: Final = "consumer-log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,8 @@ from typing import Final
 import numpy as np
 
 from qmq.errors import BadBytes, ForeignFile, InvalidOption, StorageError
-from qmq.format.layout import SEGMENT_HEADER_SIZE, STORE_ID_SIZE
+from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import (
-    PREFIX,
-    CheckpointFile,
     Claims,
     checkpoint_path,
     list_checkpoints,
@@ -27,34 +25,29 @@ from qmq.storage.checkpoint import (
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, make_directory
 from qmq.storage.envelope import FileState
+from qmq.storage.facts import facts_of
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
 from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import (
-    COPY_NAMES,
     Identity,
-    IdentityCopy,
     IdentityFile,
     PartitionIdentity,
-    add_partitions,
     latest,
-    new_identity,
     read_copies,
 )
 from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.lock import DirectoryLock
 from qmq.storage.lost_names import LogReader, restore_names
+from qmq.storage.making import make_identity, with_partitions
 from qmq.storage.message_log import MessageLog
-from qmq.storage.opened import Opened, OpenedPartition, StoreOptions
+from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
 from qmq.storage.pull_log import FILE_BYTES
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.segment import Owner
 from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order
 from qmq.storage.subjects import SubjectTable
-
-SUBJECTS_NAME: Final = "subjects"
-CONSUMER_LOG_NAME: Final = "consumer-log"
 
 #: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
 CHECKED_LOG_BYTES: Final = 1 << 30
@@ -129,7 +122,7 @@ class _Opening:
         copies = read_copies(self._disk, self._directory)
         numbers = list_checkpoints(self._disk, self._directory)
         checkpoints = [read_checkpoint(self._disk, self._directory, number) for number in numbers[:2]]
-        facts = self._facts(copies, checkpoints)
+        facts = facts_of(self._disk, self._directory, copies, checkpoints, self._boot_id)
         plan = decide(facts)
         looked_at = [(file.state, file.reason) for file in copies] + [(file.state, file.reason) for file in checkpoints]
         if plan.action is Action.REFUSE_NEWER:
@@ -140,7 +133,7 @@ class _Opening:
         report = RecoveryReport(plan.action is Action.CREATE, facts.clean, False, plan.source)
         report.notes += [reason for state, reason in looked_at if state is FileState.ROTTEN]
         if plan.action is Action.CREATE:
-            identity = self._create()
+            identity = make_identity(self._disk, self._directory, self._options, self._now_us, self._boot_id)
         else:
             identity = latest(*copies)
             self._is_copy_behind = copies[0].identity != copies[1].identity
@@ -152,86 +145,6 @@ class _Opening:
                 f"store {identity.store_id.hex()}; move it where it belongs"
             )
         return self._recover(facts, identity, claims, max(numbers, default=0), report)
-
-    def _facts(self, copies: tuple[IdentityCopy, IdentityCopy], checkpoints: list[CheckpointFile]) -> Facts:
-        found = [copy.identity for copy in copies if copy.identity is not None]
-        identity = max(found, key=lambda identity: identity.generation, default=None)
-        states = [file.state for file in checkpoints] + [FileState.MISSING] * 2
-        return Facts(
-            identity_a=copies[0].state,
-            identity_b=copies[1].state,
-            populated=self._is_populated(),
-            checkpoint=states[0],
-            checkpoint_before=states[1],
-            clean=identity is not None and identity.clean,
-            same_boot=identity is not None and bool(self._boot_id) and identity.boot_id == self._boot_id,
-            tail=Tail.WHOLE,
-        )
-
-    def _is_populated(self) -> bool:
-        names = self._names_in(self._directory)
-        ours = (SUBJECTS_NAME, CONSUMER_LOG_NAME)
-        if any(name in ours or name.startswith((PREFIX, "log-")) for name in names if name not in COPY_NAMES):
-            logs = [self._directory / name for name in names if name.startswith("log-")]
-            return any(name in ours or name.startswith(PREFIX) for name in names) or any(map(self._holds_files, logs))
-        return False
-
-    def _holds_files(self, path: Path) -> bool:
-        try:
-            return bool(self._disk.listdir(path))
-        except NotADirectoryError:
-            return False
-        except OSError as error:
-            raise failure(error, "list", path) from error
-
-    def _names_in(self, path: Path) -> list[str]:
-        try:
-            return self._disk.listdir(path)
-        except OSError as error:
-            raise failure(error, "list", path) from error
-
-    # --- identity ----------------------------------------------------------------------------------------------------
-
-    def _create(self) -> Identity:
-        """Make the directories of the partitions, then the identity, then (later) all else: no other order survives."""
-        hint = self._options.store_id_hint
-        if hint is not None and len(hint) != STORE_ID_SIZE:
-            raise InvalidOption(f"store_id_hint has {len(hint)} bytes; give {STORE_ID_SIZE}: IPv4 address and port")
-        identity = new_identity(
-            self._disk,
-            store_id_hint=self._disk.random(STORE_ID_SIZE) if hint is None else hint,
-            directories=[],
-            reserve_bytes=self._options.reserve_bytes,
-            now_us=self._now_us,
-            boot_id=self._boot_id,
-        )
-        file = IdentityFile(self._disk, self._directory, identity)
-        return file.change(self._with_partitions)
-
-    def _with_partitions(self, identity: Identity) -> Identity:
-        """The identity with the partitions that the options ask for; directories of new ones are made."""
-        options, known = self._options, len(identity.partitions)
-        if options.partitions < known:
-            raise InvalidOption(
-                f"{self._directory} has {known} partitions, partitions = {options.partitions} would leave some out; "
-                f"set partitions = {known} or more"
-            )
-        if options.partition_dirs and len(options.partition_dirs) != options.partitions:
-            raise InvalidOption(
-                f"partition_dirs names {len(options.partition_dirs)} directories for {options.partitions} partitions"
-            )
-        names = [str(path.absolute()) for path in options.partition_dirs] or [
-            identity.partitions[number].directory if number < known else f"log-{number}"
-            for number in range(options.partitions)
-        ]
-        for name in names[known:]:
-            make_directory(self._disk, self._directory / name)
-        partitions = tuple(
-            partition._replace(directory=name) for partition, name in zip(identity.partitions, names, strict=False)
-        )
-        return add_partitions(
-            self._disk, replace(identity, partitions=partitions), names[known:], options.reserve_bytes
-        )
 
     def _sync_directory(self, path: Path) -> None:
         try:
@@ -246,32 +159,11 @@ class _Opening:
     ) -> Opened:
         if not facts.clean:
             self._sync_directory(self._directory)  # the identity that was read may not have its name on disk yet
-        identity = self._with_partitions(before)
+        identity = with_partitions(self._disk, self._directory, self._options, before)
         subjects = self._open_subjects(identity, claims)
         replays = self._load(identity, claims, subjects)
-        tails = [replay.read_tail(self._options.segment_bytes, rewrite=decide(facts).rewrite) for replay in replays]
-        blocked = [r.blocked_until(p.reserve) for r, p in zip(replays, identity.partitions, strict=True)]
-        tails = [tail | (Tail.SEVERED if until else Tail.WHOLE) for tail, until in zip(tails, blocked, strict=True)]
-        plans = [decide(facts._replace(tail=tail)) for tail in tails]
         report.power_loss = not (report.created or facts.clean or facts.same_boot)
-        raised = sum(replay.blind_bytes for replay in replays) + max(self._lost_end - identity.sequence_base, 0)
-        partitions = []
-        for partition, replay, plan, until in zip(identity.partitions, replays, plans, blocked, strict=True):
-            if plan.record_holes:
-                replay.holes += replay.report.holes
-            if plan.jump and replay.report.partition < len(before.partitions):
-                floor = max(partition.reserve, replay.end, until)
-                raised += floor - replay.end
-                partition = PartitionIdentity(floor, floor + self._options.reserve_bytes, partition.directory)
-                replay.report.jumped = True
-            partitions.append(partition)
-        identity = replace(
-            identity,
-            boot_id=self._boot_id,
-            clean=False,
-            sequence_base=identity.sequence_base + raised,
-            partitions=tuple(partitions),
-        )
+        identity, report.raised_by = self._past_tails(facts, identity, replays, len(before.partitions))
         state = dict(claims.state) if claims is not None else {}
         groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)
         identity_file = IdentityFile(self._disk, self._directory, before)
@@ -279,7 +171,6 @@ class _Opening:
             identity_file.change(lambda _: identity)
         self._open_logs(identity_file.current, replays, sync=not facts.clean)
         self._replay_sequences(identity_file.current, claims, subjects, replays)
-        report.raised_by = raised
         report.partitions = [replay.report for replay in replays]
         report.notes += [note for replay in replays for note in replay.notes]
         self._remove_rotten_checkpoints(claims)
@@ -306,6 +197,36 @@ class _Opening:
             last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
             report=report,
         )
+
+    def _past_tails(
+        self, facts: Facts, identity: Identity, replays: list[PartitionReplay], known: int
+    ) -> tuple[Identity, int]:
+        """Read the tails; what the identity has to say then, and by how much sequences are raised. Of the partitions
+        the first *known* are not new.
+        """
+        tails = [replay.read_tail(self._options.segment_bytes, rewrite=decide(facts).rewrite) for replay in replays]
+        blocked = [r.blocked_until(p.reserve) for r, p in zip(replays, identity.partitions, strict=True)]
+        tails = [tail | (Tail.SEVERED if until else Tail.WHOLE) for tail, until in zip(tails, blocked, strict=True)]
+        plans = [decide(facts._replace(tail=tail)) for tail in tails]
+        raised = sum(replay.blind_bytes for replay in replays) + max(self._lost_end - identity.sequence_base, 0)
+        partitions = []
+        for partition, replay, plan, until in zip(identity.partitions, replays, plans, blocked, strict=True):
+            if plan.record_holes:
+                replay.holes += replay.report.holes
+            if plan.jump and replay.report.partition < known:
+                floor = max(partition.reserve, replay.end, until)
+                raised += floor - replay.end
+                partition = PartitionIdentity(floor, floor + self._options.reserve_bytes, partition.directory)
+                replay.report.jumped = True
+            partitions.append(partition)
+        past = replace(
+            identity,
+            boot_id=self._boot_id,
+            clean=False,
+            sequence_base=identity.sequence_base + raised,
+            partitions=tuple(partitions),
+        )
+        return past, raised
 
     def _open_groups(self, identity: Identity, claim: bytes | None, report: RecoveryReport) -> GroupFiles:
         """Before the identity forgets that the power was lost: what the pull log makes of that is on disk by then."""

@@ -1,24 +1,25 @@
 """One partition after a start: its files are looked at, its consumer log is brought up to date, its end is found.
 
 ``load`` reads what the checkpoint claims only where the consumer log has lost it. ``read_tail`` reads everything behind
-the checkpoint. What becomes of the tail is decided elsewhere (recovery.py); ``finish`` then opens the log for use.
+the checkpoint. What becomes of the tail is decided elsewhere (recovery.py); ``finish`` then opens the log for use
+(finishing.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.batch import EntryRow, Header
-from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, SEGMENT_HEADER_SIZE
+from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log import MessageLog
 from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
@@ -29,22 +30,11 @@ from qmq.storage.segment import (
     Owner,
     Segment,
     list_bases,
-    pack_header,
-    remove_unfinished,
     segment_path,
 )
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
-
-
-class _File(NamedTuple):
-    """A segment file as found."""
-
-    base: int
-    size: int
-    #: As its header says; None when the header is bad.
-    previous_end: int | None
 
 
 class PartitionReplay:
@@ -70,8 +60,8 @@ class PartitionReplay:
         self._maker = RowMaker(subjects)
         self._secret = secret
         self._scanner = Scanner(disk, secret, owner.store_id, self._feed)
-        self._files: list[_File] = []
-        self._strangers: list[_File] = []
+        self._files: list[SegmentFile] = []
+        self._strangers: list[SegmentFile] = []
         self._spans: list[SegmentSpan] = []
         self._base = -1  # of the segment that the consumer log adds to
         self._changed = False
@@ -127,14 +117,14 @@ class PartitionReplay:
             self._base = -1
         self._feed_claimed(position)
 
-    def _look(self) -> list[_File]:
+    def _look(self) -> list[SegmentFile]:
         files = []
         for base in list_bases(self._disk, self._directory):
             segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
             try:
-                files.append(_File(base, segment.size(), segment.previous_end(self._owner)))
+                files.append(SegmentFile(base, segment.size(), segment.previous_end(self._owner)))
             except ForeignSegment as error:
-                self._strangers.append(_File(base, segment.size(), None))
+                self._strangers.append(SegmentFile(base, segment.size(), None))
                 self.notes.append(f"{error}; until then it is left alone and not read")
             finally:
                 segment.close()
@@ -280,7 +270,7 @@ class PartitionReplay:
         base = self._current_base()
         return base < 0 or any(file.base == base and base + file.size < self.claimed for file in self._files)
 
-    def _open_gap(self, file: _File, *, first: bool) -> None:
+    def _open_gap(self, file: SegmentFile, *, first: bool) -> None:
         """What lies between the end so far and the next segment: nothing, a jump, or lost bytes."""
         expected = self._expected(file)
         if not first and self.end < expected:
@@ -290,16 +280,16 @@ class PartitionReplay:
                 self._spans[-1] = self._spans[-1]._replace(end=expected)
         self.end = file.base + SEGMENT_HEADER_SIZE
 
-    def _expected(self, file: _File) -> int:
+    def _expected(self, file: SegmentFile) -> int:
         """Where the log ended when that segment was made."""
         if file.previous_end is not None:
             return file.previous_end
         return self.end if file.base == self._floor else file.base
 
-    def _has_batches(self, file: _File) -> bool:
+    def _has_batches(self, file: SegmentFile) -> bool:
         return self._whole_until(SegmentSpan(file.base, file.base + file.size)) > file.base + SEGMENT_HEADER_SIZE
 
-    def _remove(self, files: list[_File]) -> None:
+    def _remove(self, files: list[SegmentFile]) -> None:
         """Remove segments that a roll made and nothing was written to, as nothing was to what comes before them."""
         for file in reversed(files):
             path = segment_path(self._directory, file.base)
@@ -376,98 +366,19 @@ class PartitionReplay:
         """Cut the tail and open the log at its end, in a new segment when that lies below *floor*. All is on disk when
         this returns, with *sync* also what was there before. Raises StorageFull or StorageFailed.
         """
-        remove_unfinished(self._disk, self._directory)
-        self._repair_headers(now_us)
-        self._end_files()
-        created = not self._spans or self.end < floor
-        if created:
-            previous_end = self.end if self._spans else floor
-            self._seal_last()
-            current = Segment.create(
-                self._disk, self._directory, self._owner, floor, previous_end, segment_bytes, now_us
-            )
-            self._enter(floor)
-            self.end = floor + SEGMENT_HEADER_SIZE
-        else:
-            current = self._open_current(segment_bytes)
-        try:
-            if sync or created or self._changed:
-                current.sync()
-                self._disk.fsync_directory(self._directory)
-        except OSError as error:
-            current.close()
-            raise failure(error, "sync", current.path) from error
-        sealed = [span for span in self._spans if span.base != current.base]
-        return MessageLog(
+        read = ReadLog(
             self._disk,
             self._directory,
             self._owner,
-            segment_bytes=segment_bytes,
-            sealed=sealed,
-            current=current,
-            end=self.end,
-            reserve=reserve,
+            self._files,
+            self._spans,
+            self.end,
+            claimed=self.claimed,
+            has_junk=self._has_junk,
+            changed=self._changed,
         )
-
-    def _open_current(self, segment_bytes: int) -> Segment:
-        base = self._spans[-1].base
-        self._spans[-1] = SegmentSpan(base, self.end)
-        capacity = max(segment_bytes, self.end - base)
-        current = Segment.open(self._disk, self._directory, base, capacity, writable=True)
-        try:
-            if self._has_junk:  # take it away, and leave room at every moment: without, the file looks cut
-                end = self.end - base
-                room = min(BATCH_HEADER_SIZE, capacity - end)
-                write_fully(self._disk, current.fd, [bytes(room)], end)
-                current.extend(end + room)
-            else:
-                current.grow()
-            current.map()
-        except OSError as error:
-            current.close()
-            raise failure(error, "extend", current.path, self.end) from error
-        return current
-
-    def _seal_last(self) -> None:
-        """Cut the last segment to its exact end: the next one begins elsewhere."""
-        for span in self._spans[-1:]:
-            self._end_file(span)
-
-    def _end_file(self, span: SegmentSpan) -> None:
-        def cut(segment: Segment) -> None:
-            segment.cut(min(span.end - span.base, segment.size()))  # zeros would hide that the rest of it is lost
-
-        self._with_file(span.base, "cut", cut)
-
-    def _end_files(self) -> None:
-        """Give the sealed files of the tail their exact sizes, which a stop may have kept from them."""
-        sizes = {file.base: file.size for file in self._files}
-        for span in self._spans[:-1]:
-            if span.end > self.claimed and sizes[span.base] != span.end - span.base:
-                self._end_file(span)
-
-    def _repair_headers(self, now_us: int) -> None:
-        """Write again what headers must say where they are bad: all of it follows from the file's name and place."""
-        end_before = dict(zip((s.base for s in self._spans[1:]), (s.end for s in self._spans), strict=False))
-        for file in self._files:
-            if file.previous_end is not None or not any(span.base == file.base for span in self._spans):
-                continue
-            previous_end = end_before.get(file.base, file.base)
-            header = pack_header(self._owner, file.base, previous_end, now_us)
-
-            def put(segment: Segment, header: bytes = header) -> None:
-                write_fully(self._disk, segment.fd, [header], 0)
-
-            self._with_file(file.base, "write", put)
-            self.notes.append(f"{self._directory}: the header of segment {file.base:016x} was bad; it is written again")
-
-    def _with_file(self, base: int, doing: str, change: Callable[[Segment], None]) -> None:
-        segment = Segment.open(self._disk, self._directory, base, 0, writable=True)
-        try:
-            change(segment)
-            segment.sync()
-        except OSError as error:
-            raise failure(error, doing, segment.path) from error
-        finally:
-            segment.close()
-        self._changed = True
+        log = read.open(floor=floor, reserve=reserve, segment_bytes=segment_bytes, now_us=now_us, sync=sync)
+        self.notes += read.notes
+        self.end = log.end
+        self._enter(log.current.base)
+        return log

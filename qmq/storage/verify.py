@@ -25,7 +25,7 @@ from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.lock import LOCK_NAME, holder_of
-from qmq.storage.opening import CONSUMER_LOG_NAME, SUBJECTS_NAME
+from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_records import PULL_LOG_NAME
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import Owner

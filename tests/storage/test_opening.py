@@ -212,36 +212,6 @@ def test_a_full_disk_after_kill_is_served_and_takes_sends_again_when_there_is_ro
     verified(tmp_path)
 
 
-def test_partitions_can_be_added_not_taken_away(tmp_path: Path) -> None:
-    sender = killed(tmp_path, partitions=1)
-    store = open_store(tmp_path, HastyDisk(), partitions=3)
-    check_stored(store, sender.sent)
-    more = Sender(store)
-    for partition in range(3):
-        more.send("a.0", b"x", partition=partition)
-    check_stored(store, sender.sent + more.sent)
-    close_cleanly(store)
-    verified(tmp_path)
-    with pytest.raises(InvalidOption, match="has 3 partitions"):
-        open_store(tmp_path, HastyDisk(), partitions=2)
-
-
-def test_partitions_on_other_disks(tmp_path: Path) -> None:
-    places = (tmp_path / "disk1" / "qmq", tmp_path / "disk2")
-    store = open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places)
-    sender = Sender(store)
-    sender.send("a", b"1", partition=1)
-    close_cleanly(store)
-    assert [len(list(place.glob("*.messages"))) for place in places] == [1, 1]
-    store = open_store(tmp_path / "data", HastyDisk(), partitions=2)  # it knows where they are
-    check_stored(store, sender.sent)
-    kill(store)
-    with pytest.raises(InvalidOption, match="1 directories for 2"):
-        open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places[:1])
-
-
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="raise it to"):
         Store.open(tmp_path, replace(options(), max_frame_bytes=1 << 20), Disk(), NOW_US)
-    with pytest.raises(InvalidOption, match="store_id_hint"):
-        open_store(tmp_path, store_id_hint=b"short")
