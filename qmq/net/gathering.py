@@ -135,12 +135,16 @@ class Gathering:
         return ticket
 
     def add_single(self, subject: str, body: bytes) -> int:
-        """Take the first message of a subject into the open batch of the usual durability: its ticket.
+        """Take the first or second message of a subject into the open batch of the usual durability: its ticket.
 
         0: not by this short cut.
         """
         runs = self._single_runs
-        if runs is None or subject in runs or subject not in self._checked:
+        if runs is None:
+            return 0
+        if subject in runs:
+            return self._add_second(runs, subject, body)
+        if subject not in self._checked:
             return 0
         room = self.room - len(body) - len(subject) - _SINGLE_OVERHEAD
         if room < 0:
@@ -149,6 +153,20 @@ class Gathering:
         runs[subject] = body
         self.ticket = ticket = self.ticket + 1
         self._single_tickets[subject] = ticket
+        return ticket
+
+    def _add_second(self, runs: dict[str, OutgoingRun | bytes | None], subject: str, body: bytes) -> int:
+        """From here on its messages take the short cut of *plain*. 0: it has more already, or there is no room."""
+        first = runs[subject]
+        room = self.room - len(body) - MESSAGE_OVERHEAD
+        if type(first) is not bytes or room < 0:
+            return 0
+        self.room = room
+        run = runs[subject] = OutgoingRun(subject)
+        run.bodies = bodies = [first, body]
+        self.ticket = ticket = self.ticket + 1
+        run.tickets = tickets = [self._single_tickets.pop(subject), ticket]
+        self.plain[subject] = bodies, tickets
         return ticket
 
     def add_many(

@@ -186,7 +186,7 @@ def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes
     (batch,) = g.unfinished
     assert batch.runs["c"] == b"3"
     assert contents(batch) == {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]}
-    assert not g.add_single("c", b"5")  # there is one
+    assert not g.add_single("b", b"5")  # there are more
     assert not g.add_single("d", b"5")  # nobody has looked at the name
     before = g.queued_bytes
     assert nowait(g, "b", b"6", flush=False) == 5  # another durability: what the subject has comes first
@@ -198,6 +198,31 @@ def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes
         {"b": [b"6"]},
         {"c": [b"7"]},
     ]
+
+
+def test_a_second_message_keeps_both_tickets_and_its_size() -> None:
+    g = gathering()
+    for subject in ("a", "b"):
+        g.check(subject, 0, 0)
+        nowait(g, subject, b"1")
+    before = g.queued_bytes
+    assert g.add_single("b", b"234") == 3
+    assert g.queued_bytes == before + 3 + MESSAGE_OVERHEAD
+    assert g.plain["b"] == ([b"1", b"234"], [2, 3])
+    assert nowait(g, "b", b"5") == 4
+    (batch,) = all_batches(g)
+    failures = batch.failed(QueueFull("a test"), unknown=False)
+    assert [(failure.subject, failure.ticket) for failure in failures] == [("a", 1), ("b", 2), ("b", 3), ("b", 4)]
+
+
+def test_a_second_message_that_does_not_fit_goes_another_way() -> None:
+    g = gathering()
+    nowait(g, "a", b"0")
+    g.check("b", 0, 0)
+    assert g.add_single("b", b"1") == 2
+    assert not g.add_single("b", bytes(BATCH_BYTES - 200))
+    assert nowait(g, "b", bytes(BATCH_BYTES - 200)) == 3
+    assert [len(contents(batch)["b"][0]) for batch in all_batches(g)] == [1, BATCH_BYTES - 200]
 
 
 def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
