@@ -11,7 +11,7 @@ from typing import Any, Final
 from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, Hasty, answers, checkpoint, files_of, send
-from qmq.broker.commands import Ack, Administer, Command, HandBack, Now, Pull, Send, Subscribe
+from qmq.broker.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
 from qmq.broker.core import Broker
 from qmq.broker.effects import Administered, Effect, Messages, Refused, Subscribed
 from qmq.broker.kinds import Verdict
@@ -65,13 +65,13 @@ def template(directory: Path, clean: bool) -> dict[str, bytes]:
     _pull(store, broker, reliable, 30)
     for number in range(16):
         verdict = Verdict.REJECT if number % 2 else Verdict.NACK
-        _ask(store, broker, HandBack(1, 3, reliable, number, number + 1, verdict, None, "broken"))
+        _ask(store, broker, HandBack(1, 3, reliable, [Back(number, number + 1, verdict, None, "broken")]))
     _pull(store, broker, once, 5)
     checkpoint(store, broker)
     checkpoint(store, broker)
     _ask(store, broker, Ack(1, 4, reliable, (16, 18, 20, 22)))
     _pull(store, broker, reliable, 3)
-    _ask(store, broker, HandBack(1, 3, reliable, 22, 23, Verdict.NACK, 0, "again"))
+    _ask(store, broker, HandBack(1, 3, reliable, [Back(22, 23, Verdict.NACK, 0, "again")]))
     _pull(store, broker, reliable, 3)
     _pull(store, broker, once, 5)
     _ask(store, broker, Send(1, 9, _delayed(9), False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qmq.errors import QmqError
@@ -102,17 +103,23 @@ class Ack(NamedTuple):
     intervals: tuple[int, ...]
 
 
-class HandBack(NamedTuple):
+class Back(NamedTuple):
     """The pull sequences [start, end) come back: nacked, released or rejected. ``delay_us`` None: the group's."""
 
-    connection: int
-    request: int
-    subscription: int
     start: int
     end: int
     verdict: int
     delay_us: int | None
     reason: str
+
+
+class HandBack(NamedTuple):
+    """These come back, each by itself."""
+
+    connection: int
+    request: int
+    subscription: int
+    backs: Sequence[Back]
 
 
 class HandOver(NamedTuple):

@@ -127,9 +127,9 @@ class Delivery:
     def hand_back(self, command: HandBack) -> HandedBack:
         """These come back."""
         subscription = self.subscriptions.get(command.connection, command.subscription)
-        self.handing.hand_back(subscription, command)
+        refused = self.handing.hand_back(subscription, command.backs)
         self._wake_own(subscription)
-        return HandedBack(command.connection, command.request)
+        return HandedBack(command.connection, command.request, tuple(refused))
 
     def _wake_own(self, subscription: Subscription) -> None:
         """It has room for more: its own parked pull may go on."""

@@ -83,8 +83,11 @@ class Acked(NamedTuple):
 
 
 class HandedBack(NamedTuple):
+    """They are, but for those of these numbers, of which some was not held (any more)."""
+
     connection: int
     request: int
+    refused: tuple[int, ...] = ()
 
 
 class HandedOver(NamedTuple):

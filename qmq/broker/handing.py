@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
 from qmq.broker.carrying import Many
-from qmq.broker.commands import HandBack, Heartbeat, Now, Pull, Subscribe
+from qmq.broker.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.effects import Place
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
@@ -113,20 +113,19 @@ class Handing:
             self.members.look(ledger)
         return refused
 
-    def hand_back(self, subscription: Subscription, command: HandBack) -> None:
-        """These come back. Raises Fenced and InvalidOption."""
+    def hand_back(self, subscription: Subscription, backs: Sequence[Back]) -> list[int]:
+        """These come back; returns the numbers of those that had to be refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
-        if command.verdict not in tuple(Verdict):
-            raise InvalidOption(
-                f"verdict {command.verdict} is none of {', '.join(one.name.lower() for one in Verdict)}"
-            )
-        if command.delay_us is not None and command.delay_us > MOST_US:
+        if len(backs) > MOST_RANGES_A_RECORD:
+            raise InvalidOption(f"at most {MOST_RANGES_A_RECORD:,} stretches are handed back at once")
+        for verdict in {back.verdict for back in backs}:
+            if verdict not in tuple(Verdict):
+                raise InvalidOption(f"verdict {verdict} is none of {', '.join(one.name.lower() for one in Verdict)}")
+        if max(back.delay_us or 0 for back in backs) > MOST_US:
             raise InvalidOption(f"a message comes again after {MOST_US // 1_000_000} seconds (two years) at most")
-        ledger.hand_back(
-            member, command.start, command.end, Verdict(command.verdict), command.reason, command.delay_us,
-            self.now.wall_us,
-        )  # fmt: skip
+        refused = ledger.hand_back(member, backs, self.now.wall_us)
         self.members.look(ledger)
+        return refused
 
     def _caller(self, subscription: Subscription) -> tuple[Ledger, Member]:
         ledger, member = subscription.group.ledger, subscription.member
@@ -176,8 +175,8 @@ class Handing:
     def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
         """What a consumer was given is past its expiry: it is dead."""
         ledger, member = ledger_and_member(subscription)
-        for start, end in intervals:
-            ledger.hand_back(member, start, end, Verdict.REJECT, EXPIRED_REASON, None, self.now.wall_us)
+        backs = [Back(start, end, Verdict.REJECT, None, EXPIRED_REASON) for start, end in intervals]
+        ledger.hand_back(member, backs, self.now.wall_us)
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""

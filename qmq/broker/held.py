@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from qmq.broker.commands import Back
 from qmq.broker.kept import whole
 from qmq.intervals import Intervals
 
@@ -146,6 +147,18 @@ class Held:
         self._late.append((start, end))
         self._move_frontier()
         return ranges
+
+    def holding(self, backs: Sequence[Back], refused: list[int]) -> list[Back]:
+        """Those whose messages it all holds, none of them twice; the numbers of the others are added to *refused*."""
+        found, seen = list[Back](), Intervals()
+        for number, back in enumerate(backs):
+            start, end = back[:2]
+            if self.holds(start, end) and not seen.overlaps(start, end):
+                seen.add(start, end)
+                found.append(back)
+            else:
+                refused.append(number)
+        return found
 
     def between(self, start: int, end: int) -> Iterator[HeldRange]:
         """What the pull sequences [start, end) are, handled or not."""

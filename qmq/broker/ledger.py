@@ -6,13 +6,13 @@ after a start. Times are wall-clock microseconds; monotonic ones (who was heard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
-from qmq.broker.commands import Known
+from qmq.broker.commands import Back, Known
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
@@ -230,24 +230,34 @@ class Ledger:
         if member.alone and not member.held.count:
             member.alone = False
 
-    def hand_back(
-        self, member: Member, start: int, end: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int
-    ) -> None:
-        """Messages [start, end) come back. Raises Fenced when one of them is not held (any more)."""
-        if not member.held.holds(start, end):
-            raise Fenced(
-                f"of messages {start} to {end} of consumer {member.name!r} some were acknowledged, handed back "
-                "or never pulled"
-            )
-        self._do(Kind.BACK, [member.number, start, end, int(verdict), reason, delay_us, now_us])
+    def hand_back(self, member: Member, backs: Sequence[Back], now_us: int) -> list[int]:
+        """These come back, each as if it were alone; returns the numbers of those of which some is not held (any more),
+        and which change nothing.
+        """
+        refused = list[int]()
+        taken = member.held.holding(backs, refused)
+        for at in range(0, len(taken), MOST_RANGES_A_RECORD):
+            some = taken[at : at + MOST_RANGES_A_RECORD]
+            reasons = {back.reason: None for back in some}
+            numbers = {reason: number for number, reason in enumerate(reasons)}
+            rows = [(*back[:4], numbers[back.reason]) for back in some]
+            self._do(Kind.BACK, [member.number, rows, list(reasons), now_us])
+        return refused
 
-    def _back(
-        self, number: int, start: int, end: int, verdict: int, reason: str, delay_us: int | None, now_us: int
-    ) -> None:
+    def _back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
         member = self._there(number)
-        ranges = None if member is None else member.held.give_back(start, end)
-        if member is None or ranges is None:
+        if member is None:
             return
+        for start, end, verdict, delay_us, reason in rows:
+            ranges = member.held.give_back(start, end)
+            if ranges is not None:
+                self._back_one(member, start, ranges, verdict, delay_us, reasons[reason], now_us)
+                self._progressed(member, end - start)
+
+    def _back_one(
+        self, member: Member, start: int, ranges: list[HeldRange], verdict: int, delay_us: int | None, reason: str,
+        now_us: int,
+    ) -> None:  # fmt: skip
         if verdict == Verdict.RELEASE:
             self._release(member, start, ranges, now_us, delay_us or 0)
         for held in ranges if verdict != Verdict.RELEASE else ():
@@ -257,7 +267,6 @@ class Ledger:
             delay = self.settings.delay_us(held.attempt) if delay_us is None else delay_us
             failure = Failure(reason, member.number, start, now_us, now_us + delay)
             self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)
-        self._progressed(member, end - start)
 
     def take_over(
         self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int,

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
-from qmq.broker.commands import Now
+from qmq.broker.commands import Back, Now
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
@@ -61,9 +61,8 @@ class Overdue:
         intervals = [(low, min(high, end)) for low, high in member.held.unhandled() if low < end]
         for pull in over:
             pull.since_us = 0
-        for start, stop in intervals:
-            reason = f"not handled within {most_us / 1e6:g} s"
-            ledger.hand_back(member, start, stop, Verdict.NACK, reason, None, now.wall_us)
+        reason = f"not handled within {most_us / 1e6:g} s"
+        ledger.hand_back(member, [Back(*one, Verdict.NACK, None, reason) for one in intervals], now.wall_us)
         return bool(intervals)
 
     def next_deadline_us(self) -> int | None:

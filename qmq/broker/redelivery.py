@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.carrying import Carrier, Many, Some
-from qmq.broker.commands import Pull
+from qmq.broker.commands import Back, Pull
 from qmq.broker.effects import Buffer
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
@@ -73,7 +73,7 @@ class Redelivery:
                 start = sequence
                 for state, _, total in sieve.stretches(parts):
                     if state == EXPIRED:
-                        ledger.hand_back(member, start, start + total, Verdict.REJECT, "expired", None, now_us)
+                        ledger.hand_back(member, [Back(start, start + total, Verdict.REJECT, None, "expired")], now_us)
                     start += total
             sequence += one.total
 
@@ -162,7 +162,7 @@ class Redelivery:
             return
         reason = str(carrier.failed) if carrier.failed is not None else "it cannot be read any more"
         verdict = Verdict.RELEASE if carrier.failed is not None else Verdict.REJECT
-        ledger.hand_back(member, sequence, sequence + 1, verdict, reason, _READ_AGAIN_US, now_us)
+        ledger.hand_back(member, [Back(sequence, sequence + 1, verdict, _READ_AGAIN_US, reason)], now_us)
 
 
 class Answer:

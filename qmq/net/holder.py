@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from qmq.errors import Fenced, QmqError, Retry, UnknownSubscription
 from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
 from qmq.net.crossing import Crossing
-from qmq.net.elsewhere import Elsewhere
-from qmq.net.holding import MOST_INTERVALS, Holding, Known, Place, Verdict, Whole, check_delay
+from qmq.net.handing_back import HandingBack
+from qmq.net.holding import MOST_INTERVALS, Back, Holding, Known, Place, Verdict, Whole, check_delay
 from qmq.net.keeping import WRITE_COUNT, Keeping
-from qmq.net.spool import Late
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
@@ -48,10 +47,6 @@ class Holder:
         self.keeping: Keeping | None = None
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
-        #: The store that the last subscription is at.
-        self.store_id = b""
-        #: What takes whole messages of this group when their broker is gone.
-        self.elsewhere: tuple[Elsewhere, str] | None = None
         #: Brings acknowledgements of other threads here.
         self.crossing = Crossing()
         self._consumer = consumer
@@ -62,7 +57,8 @@ class Holder:
         self._hurries = False
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: Other verdicts on their way.
+        self.backs = HandingBack(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
         self._warned_of_dropped = False
         self._closed = False
@@ -221,94 +217,15 @@ class Holder:
 
     # --- other verdicts ----------------------------------------------------------------------------------------------
 
-    async def hand_back(
-        self,
-        holding: Holding,
-        start: int,
-        end: int,
-        verdict: Verdict,
-        delay_us: int | None,
-        reason: str,
-        whole: Whole | None = None,
-    ) -> None:
-        """Hand messages back; returns once the broker has that durably, or another one has *whole*. Raises Fenced."""
-        holding.take_back(start, end)
-        # Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
-        await asyncio.shield(self._spawn(self._hand_back(holding, start, end, verdict, delay_us, reason, whole)))
-
-    async def _hand_back(
-        self,
-        holding: Holding,
-        start: int,
-        end: int,
-        verdict: Verdict,
-        delay_us: int | None,
-        reason: str,
-        whole: Whole | None = None,
-    ) -> None:
-        tried = False
-        while True:
-            subscribed = await self._subscribed_unless_gone(whole)
-            if holding.fenced is not None:
-                raise Fenced(str(holding.fenced))
-            if subscribed is None:
-                assert self.elsewhere is not None
-                assert whole is not None
-                elsewhere, group = self.elsewhere
-                late = self._late(group, [start, end])
-                await elsewhere.take(*whole, group, verdict, delay_us, reason, late)
-                holding.moved(start, end)
-                return
-            connection, subscription = subscribed
-            delay = wire.OWN_DELAY if delay_us is None else delay_us
-            payload = wire.HAND_BACK.pack(subscription, verdict, b"", start, end, delay)
-            try:
-                await connection.request(Kind.HAND_BACK, {"reason": reason[:300]}, payload)
-                return
-            except Fenced:
-                if tried:  # the answer to the first try was lost, and that try had been taken
-                    return
-                raise
-            except QmqError as error:
-                if not error.retryable and type(error) is not UnknownSubscription:
-                    raise
-            tried = True
-            await asyncio.sleep(ACK_DELAY)
-
-    def _late(self, group: str, handled: list[int]) -> Late:
-        assert self.holding is not None
-        place = self.holding.place
-        return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
-
-    async def _subscribed_unless_gone(self, whole: Whole | None) -> Subscribed | None:
-        """Connection and subscription; None when the broker stays away, and others can have the *whole* message."""
-        if self.elsewhere is None or whole is None:
-            return await self._subscribed()
-        try:
-            async with asyncio.timeout(self.elsewhere[0].after):
-                return await self._subscribed()
-        except TimeoutError:
-            return None
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        assert self.loop is not None
-        task = self.loop.create_task(work, name="qmq-hand-back")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.debug("consumer %s: what was handed back was refused: %s", self._consumer, error)
+    async def hand_back(self, holding: Holding, back: Back) -> None:
+        """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
+        Raises Fenced.
+        """
+        await self.backs.hand_back(holding, back)
 
     def release(self, holding: Holding, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
-        try:
-            holding.take_back(start, end)
-        except Fenced:
-            return  # it has a verdict, or is not held: as good as released
-        self._spawn(self._hand_back(holding, start, end, Verdict.RELEASE, None, ""))
+        self.backs.release(holding, start, end)
 
     async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
         """A handler has raised: its message comes again."""
@@ -317,7 +234,8 @@ class Holder:
             self._warn(error)
         try:
             reason = f"{type(error).__name__}: {error}"
-            await self.hand_back(holding, sequence, sequence + 1, Verdict.NACK, check_delay(after), reason, whole)
+            back = Back(sequence, sequence + 1, Verdict.NACK, check_delay(after), reason, whole)
+            await self.backs.hand_back(holding, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
 
@@ -353,8 +271,7 @@ class Holder:
         self._closed = True
         try:
             async with asyncio.timeout(timeout):
-                if self._tasks:
-                    await asyncio.wait(self._tasks)
+                await self.backs.wait()
                 await self.flush()
         except (QmqError, TimeoutError) as error:
             log.debug("consumer %s: %s", self._consumer, error)
@@ -364,18 +281,19 @@ class Holder:
                 self._timer.cancel()
             if self.keeping is not None:
                 await self.keeping.close()
-            for task in (*self._tasks, *([self._sending] if self._sending is not None else [])):
-                task.cancel()
+            self.backs.cancel()
+            if self._sending is not None:
+                self._sending.cancel()
 
     async def _keep_acks(self) -> None:
         """What could not be brought to the broker waits on this machine until it is back; where there is a state file,
         in that.
         """
         known, unconfirmed = self.snapshot()
-        if known is None or not unconfirmed or self.elsewhere is None or (self.keeping and self.keeping.has_file):
+        may_not = self.keeping is not None and self.keeping.has_file
+        if known is None or not unconfirmed or may_not or self.holding is None:
             return
-        elsewhere, group = self.elsewhere
-        if await elsewhere.keep(self._late(group, list(known.handled))):
+        if await self.backs.keep(self.holding, list(known.handled)):
             log.warning(
                 "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
                 "until a client here reaches it again", self._consumer, unconfirmed,

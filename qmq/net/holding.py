@@ -47,17 +47,10 @@ class Owner(Protocol):
     def want_send(self) -> None:
         """There is something to send."""
 
-    async def hand_back(
-        self,
-        holding: Holding,
-        start: int,
-        end: int,
-        verdict: Verdict,
-        delay_us: int | None,
-        reason: str,
-        whole: Whole | None = None,
-    ) -> None:
-        """Hand messages back; returns once the broker has that durably, or another one has *whole*. Raises Fenced."""
+    async def hand_back(self, holding: Holding, back: Back) -> None:
+        """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
+        Raises Fenced.
+        """
 
     def release(self, holding: Holding, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
@@ -71,6 +64,19 @@ class Owner(Protocol):
 
 #: A run, and which of its messages.
 Whole = tuple[Run, int]
+
+
+class Back(NamedTuple):
+    """The pull sequences [start, end) are handed back. ``delay_us`` None: after the group's delay. ``whole``: the one
+    message that it is, which another broker may have.
+    """
+
+    start: int
+    end: int
+    verdict: Verdict
+    delay_us: int | None = None
+    reason: str = ""
+    whole: Whole | None = None
 
 
 class Lease:

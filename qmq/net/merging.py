@@ -45,7 +45,7 @@ def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) 
     """With somewhere for what fails when its broker is gone."""
     if puller.holder is not None and group is not None and brokers.elsewhere.after is not None:
         name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
-        puller.holder.elsewhere = brokers.elsewhere, name
+        puller.holder.backs.elsewhere = brokers.elsewhere, name
     return puller
 
 

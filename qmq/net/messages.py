@@ -18,7 +18,7 @@ import numpy as np
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.format.pieces import Run
-from qmq.net.holding import Verdict, check_delay
+from qmq.net.holding import Back, Verdict, check_delay
 from qmq.net.receipts import utc_from_us
 
 if TYPE_CHECKING:
@@ -134,9 +134,8 @@ class Message:
         holder = self._run.holder
         if holder is None:
             raise InvalidOption("who follows alone has no group to hand a message back to")
-        await holder.owner.hand_back(
-            holder, self._number, self._number + 1, verdict, check_delay(delay), reason, (self._run, self._index)
-        )
+        number, whole = self._number, (self._run, self._index)
+        await holder.owner.hand_back(holder, Back(number, number + 1, verdict, check_delay(delay), reason, whole))
 
     async def __aenter__(self) -> Self:
         holder = self._run.holder

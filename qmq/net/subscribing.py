@@ -169,7 +169,7 @@ class Subscribing:
         self.current = connection, subscription
         self._warn_of(answer.meta.get("differing", {}))
         if self.holder is not None:
-            self.holder.store_id = store_id
+            self.holder.backs.store_id = store_id
             self.holder.joined(_place_in(answer))
             self._link.hold(self.holder, asked_at)
         self.store_id = store_id

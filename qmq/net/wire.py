@@ -34,8 +34,10 @@ NOT_EXPECTED: Final = (1 << 64) - 1
 ACK: Final = struct.Struct("<II")
 #: ACKED payload: how many were refused u64
 ACKED: Final = struct.Struct("<Q")
-#: HAND_BACK payload: subscription u32 | verdict u8 | reserved 3s | start u64 | end u64 | delay_us u64
-HAND_BACK: Final = struct.Struct("<IB3sQQQ")
+#: HAND_BACK payload: subscription u32 | crc32c u32 of what follows: a BACK for each stretch
+HAND_BACK: Final = struct.Struct("<II")
+#: start u64 | end u64 | delay_us u64 | verdict u32 | reason u32: which of those in meta
+BACK: Final = struct.Struct("<QQQII")
 #: ``delay_us``: the group's own for that attempt.
 OWN_DELAY: Final = (1 << 64) - 1
 #: HEARTBEAT payload: client 16s | stalled_us u64

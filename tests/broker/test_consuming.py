@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Ack, HandBack, Heartbeat, Subscribe, Unsubscribe
-from qmq.broker.effects import Acked, Effect, Messages, Refused, Subscribed
+from qmq.broker.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
@@ -95,12 +95,12 @@ class Consumer:
         return answer.refused
 
     def back(self, start: int, end: int, verdict: Verdict = Verdict.NACK, delay_us: int | None = None) -> None:
-        command = HandBack(
-            self.connection, self.driven.request(), self.subscription, start, end, verdict, delay_us, "broke"
-        )
-        for answer in self.driven.do(command):
+        back = Back(start, end, verdict, delay_us, "broke")
+        for answer in self.driven.do(HandBack(self.connection, self.driven.request(), self.subscription, [back])):
             if isinstance(answer, Refused):
                 raise answer.error
+            if isinstance(answer, HandedBack) and answer.refused:
+                raise Fenced("it is not held")
 
 
 def many(count: int) -> list[bytes]:

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from qmq.broker.commands import Ack, HandBack, Heartbeat, Unsubscribe
-from qmq.broker.effects import Acked, Messages, Refused, Sent
+from qmq.broker.commands import Ack, Back, HandBack, Heartbeat, Unsubscribe
+from qmq.broker.effects import Acked, HandedBack, Messages, Sent
 from qmq.broker.kinds import Verdict
-from qmq.errors import Fenced
 from tests.broker.group_calls import LAPSE_MS, GroupCalls, Session
 from tests.broker.group_state import letter_of
 from tests.broker.model import Consumer, Refusal
@@ -172,8 +171,8 @@ class GroupMachine(GroupCalls):
         start = held[at % len(held)] if held and at < 25 else at
         end = start + data.draw(st.sampled_from([1, 1, 3]), label="count")
         self.counts[f"{verdict.name.lower()}s"] += 1
-        which = session.subscription, start, end, verdict, delay_us, "broke"
-        (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), *which))
+        backs = [Back(start, end, verdict, delay_us, "broke")]
+        (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), session.subscription, backs))
         if self.refusal(session, answer):
             return
         assert self.group is not None
@@ -186,10 +185,11 @@ class GroupMachine(GroupCalls):
                 self.group.reject(one, start, end, "broke")
         except Refusal:
             self.counts["hand-backs refused"] += 1
-            assert isinstance(answer, Refused)
-            assert isinstance(answer.error, Fenced)
+            assert isinstance(answer, HandedBack)
+            assert answer.refused == (0,)
         else:
-            assert not isinstance(answer, Refused), answer
+            assert isinstance(answer, HandedBack), answer
+            assert not answer.refused
         self.check()
 
     @precondition(lambda self: self.sessions)

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from qmq.broker.commands import Back
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
@@ -190,7 +191,7 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
     ledger.pulled(member, [MessageRange(3, 5, 0, 0, 1)], 1, 0, [])
     for attempt in (1, 2, 3):
         sequence = member.held.next_sequence - 1
-        ledger.hand_back(member, sequence, sequence + 1, Verdict.NACK, f"broke {attempt}", None, now)
+        ledger.hand_back(member, [Back(sequence, sequence + 1, Verdict.NACK, None, f"broke {attempt}")], now)
         due = ledger.retries.next_due_us()
         if due is None:
             break
@@ -229,7 +230,7 @@ def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path
     count = 3 * LOADED_ITEMS
     driven.ledger.pulled(member, [MessageRange(3, 0, 0, 0, count)], 1, 0, [])
     for at in range(count):
-        driven.ledger.hand_back(member, at, at + 1, Verdict.NACK, "", 0, 5)
+        driven.ledger.hand_back(member, [Back(at, at + 1, Verdict.NACK, 0, "")], 5)
     assert len(driven.ledger.packed()["retries"]["due"]) == LOADED_ITEMS * RETRY_DTYPE.itemsize
     driven.restart()
     came = list[int]()
@@ -268,13 +269,13 @@ def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path
     is_new()
     ledger.ack(member, [0, 10])
     is_new()
-    ledger.hand_back(member, 20, 30, Verdict.NACK, "", 1_000, 0)
+    ledger.hand_back(member, [Back(20, 30, Verdict.NACK, 1_000, "")], 0)
     is_new()
     assert ledger.retries.load(1_000)
     is_new()
     ledger.pulled_again(member, ledger.retries.take(5), 1, 1_000)
     is_new()
-    ledger.hand_back(member, 30, 40, Verdict.REJECT, "", None, 1_000)
+    ledger.hand_back(member, [Back(30, 40, Verdict.REJECT, None, "")], 1_000)
     is_new()
     ledger.set(ledger.settings._replace(max_unacked=7))
     is_new()
@@ -294,7 +295,7 @@ def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
     member = ledger.join("c", b"n", False, 0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 200)], 1, 0, [])
     for number in range(0, 200, 2):
-        ledger.hand_back(member, number, number + 1, Verdict.NACK, "", 0, 0)
+        ledger.hand_back(member, [Back(number, number + 1, Verdict.NACK, 0, "")], 0)
     took = []
     while taken := ledger.retries.take(1_000):
         took.append(len(taken))

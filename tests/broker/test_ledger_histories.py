@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.commands import Back
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
@@ -107,11 +108,12 @@ class History:
         verdict = self.chance.choice(list(Verdict))
         messages = [self.sequence_of[member.name, number] for number in range(start, end)]
         delay_us = self.chance.choice([None, 0, 30])
-        self.ledger.hand_back(member, start, end, verdict, "broke", delay_us, self.now)
+        back = Back(start, end, verdict, delay_us, "broke")
+        refused = self.ledger.hand_back(member, [back, Back(end - 1, end + 1, verdict, None, "twice")], self.now)
+        assert refused == [1]
         if verdict == Verdict.NACK:
             self.attempts |= {message: min(self.attempts[message] + 1, 4) for message in messages}
-        with pytest.raises(Fenced):
-            self.ledger.hand_back(member, start, end, verdict, "broke", None, self.now)
+        assert self.ledger.hand_back(member, [back], self.now) == [0]
 
     def restart(self) -> None:
         before = self.ledger

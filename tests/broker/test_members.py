@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Now
+from qmq.broker.commands import Back, Now
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
 from qmq.broker.ledger import Ledger
@@ -67,7 +67,7 @@ def test_a_group_is_looked_at_when_its_first_retry_falls_due_however_many_it_has
     woken.members.joined(woken.ledger, member, b"c", at(0))
     woken.ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
     for number in range(100):
-        woken.ledger.hand_back(member, number, number + 1, Verdict.NACK, "", 1_000 - number, 0)
+        woken.ledger.hand_back(member, [Back(number, number + 1, Verdict.NACK, 1_000 - number, "")], 0)
         woken.members.look(woken.ledger)
     assert len(woken.members._due) == 100
     for _ in range(100):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Ack, Administer, HandBack, Subscribe
+from qmq.broker.commands import Ack, Administer, Back, HandBack, Subscribe
 from qmq.broker.effects import Administered, Messages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
 from qmq.storage.disk import Disk
@@ -150,7 +150,7 @@ def test_there_is_nothing_to_hand_back(tmp_path: Path) -> None:
     assert taken(driven, subscription) == [b"0"]
     for command in (
         Ack(1, driven.request(), subscription, (0, 1)),
-        HandBack(1, driven.request(), subscription, 0, 1, 1, None, ""),
+        HandBack(1, driven.request(), subscription, [Back(0, 1, 1, None, "")]),
     ):
         (answer,) = driven.do(command)
         assert isinstance(answer, Refused)

@@ -195,8 +195,8 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "acknowledge a message that another broker has taken",
-        "qmq/net/holder.py",
-        "                holding.moved(start, end)\n",
+        "qmq/net/handing_back.py",
+        "        holding.moved(back.start, back.end)\n",
         "",
         ("tests/net/test_elsewhere.py",),
     ),
@@ -280,10 +280,25 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "end what hands back, though nobody waits",
-        "qmq/net/holder.py",
-        "        await asyncio.shield(self._spawn(",
-        "        await (self._spawn(",
-        ("tests/net/test_handlers.py",),
+        "qmq/net/handing_back.py",
+        "        gathered, self._gathered = self._gathered, []\n",
+        "        gathered = [one for one in self._gathered if one.waiter is None or not one.waiter.done()]\n"
+        "        self._gathered = []\n",
+        ("tests/net/test_handing_back.py",),
+    ),
+    Mutant(
+        "tell whose message was refused, of those that are handed back together",
+        "qmq/net/handing_back.py",
+        "                one.tell(refused.get(number))\n",
+        "                one.tell()\n",
+        ("tests/net/test_handing_back.py",),
+    ),
+    Mutant(
+        "hand nothing back twice that comes twice at once",
+        "qmq/broker/held.py",
+        "            if self.holds(start, end) and not seen.overlaps(start, end):\n",
+        "            if self.holds(start, end):\n",
+        ("tests/broker/test_ledger_histories.py",),
     ),
     Mutant(
         "take what is handled in a tenth of a second",

@@ -10,11 +10,13 @@ from typing import Any, Final, cast
 import msgpack
 import numpy as np
 
+from qmq.broker.commands import Back, HandBack
 from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.net import wire
+from qmq.net.server.requests import decode_request
 from qmq.net.wire import Frame, Kind
 
 STORE: Final = b"store1"
@@ -235,3 +237,10 @@ def stored_batch(
 
 def unpacked(payload: memoryview) -> Any:
     return msgpack.unpackb(payload)
+
+
+def backs_of(frame: Frame) -> list[Back]:
+    """What a HAND_BACK hands back."""
+    command = decode_request(1, frame._replace(request=1))
+    assert isinstance(command, HandBack)
+    return list(command.backs)

@@ -11,21 +11,20 @@ import pytest
 from qmq.errors import Fenced
 from qmq.net import feed as feed_module
 from qmq.net import pulling as pulling_module
-from qmq.net import wire
 from qmq.net.holding import Verdict
 from qmq.net.prefetch import Prefetch
 from qmq.net.wire import Kind
-from tests.net.scripted import Peer
+from tests.net.scripted import Peer, backs_of
 from tests.net.test_pulling import Subscribed, batch, bodies, subscribed
 
 
 async def released(peer: Peer) -> tuple[int, int]:
     """The next frame, which hands messages back unstarted: their pull sequences."""
     frame = await peer.frame(Kind.HAND_BACK)
-    _, verdict, _, start, end, _ = wire.HAND_BACK.unpack(frame.payload)
-    assert verdict == Verdict.RELEASE
+    (back,) = backs_of(frame)
+    assert back.verdict == Verdict.RELEASE
     peer.answer(Kind.HANDED_BACK, frame.request)
-    return start, end
+    return back.start, back.end
 
 
 @asynccontextmanager

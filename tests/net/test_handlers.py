@@ -16,6 +16,7 @@ from qmq.net import pulling, wire
 from qmq.net.holding import Verdict
 from qmq.net.wire import Kind
 from tests.broker_process import running_broker
+from tests.net.scripted import backs_of
 from tests.net.test_pulling import Subscribed, batch, subscribed
 
 
@@ -23,7 +24,7 @@ from tests.net.test_pulling import Subscribed, batch, subscribed
 async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Message]]]:
     """A consumer of a group that was given these messages."""
     async with subscribed(group="g", consumer="c") as s:
-        task = asyncio.ensure_future(s.consumer.pull())
+        task = asyncio.ensure_future(s.consumer.pull(max(len(wanted), 100)))
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(*wanted))
         yield s, await task
@@ -32,11 +33,10 @@ async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Mess
 async def handed_back(s: Subscribed) -> tuple[Verdict, int, int | None, str]:
     """The next frame, which hands one message back: how, which, its delay, why."""
     frame = await s.peer.frame(Kind.HAND_BACK)
-    _, verdict, _, start, end, delay = wire.HAND_BACK.unpack(frame.payload)
-    assert end == start + 1
+    (back,) = backs_of(frame)
+    assert back.end == back.start + 1
     s.peer.answer(Kind.HANDED_BACK, frame.request)
-    reason = wire.unpack_meta(frame.meta)["reason"]
-    return Verdict(verdict), start, None if delay == wire.OWN_DELAY else delay, reason
+    return Verdict(back.verdict), back.start, back.delay_us, back.reason
 
 
 async def handle(message: qmq.Message, raising: BaseException | None = None) -> None:
@@ -91,7 +91,7 @@ async def test_a_cancelled_nack_is_brought_to_the_broker_all_the_same() -> None:
         s.peer.drop()  # before it is answered
         s = s._replace(peer=await s.broker.peer())
         await s.peer.subscribed()
-        assert wire.HAND_BACK.unpack(frame.payload)[1] == Verdict.NACK
+        assert backs_of(frame)[0].verdict == Verdict.NACK
         assert (await handed_back(s))[:2] == (Verdict.NACK, 0)
 
 

@@ -13,7 +13,7 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.holding import Holding, Place, Verdict, check_delay
+from qmq.net.holding import Back, Holding, Place, check_delay
 from tests.net.scripted import stored_batch
 
 PLACE = Place(1, 1, 10, 10, 1, 1_700_000_000_000_000)
@@ -31,9 +31,7 @@ class Desk:
     def want_send(self) -> None:
         self.sends += 1
 
-    async def hand_back(
-        self, holding: Holding, start: int, end: int, verdict: Verdict, delay_us: int | None, reason: str
-    ) -> None:
+    async def hand_back(self, holding: Holding, back: Back) -> None:
         raise AssertionError
 
     def release(self, holding: Holding, start: int, end: int) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
-from qmq.broker.commands import Ack, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
+from qmq.broker.commands import Ack, Back, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
 from qmq.broker.effects import Acked, Effect, HandedBack, HeartbeatSeen, Messages, Refused, Subscribed, Unsubscribed
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
@@ -28,14 +28,6 @@ class Got(NamedTuple):
 
     message: int
     attempt: int
-
-
-class Back(NamedTuple):
-    """A message on its way back."""
-
-    sequence: int
-    verdict: Verdict
-    delay_us: int | None
 
 
 class Worker:
@@ -96,12 +88,14 @@ class Worker:
         assert self.holding is not None
         kind, mine = self.chance.random(), self.open_sequences()
         if self.backs:
-            return self._hand_back(request, self.backs[0])
+            return self._hand_back(request)
         if kind < 0.4 and mine:
             for sequence in self.chance.sample(mine, self.chance.randrange(len(mine)) + 1):
                 self.holding.ack(sequence, sequence + 1)
         elif kind < 0.5 and mine:
-            return self._begin_back(request, self.chance.choice(mine))
+            for sequence in self.chance.sample(mine, min(self.chance.choice((1, 1, 2, 20)), len(mine))):
+                self._begin_back(sequence)
+            return self._hand_back(request)
         if self.unconfirmed and (intervals := self.holding.take_acks()):
             self.tally.acknowledging(self._messages(intervals), 1)
             return Ack(self.connection, request, self.subscription, tuple(intervals))
@@ -124,25 +118,24 @@ class Worker:
         limits = max_count, 1, max_bytes, wait_ms
         return Pull(self.connection, request, self.subscription, *limits, self.holding.expected)
 
-    def _begin_back(self, request: int, sequence: int) -> Command:
+    def _begin_back(self, sequence: int) -> None:
         verdict = self.chance.choice((Verdict.NACK, Verdict.NACK, Verdict.RELEASE, Verdict.REJECT))
         delay_us = self.chance.choice((None, None, 0, 200_000)) if verdict is Verdict.NACK else None
         if verdict is Verdict.REJECT and self.chance.random() < 0.7:
             verdict = Verdict.RELEASE
         assert self.holding is not None
         self.holding.take_back(sequence, sequence + 1)
-        self.backs.append(Back(sequence, verdict, delay_us))
-        return self._hand_back(request, self.backs[0])
+        self.backs.append(Back(sequence, sequence + 1, verdict, delay_us, "it broke"))
 
-    def _hand_back(self, request: int, back: Back) -> Command:
+    def _hand_back(self, request: int) -> Command:
         assert self.subscription is not None
-        got = self.got[back.sequence]
-        if back.verdict is Verdict.NACK:
-            self.tally.nacking(got.message, got.attempt)
-        elif back.verdict is Verdict.REJECT:
-            self.tally.letter(got.message).may_be_dead = True
-        which = back.sequence, back.sequence + 1, int(back.verdict), back.delay_us
-        return HandBack(self.connection, request, self.subscription, *which, "it broke")
+        for back in self.backs:
+            got = self.got[back.start]
+            if back.verdict == Verdict.NACK:
+                self.tally.nacking(got.message, got.attempt)
+            elif back.verdict == Verdict.REJECT:
+                self.tally.letter(got.message).may_be_dead = True
+        return HandBack(self.connection, request, self.subscription, tuple(self.backs))
 
     def leave(self, request: int) -> Command:
         """Stop cleanly: what it holds is handed out again."""
@@ -171,8 +164,8 @@ class Worker:
                 self._joined(Place(*place))
             case Acked(refused=refused) if isinstance(command, Ack):
                 self._acked(command.intervals, refused)
-            case HandedBack() if isinstance(command, HandBack):
-                self._handed_back(now_us)
+            case HandedBack(refused=refused) if isinstance(command, HandBack):
+                self._handed_back(refused, now_us)
             case Refused(error=error):
                 self._refused(command, error)
             case Unsubscribed() | HeartbeatSeen():
@@ -220,17 +213,21 @@ class Worker:
         pairs = zip(intervals[::2], intervals[1::2], strict=True)
         return [self.got[sequence].message for start, end in pairs for sequence in range(start, end)]
 
-    def _handed_back(self, now_us: int) -> None:
-        back = self.backs.pop(0)
-        got = self.got[back.sequence]
-        holder = Holder(self.key, back.sequence)
-        self.tally.counts[back.verdict.name.lower()] += 1
-        if back.verdict is Verdict.NACK:
-            delays = RETRY_DELAYS_US[min(got.attempt, len(RETRY_DELAYS_US)) - 1]
-            delay_us = delays if back.delay_us is None else back.delay_us
-            self.tally.nacked(got.message, got.attempt, now_us + delay_us, holder)
-        elif back.verdict is Verdict.REJECT:
-            self.tally.rejected(got.message)
+    def _handed_back(self, refused: tuple[int, ...], now_us: int) -> None:
+        backs, self.backs = self.backs, []
+        self.tally.counts["fenced"] += len(refused)  # the broker took them before, or holds them no more
+        for number, back in enumerate(backs):
+            if number in refused:
+                continue
+            got = self.got[back.start]
+            holder = Holder(self.key, back.start)
+            self.tally.counts[Verdict(back.verdict).name.lower()] += 1
+            if back.verdict == Verdict.NACK:
+                delays = RETRY_DELAYS_US[min(got.attempt, len(RETRY_DELAYS_US)) - 1]
+                delay_us = delays if back.delay_us is None else back.delay_us
+                self.tally.nacked(got.message, got.attempt, now_us + delay_us, holder)
+            elif back.verdict == Verdict.REJECT:
+                self.tally.rejected(got.message)
 
     def _refused(self, command: Command | None, error: QmqError) -> None:
         if command is None or not isinstance(error, Fenced):
@@ -240,7 +237,7 @@ class Worker:
         if isinstance(command, Ack):
             self.tally.acknowledging(self._messages(command.intervals), -1)
         if isinstance(command, HandBack):
-            self.backs.pop(0)  # the broker took it before, or holds it no more
+            self.backs.clear()
         self.is_gone |= isinstance(command, Subscribe)  # another has taken over for good
         if isinstance(command, Ack | Pull):
             assert self.holding is not None

@@ -76,8 +76,9 @@ def acked(effect: effects.Acked) -> bytes:
 
 
 def handed_back(effect: effects.HandedBack) -> bytes:
-    """HANDED_BACK: nothing but that."""
-    return wire.encode_frame(Kind.HANDED_BACK, effect.request)
+    """HANDED_BACK: which were refused."""
+    payload = struct.pack(f"<{len(effect.refused)}I", *effect.refused)
+    return wire.encode_frame(Kind.HANDED_BACK, effect.request, b"", len(payload)) + payload
 
 
 def handed_over(effect: effects.HandedOver) -> bytes:

@@ -75,12 +75,25 @@ def _ack(connection: int, frame: Frame) -> Command:
 
 
 def _hand_back(connection: int, frame: Frame) -> Command:
-    if len(frame.payload) != wire.HAND_BACK.size or frame.flags:
-        raise ProtocolError(f"HAND_BACK has a payload of {wire.HAND_BACK.size} bytes and no flags")
-    subscription, verdict, _, start, end, delay_us = wire.HAND_BACK.unpack(frame.payload)
-    reason = str(wire.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
-    delay = None if delay_us == wire.OWN_DELAY else delay_us
-    return commands.HandBack(connection, frame.request, subscription, start, end, verdict, delay, reason)
+    count, rest = divmod(len(frame.payload) - wire.HAND_BACK.size, wire.BACK.size)
+    if rest or count < 1 or frame.flags:
+        raise ProtocolError(f"HAND_BACK has a subscription, then one stretch or more of {wire.BACK.size} bytes each")
+    subscription, crc = wire.HAND_BACK.unpack_from(frame.payload)
+    rows = frame.payload[wire.HAND_BACK.size :]
+    if crc32c(rows) != crc:
+        raise ProtocolError("the stretches of a HAND_BACK do not fit their checksum")
+    reasons = wire.unpack_meta(frame.meta).get("reasons")
+    if type(reasons) is not list:
+        raise ProtocolError("HAND_BACK has a list of texts in reasons")
+    reasons = [str(reason)[:_MAX_REASON] for reason in reasons]
+    try:
+        backs = [
+            commands.Back(start, end, verdict, None if delay_us == wire.OWN_DELAY else delay_us, reasons[reason])
+            for start, end, delay_us, verdict, reason in wire.BACK.iter_unpack(rows)
+        ]
+    except IndexError:
+        raise ProtocolError(f"a HAND_BACK has {len(reasons)} reasons, and a stretch names another") from None
+    return commands.HandBack(connection, frame.request, subscription, backs)
 
 
 def _hand_over(connection: int, frame: Frame) -> Command:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from qmq.broker import commands
 from qmq.errors import InvalidOption, ProtocolError, QmqError, UnsupportedVersion
 from qmq.net import wire
+from qmq.net.handing_back import packed
+from qmq.net.holding import Back, Verdict
 from qmq.net.server.requests import MAX_LISTED, decode_hello, decode_request
 from qmq.net.wire import Frame, Kind
 
@@ -153,6 +155,31 @@ def test_acknowledgements_are_pairs_that_fit_their_checksum() -> None:
     for wrong in (ack(), ack(1), ack(1, 2, 3), good[:-1]):
         with pytest.raises(ProtocolError):
             decode_request(3, of(Kind.ACK, wrong))
+
+
+BACKS = [
+    Back(4, 9, Verdict.NACK, None, "broke"),
+    Back(10, 11, Verdict.REJECT, None, "no"),
+    Back(20, 21, Verdict.NACK, 5, "broke"),
+]
+
+
+def test_what_is_handed_back_together_has_its_reasons_once() -> None:
+    meta, payload = packed(BACKS, 5)
+    assert meta == {"reasons": ["broke", "no"]}
+    expected = [commands.Back(*back[:5]) for back in BACKS]
+    assert decode_request(3, of(Kind.HAND_BACK, payload, meta=meta)) == commands.HandBack(3, 7, 5, expected)
+    for bit in range(8 * 4, 8 * len(payload)):
+        bad = bytearray(payload)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ProtocolError, match="checksum"):
+            decode_request(3, of(Kind.HAND_BACK, bytes(bad), meta=meta))
+    for wrong in (b"", payload[:8], payload[:-1]):
+        with pytest.raises(ProtocolError, match="one stretch or more"):
+            decode_request(3, of(Kind.HAND_BACK, wrong, meta=meta))
+    for reasons in (None, "broke", ["broke"]):
+        with pytest.raises(ProtocolError, match="reasons"):
+            decode_request(3, of(Kind.HAND_BACK, payload, meta={"reasons": reasons}))
 
 
 def test_what_a_client_knows_fits_its_checksum() -> None:
