@@ -57,6 +57,8 @@ from qmq.names import check_prefix
 from qmq.storage.store import Damage, Store
 
 _MAX_LIST = 10_000
+#: Subjects whose names are looked at for one answer: a prefix may take none of a million.
+_MOST_LOOKED_AT = 20_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
@@ -261,19 +263,24 @@ class Broker:
 
     def _list_subjects(self, command: ListSubjects) -> SubjectList:
         prefix, store = check_prefix(command.prefix), self._store
-        exact = prefix != "" and not prefix.endswith(".")
+        end = min(store.subject_count, command.after + _MOST_LOOKED_AT)
+        if prefix == "" or prefix.endswith("."):
+            numbers = store.subjects_under(prefix, command.after, end)
+        else:
+            number, end = store.subject_number(prefix), store.subject_count
+            numbers = [number] if number is not None and number >= command.after else []
         rows: list[tuple[str, int, int, int, int]] = []
-        number = command.after
         most = max(1, min(command.limit, _MAX_LIST))
-        while number < store.subject_count and len(rows) < most:
+        for number in numbers:
+            if len(rows) == most:
+                end = number
+                break
             name = store.subject_name(number)
-            if is_private(name):
-                pass
-            elif name == prefix or (not exact and name.startswith(prefix)):
-                first, end = int(store.firsts[number]), int(store.ends[number])
-                rows.append((name, first, end, store.message_count(number, first, end), self._delaying.counts[name]))
-            number += 1
-        after = number if number < store.subject_count else None
+            if not is_private(name):
+                first, following = int(store.firsts[number]), int(store.ends[number])
+                count = store.message_count(number, first, following)
+                rows.append((name, first, following, count, self._delaying.counts[name]))
+        after = end if end < store.subject_count else None
         return SubjectList(command.connection, command.request, rows, after)
 
     # --- checkpoint --------------------------------------------------------------------------------------------------

@@ -119,9 +119,8 @@ class Following:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
-            for number in range(self._matched, count):
-                name = store.subject_name(number)
-                self._matches[number] = name.startswith(self.prefix) and not is_private(name)
+            for number in store.subjects_under(self.prefix, self._matched, count):
+                self._matches[number] = not is_private(store.subject_name(number))
             self._matched = count
         return self._matches
 

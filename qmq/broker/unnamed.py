@@ -41,7 +41,7 @@ def own_subjects(store: Store, group: Group) -> list[int]:
     if group.name is None:
         return []
     prefix = private_subject(group.name, "")
-    return [number for number in range(store.subject_count) if store.subject_name(number).startswith(prefix)]
+    return store.subjects_under(prefix, 0, store.subject_count)
 
 
 def _stored(store: Store, own: list[int]) -> Iterator[tuple[MessageRange, bytes]]:

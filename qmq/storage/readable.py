@@ -95,6 +95,10 @@ class Readable:
         """The name of a subject. Raises BadBytes when its record is damaged."""
         return self._subjects.name(number)
 
+    def subjects_under(self, prefix: str, start: int, end: int) -> list[int]:
+        """The numbers in [start, end) of subjects whose names start with *prefix*."""
+        return self._subjects.under(prefix, start, end)
+
     def message_count(self, number: int, first: int, end: int) -> int:
         """How many messages the sequences [first, end) of a subject are, gaps left out."""
         return self._subjects.message_count(number, first, end)

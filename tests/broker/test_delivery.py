@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qmq.broker import core
 from qmq.broker.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
 from qmq.broker.effects import Messages, Refused, SubjectList, Unsubscribed
 from qmq.errors import (
@@ -387,6 +388,26 @@ def test_subjects_are_listed_in_pages(tmp_path: Path) -> None:
     assert isinstance(page, SubjectList)
     assert [row[0] for row in page.rows] == ["s.3", "s.4"]
     assert page.after is None
+    driven.close()
+
+
+def test_a_list_looks_at_so_many_subjects_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_MOST_LOOKED_AT", 3)
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({name: [b"x"] for name in ("a.0", "a.1", "a.2", "a.3", "s.0", "s.1", "a.4")}))
+    pages = [driven.do(ListSubjects(1, 1, "s.", after, 2))[0] for after in (0, 3, 6)]
+    assert pages == [
+        SubjectList(1, 1, [], 3),
+        SubjectList(1, 1, [("s.0", 0, 1, 1, 0), ("s.1", 0, 1, 1, 0)], 6),
+        SubjectList(1, 1, [], None),
+    ]
+    (page,) = driven.do(ListSubjects(1, 1, "s.1", 0, 2))
+    assert page == SubjectList(1, 1, [("s.1", 0, 1, 1, 0)], None), "a single one is not looked for"
+    assert (
+        driven.do(ListSubjects(1, 1, "s.1", 6, 2))
+        == driven.do(ListSubjects(1, 1, "s.2", 0, 2))
+        == [SubjectList(1, 1, [], None)]
+    )
     driven.close()
 
 

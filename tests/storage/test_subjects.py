@@ -57,6 +57,15 @@ def test_what_the_checkpoint_does_not_know_is_cut(tmp_path: Path) -> None:
     again.close()
 
 
+def test_those_under_a_prefix_are_found(tmp_path: Path) -> None:
+    table = make(tmp_path / "subjects", ["a.1", "b.1", "a.2", "a.3"])
+    assert table.under("a.", 0, 4) == [0, 2, 3]
+    assert table.under("a.", 1, 3) == [2]
+    assert table.under("", 1, 9) == [1, 2, 3]
+    assert table.under("c.", 0, 4) == []
+    table.close()
+
+
 def test_nothing_is_written_before_flush(tmp_path: Path) -> None:
     path = tmp_path / "subjects"
     table = SubjectTable.open(Disk(), path, STORE)
