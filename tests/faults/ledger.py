@@ -168,17 +168,19 @@ def fresh_seed() -> int:
     return seed
 
 
-async def drain(url: str, group: str, prefix: str = "") -> list[Message]:
+async def drain(where: str | qmq.Client, group: str, prefix: str = "") -> list[Message]:
     """Everything that a broker has under *prefix*, as a new group gets it from the first message on."""
+    if isinstance(where, str):
+        async with qmq.connect(where) as client:
+            return await drain(client, group, prefix)
     messages: list[Message] = []
-    async with qmq.connect(url) as client:
-        total = sum([info.messages async for info in client.subjects(prefix)])
-        async with client.subscribe(prefix, group=group, start="first") as consumer:
-            while len(messages) < total:
-                came = await consumer.pull(max_count=10_000, timeout=20)
-                assert came, f"{len(messages)} of {total} messages came"
-                for message in came:
-                    message.ack()
-                messages += came
-            assert await consumer.pull(timeout=0) == []
+    total = sum([info.messages async for info in where.subjects(prefix)])
+    async with where.subscribe(prefix, group=group, start="first") as consumer:
+        while len(messages) < total:
+            came = await consumer.pull(max_count=10_000, timeout=20)
+            assert came, f"{len(messages)} of {total} messages came"
+            for message in came:
+                message.ack()
+            messages += came
+        assert await consumer.pull(timeout=0) == []
     return messages

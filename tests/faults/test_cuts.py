@@ -17,7 +17,7 @@ import pytest
 import qmq
 from qmq import Message
 from qmq.errors import UnknownGroup
-from qmq.net import link
+from qmq.net import backoff, link
 from qmq.net.options import Durability
 from qmq.net.wire import FRAME_SIZE, Kind
 from qmq.settings import Settings
@@ -28,6 +28,7 @@ from tests.faults.brokers import until
 from tests.faults.ledger import Ledger, drain, fresh_seed
 from tests.faults.proxy import Passing
 from tests.faults.wires import CUT_PORT, SPARED_PORT, Wires
+from tests.storage.disks import HastyDisk
 
 #: A thousand sessions of what other tests do once: they run several times as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -74,7 +75,8 @@ class World:
 
     async def start(self) -> None:
         """Have a broker on the directory."""
-        broker = RunningBroker(Settings.model_validate({"data_dir": self._path, "listen": "127.0.0.1:0", **SMALL}))
+        settings = Settings.model_validate({"data_dir": self._path, "listen": "127.0.0.1:0", **SMALL})
+        broker = RunningBroker(settings, HastyDisk())
         await broker.start()
         self.wires.broker = broker
 
@@ -124,6 +126,7 @@ async def world_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """A world with a broker that runs, in this loop."""
     world = World(path)
     monkeypatch.setattr(link, "GOOD_AFTER", 0.0)  # clients come back at once
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.0005)
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", world.wires.connect)
     await world.start()
     yield world
@@ -157,9 +160,9 @@ async def session(world: World, name: str) -> list[Passing]:
             await share(client, world, ledger, name)
     await world.ready()
     assert not world.cuts, f"nothing was cut: {world.cuts}"
-    ledger.check(await drain(SPARED, f"check-{name}", f"{name}."))
-    assert len(await drain(SPARED, f"check-x.{name}", f"x.{name}")) == 1
     async with qmq.connect(SPARED) as other:
+        ledger.check(await drain(other, f"check-{name}", f"{name}."))
+        assert len(await drain(other, f"check-x.{name}", f"x.{name}")) == 1
         for group in (f"check-{name}", f"check-x.{name}"):
             await other.admin.delete_group(group)
     return wires.passed.copy()

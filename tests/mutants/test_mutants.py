@@ -45,7 +45,7 @@ def test_a_caught_one_a_living_one_and_one_out_of_date(tmp_path: Path) -> None:
 
 
 @pytest.mark.no_cover  # nothing of qmq runs
-def test_what_fails_without_a_mutant_caught_nothing(tmp_path: Path) -> None:
+def test_a_caught_one_passes_without_its_mutant(tmp_path: Path) -> None:
     tree = small_tree(tmp_path)
     check_catchers(["test_safe.py::test_it", "test_safe.py::test_it", "test_other.py (did not end)"], tree)
     (tree / "safe.py").write_text("def limit(x):\n    return x\n")
