@@ -317,8 +317,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "keep a group's own messages from prefixes",
         "qmq/broker/groups.py",
-        " and not is_private(name)",
-        "",
+        "not is_private(store.subject_name(number))",
+        "True",
         ("tests/broker/test_handovers.py",),
     ),
     Mutant(
