@@ -27,6 +27,8 @@ from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.storage.store import Store
 
+#: What changes nothing. What all else did is on disk before it is answered.
+LOOKS: Final = frozenset({"groups", "consumers", "dead_letters"})
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
 #: Subjects that are looked at for the groups of one answer (one group in any case).

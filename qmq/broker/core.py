@@ -11,7 +11,7 @@ import heapq
 import msgpack
 
 from qmq.broker import delay_reading
-from qmq.broker.admin import Admin
+from qmq.broker.admin import LOOKS, Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
 from qmq.broker.commands import (
@@ -40,8 +40,9 @@ from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
+from qmq.broker.durable import SYNC_NUMBER
 from qmq.broker.effects import Administered, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
-from qmq.broker.handovers import SYNC_NUMBER, HandOvers
+from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over
 from qmq.broker.limits import BrokerLimits
@@ -88,7 +89,7 @@ class Broker:
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
-        self._reviving = Reviving(self._delivery.handing, self._effects)
+        self._reviving = Reviving(self._delivery.handing, self._delivery.durable, self._effects)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
@@ -135,7 +136,7 @@ class Broker:
                 self._delaying.read_done(command, now)
             case ReadDone(number):
                 if number == SYNC_NUMBER:
-                    self._hand_overs.synced(command.error)
+                    self._delivery.durable.synced(command.error)
                 else:
                     (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
             case Withdraw():
@@ -160,7 +161,11 @@ class Broker:
             ) is not None:
                 self._reviving.begin(command, ledger, now)
             case Administer(connection, request, action, fields):
-                self._effects.append(Administered(connection, request, self._admin.do(action, fields, now)))
+                answer = Administered(connection, request, self._admin.do(action, fields, now))
+                if action in LOOKS:
+                    self._effects.append(answer)
+                else:
+                    self._delivery.durable.answer(answer)
             case Unsubscribe(connection, request, subscription):
                 self._delivery.unsubscribe(connection, subscription)
                 self._effects.append(Unsubscribed(connection, request))
@@ -187,6 +192,7 @@ class Broker:
         self._hand_overs.turn(now)
         self._delivery.turn()
         self._records.write()
+        self._delivery.durable.turn()
 
     def tick(self, now: Now) -> int | None:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
@@ -199,6 +205,7 @@ class Broker:
         self._reviving.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.write()
+        self._delivery.durable.turn()
         if self._delivery.unfinished() or self._reviving:
             return now.monotonic_us
         deadlines = (
@@ -207,7 +214,7 @@ class Broker:
             self._delivery.handing.next_deadline_us(),
             self._broadcasts.next_deadline_us(),
             self._records.next_deadline_us(now.monotonic_us),
-            self._hand_overs.next_deadline_us(now.monotonic_us),
+            self._delivery.durable.next_deadline_us(now.monotonic_us),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

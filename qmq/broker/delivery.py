@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
+from qmq.broker.durable import Durable
 from qmq.broker.effects import Acked, Effect, HandedBack, Refused
 from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.handing import Handing
@@ -34,12 +35,13 @@ class Delivery:
         self._parked = Parked()
         self._reads = Reads(effects)
         self.arrivals = Arrivals(store)
+        self.durable = Durable(store, effects)
         self.most_once = MostOnce(store)
         self.handing = Handing(store, limits.lapse_ms * 1_000, self._wake, visible)
         self._serving = Serving(
             store, limits, effects, visible, self._parked, self._reads, self.arrivals, self.handing, self.most_once
         )
-        self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing)
+        self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing, self.durable)
 
     def _wake(self, ledger: Ledger) -> None:
         """Something of a group has come back."""

@@ -148,6 +148,8 @@ class Group:
         self.ledger: Ledger | None = None
         #: Messages that it was not given and never will be: of other tags, or maybe handed out before a crash.
         self.skipped = 0
+        #: What it follows, and from where on, is on disk when ``Durable.has`` this.
+        self.ticket = 0
         self.dirty = True
         self._packed = b""
 

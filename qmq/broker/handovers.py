@@ -8,44 +8,21 @@ batch name a hand-over: the group remembers them, also over a start, so that non
 
 from __future__ import annotations
 
-from typing import Final
-
 from qmq.broker.commands import HandOver, Now, Send
 from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Effect, HandedOver, ReadWanted, Refused, Sent
+from qmq.broker.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import MOST_ONCE, check_group_name
-from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError, UnknownGroup
+from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS
 from qmq.format.private import check_private
-from qmq.storage.store import PullSync, Store
-
-#: The number of the read that is a sync of the pull log; others are those of pulls (above), of reports (below), and of
-#: what is delayed (far above).
-SYNC_NUMBER: Final = 0
-#: What could not be written is tried again so often.
-_AGAIN_US: Final = 100_000
-
-
-class NamedSync:
-    """Brings what the pull log says of hand-overs to disk; run as a read."""
-
-    partition = 0
-
-    def __init__(self, sync: PullSync, answers: list[HandedOver]) -> None:
-        self.sync = sync
-        self.answers = answers
-
-    def step(self) -> bool:
-        """[thread] Sync. Raises SyncFailed."""
-        self.sync.run()
-        return False
+from qmq.storage.store import Store
 
 
 class HandOvers:
@@ -58,8 +35,6 @@ class HandOvers:
         self._effects = effects
         self._waiting: dict[tuple[int, int], tuple[HandOver, bytes, int]] = {}  # by connection and request
         self._stored: list[tuple[HandOver, bytes, int, Sent]] = []  # and not visible yet
-        self._named: list[HandedOver] = []  # and not synced yet
-        self._syncing: NamedSync | None = None
 
     def take(self, command: HandOver, now: Now) -> None:
         """Check and stage one. Raises UnknownGroup, InvalidOption, and what a send is refused with."""
@@ -76,7 +51,7 @@ class HandOvers:
         subject = check_private(batch.names[0], command.group)
         key = batch.header.producer_id + batch.header.producer_sequence.to_bytes(8, "little")
         if key in ledger.handed:
-            self._named.append(HandedOver(command.connection, command.request))
+            self._delivery.durable.answer(HandedOver(command.connection, command.request))
             return
         number = self._store.subject_number(subject)
         if number is None:
@@ -94,7 +69,7 @@ class HandOvers:
             del self._waiting[key]
 
     def turn(self, now: Now) -> None:
-        """Name what is stored by now, and visible; answer for what is on disk with its name."""
+        """Name what is stored by now, and visible."""
         if self._waiting:
             self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
         if self._stored:
@@ -104,8 +79,6 @@ class HandOvers:
                     self._name(command, key, number, sent, now)
                 else:
                     self._stored.append((command, key, number, sent))
-        if self._named and self._syncing is None:
-            self._sync()
 
     def _is_mine(self, effect: Effect) -> bool:
         if isinstance(effect, Refused):
@@ -130,36 +103,7 @@ class HandOvers:
                 messages, command.attempt, Verdict(command.verdict), command.reason, command.delay_us, now.wall_us, key
             )
             self._delivery.handing.members.look(ledger)
-        self._named.append(HandedOver(command.connection, command.request))
-
-    # --- on disk -----------------------------------------------------------------------------------------------------
-
-    def _sync(self) -> None:
-        """Have all that is named on disk, with one sync; what is named meanwhile waits for the next one."""
-        files = self._store.groups
-        try:
-            files.write()
-        except StorageError as error:
-            if files.broken:
-                self._answer(self._named, error)
-                self._named = []
-            return
-        self._syncing, self._named = NamedSync(files.begin_sync(), self._named), []
-        self._effects.append(ReadWanted(SYNC_NUMBER, self._syncing))
-
-    def synced(self, error: QmqError | None) -> None:
-        """That was done, or has failed."""
-        syncing, self._syncing = self._syncing, None
-        assert syncing is not None
-        self._store.groups.end_sync(syncing.sync, error)
-        self._answer(syncing.answers, error)
-
-    def _answer(self, answers: list[HandedOver], error: QmqError | None) -> None:
-        self._effects += answers if error is None else [Refused(*answer, error) for answer in answers]
-
-    def next_deadline_us(self, now_us: int) -> int | None:
-        """When to try again what could not be written."""
-        return now_us + _AGAIN_US if self._named and self._syncing is None else None
+        self._delivery.durable.answer(HandedOver(command.connection, command.request))
 
     def _ledger(self, command: HandOver) -> Ledger:
         group = self._delivery.subscriptions.groups.get(check_group_name(command.group))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq.broker.commands import Administer, Now
+from qmq.broker.durable import Durable
 from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
@@ -29,8 +30,9 @@ class _Work:
 class Reviving:
     """Of all groups, one after another."""
 
-    def __init__(self, handing: Handing, effects: list[Effect]) -> None:
+    def __init__(self, handing: Handing, durable: Durable, effects: list[Effect]) -> None:
         self._handing = handing
+        self._durable = durable
         self._effects = effects
         self._waiting: deque[_Work] = deque()
 
@@ -63,5 +65,5 @@ class Reviving:
             return True
         if len(numbers) == LETTERS:
             return False
-        self._effects.append(Administered(command.connection, command.request, {"messages": work.count}))
+        self._durable.answer(Administered(command.connection, command.request, {"messages": work.count}))
         return True

@@ -10,6 +10,7 @@ import msgpack
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Subscribe
+from qmq.broker.durable import Durable
 from qmq.broker.effects import Effect, Place, Subscribed
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
@@ -25,13 +26,15 @@ class Subscriptions:
     """Of all connections, by their numbers; groups by their names."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, handing: Handing
-    ) -> None:
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, handing: Handing,
+        durable: Durable,
+    ) -> None:  # fmt: skip
         self._store = store
         self._limits = limits
         self._effects = effects
         self._arrivals = arrivals
         self._handing = handing
+        self._durable = durable
         self.groups: dict[str, Group] = {}
         self.by_ledger: dict[int, Group] = {}
         #: How many members each broadcast has.
@@ -68,6 +71,7 @@ class Subscriptions:
                 at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
                 following = group.follow(prefix, at)
                 self._handing.follows(group, following)
+                group.ticket = self._durable.ticket()
             followings.append(following)
             self._arrivals.watch(following)
         number = next(self._numbers)
@@ -80,7 +84,11 @@ class Subscriptions:
         if group.name is None and start.kind == "time":
             start_us = min([start.value, *hidden_since(self._store)])
         said = self._told(subscription, given)
-        self._effects.append(Subscribed(command.connection, command.request, number, start_us, *said))
+        answer = Subscribed(command.connection, command.request, number, start_us, *said)
+        if group.name is None or self._durable.has(group.ticket):
+            self._effects.append(answer)
+        else:  # else the group would begin later, or nowhere, when the power fails
+            self._durable.answer(answer)
 
     def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
         """Take the consumer into its group, which has these settings from now on."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qmq.broker.commands import Ack, Checked, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.core import Broker
+from qmq.broker.durable import SYNC_NUMBER
 from qmq.broker.effects import Acked, CheckWanted, Effect, Messages, ReadWanted, Refused, Sent, Subscribed, SyncWanted
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
@@ -148,6 +149,15 @@ class Driven:
             self.read_outcomes.append(ReadDone(number, error))
         self.reads.clear()
 
+    def sync_records(self) -> list[Effect]:
+        """Of the reads that are wanted by now, do those that bring the pull log to disk."""
+        others = [wanted for wanted in self.reads if wanted.number != SYNC_NUMBER]
+        self.reads = [wanted for wanted in self.reads if wanted.number == SYNC_NUMBER]
+        self.run_reads()
+        self.reads = others
+        self.finish_reads()
+        return self.effects()
+
     def finish_reads(self) -> None:
         """Hand in what the threads have done."""
         outcomes, self.read_outcomes = self.read_outcomes, []
@@ -196,7 +206,8 @@ class Driven:
         connection: int = 1,
     ) -> int:
         """Subscribe; the subscription's number."""
-        (answer,) = self.do(Subscribe(connection, self.request(), group, prefixes, "c", start))
+        said = self.do(Subscribe(connection, self.request(), group, prefixes, "c", start))
+        (answer,) = said or self.sync_records()
         assert isinstance(answer, Subscribed), answer
         return answer.subscription
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import delay_reading
+from qmq.broker.durable import SYNC_NUMBER
 from qmq.broker.effects import Effect
-from qmq.broker.handovers import SYNC_NUMBER
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled
 from tests.storage.forgetful import ForgetfulDisk

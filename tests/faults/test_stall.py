@@ -50,13 +50,16 @@ async def test_a_broker_whose_disk_has_stalled_serves_and_stops(tmp_path: Path) 
     try:
         url = await asyncio.to_thread(broker.start)
         async with qmq.connect(url, send_timeout=120) as client, qmq.connect(url) as other:
-            await send(client, ledger, "flush")
-            mark.touch()
-            waiting = asyncio.create_task(send(client, ledger, "flush"))
-            await until(lambda: bool(list(tmp_path.glob("stalled.*"))), "a sync has stalled")
-            async with other.subscribe("orders.", group="g") as consumer:
-                (message,) = await consumer.pull(timeout=20)
+            for _ in range(2):
+                await send(client, ledger, "flush")
+            async with other.subscribe("orders.", group="g") as consumer:  # it waits for the disk to be made
+                (message,) = await consumer.pull(max_count=1, timeout=60)
                 assert ledger.entry_of(message).number == 0
+                mark.touch()
+                waiting = asyncio.create_task(send(client, ledger, "flush"))
+                await until(lambda: bool(list(tmp_path.glob("stalled.*"))), "a sync has stalled")
+                (message,) = await consumer.pull(max_count=1, timeout=60)
+                assert ledger.entry_of(message).number == 1
             await send(other, ledger, "append")
             assert not waiting.done()
             assert await asyncio.to_thread(broker.stop) == 1
@@ -64,7 +67,7 @@ async def test_a_broker_whose_disk_has_stalled_serves_and_stops(tmp_path: Path) 
             mark.unlink()
             await asyncio.to_thread(broker.start)
             await waiting
-        assert ledger.count("acknowledged") == 3
+        assert ledger.count("acknowledged") == 4
         ledger.check(await drain(url, "after"))
         assert broker.stop() == 0
     finally:

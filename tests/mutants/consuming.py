@@ -10,7 +10,30 @@ _SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handl
 
 _LOST: Final = "tests/broker/test_lost_records.py"
 
+_DURABLE: Final = ("tests/broker/test_durable.py",)
+
 CONSUMING: Final = (
+    Mutant(
+        "say that a group is there when that is on disk",
+        "qmq/broker/subscriptions.py",
+        "        if group.name is None or self._durable.has(group.ticket):\n",
+        "        if True:\n",
+        _DURABLE,
+    ),
+    Mutant(
+        "have what follows in a group on disk too before another one is told that it is there",
+        "qmq/broker/subscriptions.py",
+        "                group.ticket = self._durable.ticket()\n",
+        "                pass\n",
+        _DURABLE,
+    ),
+    Mutant(
+        "say that a group was changed when that is on disk",
+        "qmq/broker/core.py",
+        "                if action in LOOKS:\n",
+        "                if True:\n",
+        _DURABLE,
+    ),
     Mutant(
         "count nothing that came after a record that the power took",
         "qmq/storage/group_files.py",

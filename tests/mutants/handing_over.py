@@ -12,9 +12,8 @@ HANDING_OVER: Final = (
     Mutant(
         "answer for a hand-over when its record is on disk",
         "qmq/broker/handovers.py",
-        "        self._syncing, self._named = NamedSync(files.begin_sync(), self._named), []\n"
-        "        self._effects.append(ReadWanted(SYNC_NUMBER, self._syncing))\n",
-        "        answers, self._named = self._named, []\n        self._answer(answers, None)\n",
+        "        self._delivery.durable.answer(HandedOver(command.connection, command.request))\n\n",
+        "        self._effects.append(HandedOver(command.connection, command.request))\n\n",
         _BROKER,
     ),
     Mutant(

@@ -260,15 +260,10 @@ class Modes(Consumption):
 
     def crash(self, operation: Operation) -> None:
         """The process is gone within that operation."""
-        powers = self.count["power lost"]
         self.driven.read_outcomes.clear()  # of blocks that it has synced
         super().crash(operation)
         self._cancels.clear()
         self.once.unheard_since, self._first_since = 0, self._messages
-        if self.count["power lost"] > powers:  # that a member had come may be forgotten
-            for tally in self.tallies.values():
-                if isinstance(tally, CastTally):
-                    tally.since = None
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
