@@ -19,16 +19,12 @@ from qmq.bench.errors import BenchFailed
 _SIZE: Final = 100
 _SEED: Final = 1
 _CHECKED: Final = 5
-#: Making topics is given up after so long; what was measured with fewer stays.
-_MAKE_S: Final = 60.0
 _FIRST_MADE: Final = 5
 _MADE_AT_ONCE: Final = 500
 #: For a rate that no way here is known to have.
 _SPREAD_RATE: Final = 250_000
 
 _PROCESSES: Final = 10
-#: Joining is given up after so long.
-_JOIN_S: Final = 60.0
 _LOOK_S: Final = 5.0
 
 _FLOW: Final = 1_000
@@ -68,7 +64,7 @@ def subjects(running: Running) -> Iterator[Row]:
 def _made(running: Running, client: Client, topics: Sequence[str]) -> float:
     seconds, start, at_once = 0.0, 0, _FIRST_MADE
     while start < len(topics):
-        if seconds > _MAKE_S:
+        if seconds > running.amount.patience_s:
             raise BenchFailed(f"in {seconds:.0f} s only {start:,} of {len(topics):,} topics could be made")
         seconds += running.make(client, *topics[start : start + at_once])
         start += at_once
@@ -134,7 +130,12 @@ def idle(running: Running) -> Iterator[Row]:
     running.make(client, topic)
     count = running.amount.consumers
     yield running.row("idle", client, "paced", "memory, none", before, "bytes")
-    options = {"way": "paced", "topic": topic, "consumers": count // _PROCESSES, "seconds": _JOIN_S / _PROCESSES}
+    options = {
+        "way": "paced",
+        "topic": topic,
+        "consumers": count // _PROCESSES,
+        "seconds": running.amount.patience_s / _PROCESSES,
+    }
     with ExitStack() as stack:
         waiting = 0
         for _ in range(_PROCESSES):

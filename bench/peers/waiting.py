@@ -16,8 +16,6 @@ from qmq.bench.errors import BenchFailed
 
 _SIZE: Final = 100
 RATIO: Final = "of the same without"
-#: A backlog is filled for no longer; a broker that takes fewer messages meanwhile has a shorter one, and it is told.
-_FILL_S: Final = 60.0
 _FILL_PORTION: Final = 1_000_000
 _LIVE_RATE: Final = 1_000
 #: Failures are dear, so of a fast broker few messages are enough.
@@ -57,9 +55,9 @@ def backlog(running: Running) -> Iterator[Row]:
 
 
 def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -> int:
-    """Send until so many wait, or the time is up; returns how many do."""
+    """Send until so many wait, or patience is at its end; returns how many do: a slow broker has a shorter backlog."""
     waiting, seconds = running.filled.get(topic, 0), 0.0
-    while waiting < wanted and seconds < _FILL_S:
+    while waiting < wanted and seconds < running.amount.patience_s:
         portion = min(wanted - waiting, _FILL_PORTION, max(client.sends[send].rate * 10, 1_000))
         seconds += portion / running.send(client, send, topic, _SIZE, portion)
         waiting += portion

@@ -135,7 +135,7 @@ def test_a_broker_that_is_slow_to_fill_gets_a_shorter_backlog() -> None:
     running = Counting(Amount())
     waited = waiting.fill(running, CLIENT, "awaited", "bench.long", 10_000_000)
     assert waited == running.there["bench.long"] < 10_000_000
-    assert waited / 5_000.0 >= waiting._FILL_S
+    assert waited / 5_000.0 >= running.amount.patience_s
 
 
 @pytest.mark.parametrize(("came", "is_right"), [(2_000, True), (2_500, True), (1_999, False), (5_001, False)])
