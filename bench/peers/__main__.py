@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,14 @@ def cli() -> None:
 @click.option("--own-backlog", type=int, default=Amount().own_backlog, show_default=True, help="The same, QMQ alone.")
 @click.option("--subjects", default="1,1000,100000", show_default=True, metavar="N,...", help="How many are sent to.")
 @click.option(
+    "--patience",
+    "patience_s",
+    type=click.FloatRange(1, 3_600),
+    default=Amount().patience_s,
+    show_default=True,
+    help="Seconds after which filling a backlog, making topics or joining is given up.",
+)
+@click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
     default=_ROOT / ".peers",
@@ -83,12 +93,15 @@ def run(
     backlog: int,
     own_backlog: int,
     subjects: str,
+    patience_s: float,
     home: Path,
     directory: Path | None,
     out: Path,
 ) -> None:
     """Install what is missing, measure, and save what was found after every step."""
-    amount = Amount(seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects))
+    amount = Amount(
+        seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects), patience_s=patience_s
+    )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-peers-", dir=directory) as scratch:
         suite = Suite(
@@ -116,13 +129,24 @@ def run(
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT)
-@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too.")
+@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too, and its plots.")
 @click.option("--draw/--no-draw", "draws", default=True, help="Plots, beside the Markdown.")
 def show(files: tuple[Path, ...], out: Path, docs: bool, draws: bool) -> None:
     """Make Markdown and plots from saved JSON, of one run or several."""
     _show(list(files), out, draws)
     if docs:
-        (_ROOT / "docs" / "BENCHMARKS.md").write_text(_markdown(list(files)), "utf-8")
+        document(_read(list(files)), _ROOT / "docs", draws)
+
+
+def document(founds: Sequence[dict[str, Any]], directory: Path, draws: bool) -> None:
+    """Write BENCHMARKS.md and the plots that it shows."""
+    places = directory / "benchmarks"
+    pictures: dict[tuple[int, str], Path] = {}
+    if draws:
+        places.mkdir(exist_ok=True)
+        pictures = plots.draw(founds, places, ".svg")
+    shown = {place: path.relative_to(directory).as_posix() for place, path in pictures.items()}
+    (directory / "BENCHMARKS.md").write_text(table.render(founds, shown), "utf-8")
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:
@@ -144,4 +168,6 @@ def _show(files: list[Path], out: Path, draws: bool) -> None:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C: brokers and workers that run are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     cli(prog_name="python -m bench.peers")

@@ -56,15 +56,17 @@ def _bar(number: Mapping[str, Any], titles: Mapping[str, str]) -> Bar:
     return Bar(label, number["median"], number["least"], number["most"], number["peer"] == OURS)
 
 
-def draw(founds: Sequence[Found], directory: Path) -> list[Path]:
-    """A PNG for each work; returns their paths. Needs matplotlib, which `.venv-peers` has."""
-    drawn = []
+def draw(founds: Sequence[Found], directory: Path, suffix: str = ".png") -> dict[tuple[int, str], Path]:
+    """A picture for each work of each run that has something to compare, by the run's place and the work; returns their
+    paths. Needs matplotlib, which `.venv-peers` has."""
+    drawn: dict[tuple[int, str], Path] = {}
     for at, found in enumerate(founds):
         for work in dict.fromkeys(number["work"] for number in found["numbers"]):
             if chosen := panels(found, work):
-                path = directory / f"{work}{f'-{at + 1}' if len(founds) > 1 else ''}.png"
+                before = sum(other == work for _, other in drawn)
+                path = directory / f"{work}{f'-{before + 1}' if before else ''}{suffix}"
                 _draw(chosen, f"{work}: {found['date'][:10]}", path)
-                drawn.append(path)
+                drawn[at, work] = path
     return drawn
 
 
@@ -72,6 +74,7 @@ def _draw(chosen: Sequence[Panel], title: str, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
+    mpl.rcParams["svg.fonttype"] = "none"  # else letters are drawings, and a picture many times as large
     from matplotlib import pyplot
 
     rows = -(-len(chosen) // _COLUMNS)

@@ -29,14 +29,16 @@ in the same round** (above 1 QMQ is better, below 1 the other one is).
 """
 
 
-def render(founds: Sequence[Found]) -> str:
-    """The whole document. *founds* are runs of the bench, as saved; each becomes a part of it."""
+def render(founds: Sequence[Found], pictures: Mapping[tuple[int, str], str] | None = None) -> str:
+    """The whole document. *founds* are runs of the bench, as saved; each becomes a part of it. *pictures*: where that
+    of a work is, by the place of the run and the work's name."""
     lines = [_INTRO]
-    for found in founds:
+    for at, found in enumerate(founds):
         lines += _about(found)
-        lines += _peers(found)
+        if not at or _installed(found) != _installed(founds[at - 1]):
+            lines += _peers(found)
         for work in dict.fromkeys(number["work"] for number in found["numbers"]):
-            lines += _work(found, work)
+            lines += _work(found, work, (pictures or {}).get((at, work)))
         lines += _failures(found)
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -69,11 +71,19 @@ def _peers(found: Found) -> Iterator[str]:
     yield ""
 
 
-def _work(found: Found, work: str) -> Iterator[str]:
+def _installed(found: Found) -> list[tuple[str, str | None, str | None]]:
+    return [(peer["name"], peer["version"], peer["absent"]) for peer in found["peers"]]
+
+
+def _work(found: Found, work: str, picture: str | None) -> Iterator[str]:
     yield f"### {_TITLES.get(work, work)}"
     yield ""
+    if picture is not None:
+        yield from (f"![{work}]({picture})", "")
     for promise in dict.fromkeys(number["promise"] for number in found["numbers"] if number["work"] == work):
         chosen = [one for one in found["numbers"] if (one["work"], one["promise"]) == (work, promise)]
+        if work == "server":
+            chosen = [_by_work(one) for one in chosen if ": " in one["what"]]
         yield f"Acknowledged from: {promise}."
         yield ""
         yield from _table(found, chosen)
@@ -82,6 +92,12 @@ def _work(found: Found, work: str) -> Iterator[str]:
     for peer in found["peers"]:
         if why := peer["lacks"].get(work):
             yield from (f"{peer['title']} can't do this: {why}.", "")
+
+
+def _by_work(number: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A number of a server with the work as its way: a line a work, else the table has a column for each."""
+    work, what = number["what"].split(": ")
+    return {**number, "way": f"during {work}", "what": what}
 
 
 def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bench.peers.__main__ import cli, numbers, split
+from bench.peers.processes import descendants
 from qmq.errors import InvalidOption
 
 
@@ -37,6 +42,29 @@ def test_a_wrong_argument_stops_before_anything_is_installed(tmp_path: Path, arg
     assert done.exit_code != 0
     assert words in str(done.exception)
     assert not home.exists()
+
+
+def test_a_run_that_is_told_to_end_leaves_no_broker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.peers", "run", "--peers", "qmq", "--work", "churn", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 60
+        started: set[int] = set()
+        while not any(_is_broker(pid) for pid in started):
+            assert time.monotonic() < deadline, "no broker was started"
+            started = descendants({run.pid})
+        run.terminate()
+        run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    while any(_is_broker(pid) for pid in started):
+        assert time.monotonic() < deadline + 60, "the broker runs on"
+    assert not list(tmp_path.glob("bench-peers-*"))
+
+
+def _is_broker(pid: int) -> bool:
+    try:
+        return b"data_dir=" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def test_rounds_must_be_some() -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.peers import registry, table
-from bench.peers.__main__ import cli
+from bench.peers.__main__ import cli, document
 from bench.peers.peer import Installed, Peer, Promise
 from bench.peers.plan import Step
 from bench.peers.running import Amount, Row
@@ -92,6 +92,27 @@ def test_a_long_failure_keeps_its_first_and_last_words(missing: Peer) -> None:
     assert told["why"].startswith("first")
     assert told["why"].endswith("last")
     assert len(told["why"]) < 400
+
+
+def test_servers_have_a_line_a_work(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    for work, value in (("move", 40e6), ("idle", 50e6)):
+        made.rows.append(
+            (0, Row("server", "qmq", "server", "", "fsync", f"{work}: most memory of its own", value, "bytes"))
+        )
+    lines = table.render([made.found()]).splitlines()
+    assert "| broker | client | way | most memory of its own, bytes |" in lines
+    assert "| QMQ | server | during move | 40 M |" in lines
+    assert "| QMQ | server | during idle | 50 M |" in lines
+
+
+def test_a_document_shows_its_plots_and_tells_of_brokers_once(tmp_path: Path, missing: Peer) -> None:
+    told = found(tmp_path, missing)
+    text = table.render([told, told], {(0, "send"): "benchmarks/send.svg"})
+    assert text.count("![send](benchmarks/send.svg)") == 1
+    assert text.count("| Missing MQ | absent |") == 1
+    document([told], tmp_path, draws=False)
+    assert (tmp_path / "BENCHMARKS.md").read_text("utf-8") == table.render([told])
 
 
 def test_percentiles_share_a_column(tmp_path: Path, missing: Peer) -> None:
