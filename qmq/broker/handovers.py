@@ -17,6 +17,7 @@ from qmq.broker.intake import Intake
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import MOST_ONCE, check_group_name
+from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
@@ -33,8 +34,8 @@ class HandOvers:
         self._delivery = delivery
         self._intake = intake
         self._effects = effects
-        self._waiting: dict[tuple[int, int], tuple[HandOver, bytes, int]] = {}  # by connection and request
-        self._stored: list[tuple[HandOver, bytes, int, Sent]] = []  # and not visible yet
+        self._waiting: dict[tuple[int, int], tuple[HandOver, bytes]] = {}  # by connection and request
+        self._stored: list[tuple[HandOver, bytes, Sent]] = []  # and not visible yet
 
     def take(self, command: HandOver, now: Now) -> None:
         """Check and stage one. Raises UnknownGroup, InvalidOption, and what a send is refused with."""
@@ -56,7 +57,7 @@ class HandOvers:
         number = self._store.subject_number(subject)
         if number is None:
             number = self._store.add_subject(subject)
-        self._waiting[command.connection, command.request] = command, key, number
+        self._waiting[command.connection, command.request] = command, key
         try:
             self._intake.send(Send(command.connection, command.request, command.batch, True, number), now)
         except BaseException:
@@ -74,11 +75,11 @@ class HandOvers:
             self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
         if self._stored:
             stored, self._stored = self._stored, []
-            for command, key, number, sent in stored:
+            for command, key, sent in stored:
                 if self._intake.visible(sent.partition) > sent.position:
-                    self._name(command, key, number, sent, now)
+                    self._name(command, key, sent, now)
                 else:
-                    self._stored.append((command, key, number, sent))
+                    self._stored.append((command, key, sent))
 
     def _is_mine(self, effect: Effect) -> bool:
         if isinstance(effect, Refused):
@@ -90,15 +91,15 @@ class HandOvers:
             self._stored.append((*found, effect))
         return found is not None
 
-    def _name(self, command: HandOver, key: bytes, number: int, sent: Sent, now: Now) -> None:
+    def _name(self, command: HandOver, key: bytes, sent: Sent, now: Now) -> None:
         try:
             ledger = self._ledger(command)
         except UnknownGroup as error:  # it was deleted meanwhile
             self._effects.append(Refused(command.connection, command.request, error))
             return
         if key not in ledger.handed:
-            assert isinstance(sent.first_sequences, int)
-            messages = MessageRange(number, sent.first_sequences, 0, 0, 1)
+            # By place: a start may number a subject otherwise that is new since the last checkpoint.
+            messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)
             ledger.take_over(
                 messages, command.attempt, Verdict(command.verdict), command.reason, command.delay_us, now.wall_us, key
             )

@@ -97,6 +97,22 @@ def test_it_is_there_after_a_start(tmp_path: Path, stop: object) -> None:
     driven.close()
 
 
+def test_each_is_itself_after_a_start_that_numbers_their_subjects_otherwise(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, partitions=2)
+    consumer = Consumer(driven, "c")
+    subjects = ["a.x", "a.y", "b", "c"]
+    for sequence, subject in enumerate(subjects):
+        run = run_of(b"from " + subject.encode())
+        run.subject = subject
+        batch = memoryview(bytearray(private_batch(run, 0, "g", b"q" * 16, sequence)))
+        done(driven, over(driven, verdict=Verdict.REJECT if subject == "b" else Verdict.NACK, batch=batch))
+    killed(driven)
+    consumer.join()
+    assert sorted(consumer.pull()) == [b"from a.x", b"from a.y", b"from c"]
+    assert [letter["subject"] for letter in letters(driven)] == ["b"]
+    driven.close()
+
+
 def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
