@@ -178,10 +178,7 @@ class MergedPuller:
         return sorted(order, key=lambda puller: not puller.has_kept)
 
     def _is_in(self, puller: Puller) -> bool:
-        return puller in self._entered or self._has_entered_late(puller)
-
-    def _has_entered_late(self, puller: Puller) -> bool:
-        """One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
+        """It has entered. One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
         for task in [task for task in self._entering if task.done()]:
             self._entering.discard(task)
             task.result()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import qmq
+from qmq.net.merging import MergedPuller
 from tests.broker_process import BrokerProcess
 from tests.net.several import Several, connections, put, several, until
 
@@ -124,6 +125,19 @@ async def test_a_broker_that_is_away_at_first_is_followed_once_it_is_there(tmp_p
         async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
             pulling = asyncio.ensure_future(consumer.pull())
             await brokers.start(1)
+            await put(brokers.one(1), "a", [b"x"])
+            assert bodies(await pulling) == [b"x"]
+
+
+async def test_who_waits_while_a_broker_comes_late_does_not_go_round_in_a_circle(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers:
+        await brokers.stop(1)
+        async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
+            puller = consumer._puller
+            assert isinstance(puller, MergedPuller)
+            pulling = asyncio.ensure_future(consumer.pull())
+            await brokers.start(1)
+            await until(lambda: not puller._entering, "it has noticed that the other one is there")
             await put(brokers.one(1), "a", [b"x"])
             assert bodies(await pulling) == [b"x"]
 
