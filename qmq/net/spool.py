@@ -159,9 +159,9 @@ class Spool:
         with suppress(OSError):
             if waiting.is_damaged:
                 log.error("%s has bytes that are no whole record: it was set aside as .bad", waiting.path)
-                waiting.path.rename(waiting.path.with_suffix(".bad"))
+                os.rename(waiting.path, waiting.path.with_suffix(".bad"))
             else:
-                waiting.path.unlink()
+                os.unlink(waiting.path)
         os.close(waiting.fd)
 
     @staticmethod
@@ -186,7 +186,7 @@ def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> in
         packed = [_packed(content) for content in (list(addresses), *records)]
         _write(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + b"".join(packed))
         os.fdatasync(fd)
-        new.rename(path)
+        os.rename(new, path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -194,7 +194,8 @@ def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> in
             os.close(directory)
     except BaseException:
         os.close(fd)
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(new)
         raise
     return fd
 
