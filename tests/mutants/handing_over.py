@@ -30,4 +30,13 @@ HANDING_OVER: Final = (
         "        self.handed[b''] = None\n",
         _BROKER,
     ),
+    Mutant(
+        "name what is handed over by its place",
+        "qmq/broker/handovers.py",
+        "            messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)\n",
+        "            at = self._store.row_at_position(sent.partition, sent.position)\n"
+        "            (row,) = self._store.rows(sent.partition, at, 1)\n"
+        "            messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)\n",
+        _BROKER,
+    ),
 )

@@ -324,8 +324,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "know a message that is handed over again",
         "qmq/broker/handovers.py",
-        "        if key not in ledger.handed:\n            assert",
-        "        if True:\n            assert",
+        "        if key not in ledger.handed:\n            # By place",
+        "        if True:\n            # By place",
         ("tests/broker/test_handovers.py",),
     ),
     Mutant(
