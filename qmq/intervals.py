@@ -32,6 +32,11 @@ class Intervals:
         """Put [start, end) in; returns how many of these numbers were not in it."""
         if start >= end:
             return 0
+        if not self._ends or start > self._ends[-1]:
+            self._starts.append(start)
+            self._ends.append(end)
+            self.size += end - start
+            return end - start
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         known = sum(self._ends[first:last]) - sum(self._starts[first:last])

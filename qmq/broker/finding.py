@@ -27,6 +27,8 @@ class Finding:
         self._known: dict[MessageRange, Parts] = {}
         self._last: Some | None = None  # the whole run in which the last range lies that was looked for
         self._base: _Base = (-1, 0, 0)
+        #: How many ranges had to be looked for.
+        self.looks = 0
         self._start = 0  # number of its first message from the base on
         #: Batches whose header was checked, for who carries them: (partition, position).
         self.batches: dict[tuple[int, int], StoredBatch] = {}
@@ -45,9 +47,10 @@ class Finding:
         start = number - self._start
         if start < 0 or start + messages.total > self._last.stop:
             return []
-        return [self._last._replace(start=start, stop=start + messages.total)]
+        return [Some(self._last.partition, self._last.entry, start, start + messages.total)]
 
     def _look(self, messages: MessageRange) -> Parts:
+        self.looks += 1
         store, parts = self._store, parts_of(self._store, self._group, messages)
         for part in parts:
             if isinstance(part, Some):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.commands import Back
@@ -36,7 +36,10 @@ class MessageRange(NamedTuple):
 
     def part(self, start: int, end: int) -> MessageRange:
         """Of its messages those from number *start* up to, not including, *end*."""
-        return self._replace(skip=self.skip + start, total=end - start)
+        if not start and end == self.total:
+            return self
+        log, first, run, skip, _, last = self
+        return MessageRange(log, first, run, skip + start, end - start, last)
 
     def overlaps(self, other: MessageRange) -> bool:
         """Both are of one range, and have messages in common."""
@@ -51,11 +54,17 @@ class HeldRange(NamedTuple):
     attempt: int
     lapses: int
 
+    def part(self, start: int, end: int) -> HeldRange:
+        """Of its messages those from number *start* up to, not including, *end*."""
+        if not start and end == self.messages.total:
+            return self
+        return HeldRange(self.messages.part(start, end), self.attempt, self.lapses)
+
 
 class HeldPull:
     """One pull's messages: pull sequences [first, first + total)."""
 
-    __slots__ = ("first", "isolated", "ranges", "since_us", "size", "taken_us", "total")
+    __slots__ = ("_starts", "first", "isolated", "ranges", "since_us", "size", "taken_us", "total")
 
     def __init__(self, first: int, ranges: list[HeldRange], size: int, taken_us: int, isolated: bool) -> None:
         self.first = first
@@ -65,15 +74,20 @@ class HeldPull:
         self.taken_us = taken_us
         self.isolated = isolated
         self.since_us = 0  # monotonic: its messages' time began then; 0: nobody looks
+        self._starts: list[int] | None = None  # the first pull sequence of each range
 
     def between(self, start: int, end: int) -> Iterator[HeldRange]:
         """The parts of its ranges with pull sequences in [start, end)."""
-        at = self.first
-        for held in self.ranges:
-            low, high = max(start, at), min(end, at + held.messages.total)
+        if self._starts is None:
+            totals = (held.messages.total for held in self.ranges)
+            self._starts = list(accumulate(totals, initial=self.first))[:-1]
+        at = max(bisect_right(self._starts, start) - 1, 0)
+        while at < len(self.ranges) and (first := self._starts[at]) < end:
+            held = self.ranges[at]
+            low, high = max(start - first, 0), min(end - first, held.messages.total)
             if low < high:
-                yield held._replace(messages=held.messages.part(low - at, high - at))
-            at += held.messages.total
+                yield held.part(low, high)
+            at += 1
 
 
 class Held:
@@ -119,10 +133,24 @@ class Held:
         self._pulled += pull.total
         return pull
 
-    def ack(self, start: int, end: int) -> tuple[int, int]:
-        """Messages [start, end) are acknowledged: how many are so now that were not, and how many must be refused, as
-        they were handed back before or never pulled. Acknowledged twice is no harm.
+    def ack(self, intervals: Sequence[int]) -> tuple[int, int]:
+        """Messages [start, end), ... are acknowledged: how many are so now that were not, and how many must be refused,
+        as they were handed back before or never pulled. Acknowledged twice is no harm.
         """
+        new = refused = 0
+        for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+            if self.holds(start, end):
+                new += self.acked.add(start, end)
+                self._handled.add(start, end)
+            else:
+                more, not_held = self._ack(start, end)
+                new += more
+                refused += not_held
+        self._move_frontier()
+        return new, refused
+
+    def _ack(self, start: int, end: int) -> tuple[int, int]:
+        """Of what it does not hold all of."""
         refused = max(0, end - max(start, self.next_sequence))
         end = min(end, self.next_sequence)
         refused += sum(max(0, min(end, high) - max(start, low)) for low, high in self._late if low < self.frontier)
@@ -132,7 +160,6 @@ class Held:
             new += self.acked.add(low, high)
             self._handled.add(low, high)
         refused += max(0, end - start) - sum(high - low for low, high in self.returned.missing(start, end))
-        self._move_frontier()
         return new, refused
 
     def give_back(self, start: int, end: int) -> list[HeldRange] | None:
@@ -145,7 +172,8 @@ class Held:
         self.returned.add(start, end)
         self._handled.add(start, end)
         self._late.append((start, end))
-        self._move_frontier()
+        if start == self.frontier:
+            self._move_frontier()
         return ranges
 
     def holding(self, backs: Sequence[Back], refused: list[int]) -> list[Back]:

@@ -6,7 +6,7 @@ after a start. Times are wall-clock microseconds; monotonic ones (who was heard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -216,11 +216,7 @@ class Ledger:
         return refused
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
-        new = refused = 0
-        for start, end in zip(intervals[::2], intervals[1::2], strict=True):
-            more, not_held = member.held.ack(start, end)
-            new += more
-            refused += not_held
+        new, refused = member.held.ack(intervals)
         self._progressed(member, new)
         return new, refused
 
@@ -248,25 +244,33 @@ class Ledger:
         member = self._there(number)
         if member is None:
             return
+        failed = list[tuple[MessageRange, int, int, Failure]]()
         for start, end, verdict, delay_us, reason in rows:
             ranges = member.held.give_back(start, end)
-            if ranges is not None:
-                self._back_one(member, start, ranges, verdict, delay_us, reasons[reason], now_us)
-                self._progressed(member, end - start)
-
-    def _back_one(
-        self, member: Member, start: int, ranges: list[HeldRange], verdict: int, delay_us: int | None, reason: str,
-        now_us: int,
-    ) -> None:  # fmt: skip
-        if verdict == Verdict.RELEASE:
-            self._release(member, start, ranges, now_us, delay_us or 0)
-        for held in ranges if verdict != Verdict.RELEASE else ():
-            if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:
-                self._bury(member.number, start, held, reason or "out of attempts", now_us)
+            if ranges is None:
                 continue
-            delay = self.settings.delay_us(held.attempt) if delay_us is None else delay_us
-            failure = Failure(reason, member.number, start, now_us, now_us + delay)
-            self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)
+            if verdict == Verdict.RELEASE:
+                self.retries.add_each(failed, False)  # numbers go by the order
+                failed.clear()
+                self._release(member, start, ranges, now_us, delay_us or 0)
+            else:
+                is_reject = verdict == Verdict.REJECT
+                failed += self._failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
+            self._progressed(member, end - start)
+        self.retries.add_each(failed, False)
+
+    def _failed(
+        self, consumer: int, start: int, ranges: list[HeldRange], is_reject: bool, delay_us: int | None, reason: str,
+        now_us: int,
+    ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
+        """What is to be handed out again of what has failed; the rest is dead."""
+        for messages, attempt, lapses in ranges:
+            if is_reject or attempt >= self.settings.max_attempts:
+                held = HeldRange(messages, attempt, lapses)
+                self._bury(consumer, start, held, reason or "out of attempts", now_us)
+                continue
+            delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
+            yield messages, attempt + 1, lapses, Failure(reason, consumer, start, now_us, now_us + delay)
 
     def take_over(
         self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from qmq.broker.carrying import Carrier, Many, Some
 from qmq.broker.commands import Back, Pull
@@ -15,14 +16,17 @@ from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Offer, What
 from qmq.broker.ranges import Parts, parts_of
-from qmq.broker.retries import Taken
+from qmq.broker.retries import MOST_TAKEN, Taken
 from qmq.broker.sieve import EXPIRED, Sieve
+from qmq.format.layout import PIECE_HEADER_SIZE
 from qmq.storage.store import NotAtHand, Store
 
 #: Stretches of pull sequences that one answer has, at most.
 MOST_RANGES: Final = 1_000
 #: Messages that one answer has of those that are handed out again, at most.
 MOST_AGAIN: Final = 4_096
+#: Places that are looked for before an answer is made of what was found (about 50 us each): all others wait meanwhile.
+MOST_LOOKS: Final = 64
 #: What the disk refuses to read is tried again after so long.
 _READ_AGAIN_US: Final = 1_000_000
 
@@ -42,7 +46,7 @@ class Redelivery:
         if offer.what is What.HELD:
             assert pull.expected is not None
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
-        taken = self._take(ledger, offer.what, max_count)
+        taken = self._take(ledger, offer.what, max_count, now_us)
         finding = Finding(self._store, subscription.group)
         try:
             fits, size = self._fitting(finding, taken, max_bytes)
@@ -68,8 +72,8 @@ class Redelivery:
         sieve, sequence = Sieve(self._store, ledger.settings, now_us, tags=False), first
         for one in taken:
             parts = finding.parts(one.held.messages)
-            is_whole = sum(_extent(part)[0] for part in parts) == one.total  # else who is who is found out later
-            if is_whole and sieve.has_work(parts):
+            # Where some is missing who is who is found out later.
+            if sieve.has_work(parts) and sum(_extent(part)[0] for part in parts) == one.total:
                 start = sequence
                 for state, _, total in sieve.stretches(parts):
                     if state == EXPIRED:
@@ -77,15 +81,18 @@ class Redelivery:
                     start += total
             sequence += one.total
 
-    def _take(self, ledger: Ledger, what: What, max_count: int) -> list[Taken]:
+    def _take(self, ledger: Ledger, what: What, max_count: int, now_us: int) -> list[Taken]:
         if what is What.ALONE:
             return [ledger.retries.take_alone(max_count)]
+        ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
         return ledger.retries.take(min(max_count, MOST_AGAIN))
 
     def _fitting(self, finding: Finding, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
         """How many messages of these an answer has room for, one at least, and their bytes. Raises NotAtHand."""
         count = size = 0
         for one in taken:
+            if finding.looks > MOST_LOOKS:
+                return count, size
             for part in finding.parts(one.held.messages):
                 messages, more = _extent(part)
                 if size + more > max_bytes:
@@ -108,28 +115,45 @@ class Redelivery:
         self, subscription: Subscription, finding: Finding, start: int, end: int, max_count: int, max_bytes: int,
         now_us: int,
     ) -> Answer:  # fmt: skip
+        several = list(self._wanted(subscription, finding, start, end, max_count, max_bytes))
+        answer, carrier = Answer([], 0, []), Carrier(self._store, [], finding.batches)
+        buffers = carrier.carry([part for one in several for part in one.parts])
+        if not carrier.left_out and all(one.is_whole() for one in several):
+            for sequence, held, _ in several:
+                answer.add([], sequence, held.messages.total, held.attempt)
+            answer.fill(buffers)
+            return answer
+        for sequence, held, parts in several:
+            self._carry_range(subscription, finding, answer, sequence, held, parts, now_us)
+        return answer
+
+    def _wanted(
+        self, subscription: Subscription, finding: Finding, start: int, end: int, max_count: int, max_bytes: int
+    ) -> Iterator[_Wanted]:
+        """What there is room for."""
         _, member = ledger_and_member(subscription)
-        answer = Answer([], 0, [])
+        size = stretches = 0
+        behind = -1, 0  # where the last stretch ends, and its attempt
         for low, high in member.held.unhandled(start):
             sequence = low
-            for held in list(member.held.between(low, min(high, end))):  # some of it may be rejected meanwhile
-                if max_count <= 0 or answer.size >= max_bytes or len(answer.ranges) >= MOST_RANGES:
-                    return answer
-                messages = held.messages.part(0, min(held.messages.total, max_count))
-                parts = finding.parts(messages)
-                size = sum(_extent(part)[1] for part in parts)
-                if answer.size + size > max_bytes:
-                    if answer.ranges:
-                        return answer
-                    messages = messages.part(0, max(messages.total * max_bytes // size, 1))
-                    parts = parts_of(self._store, subscription.group, messages)
-                part = held._replace(messages=messages)
-                self._carry_range(subscription, finding, answer, sequence, part, parts, now_us)
-                if messages.total < held.messages.total:
-                    return answer
-                max_count -= messages.total
-                sequence += held.messages.total
-        return answer
+            for held in member.held.between(low, min(high, end)):
+                if max_count <= 0 or size >= max_bytes or stretches >= MOST_RANGES:
+                    return
+                part = held.part(0, min(held.messages.total, max_count))
+                parts = finding.parts(part.messages)
+                more = sum(_extent(one)[1] for one in parts)
+                if size + more > max_bytes:
+                    if size:
+                        return
+                    part = held.part(0, max(part.messages.total * max_bytes // more, 1))
+                    parts = parts_of(self._store, subscription.group, part.messages)
+                yield _Wanted(sequence, part, parts)
+                total = part.messages.total
+                if total < held.messages.total:
+                    return
+                stretches += behind != (sequence, held.attempt)
+                size, max_count, sequence = size + more, max_count - total, sequence + total
+                behind = sequence, held.attempt
 
     def _carry_range(
         self, subscription: Subscription, finding: Finding, answer: Answer, sequence: int, held: HeldRange,
@@ -165,6 +189,18 @@ class Redelivery:
         ledger.hand_back(member, [Back(sequence, sequence + 1, verdict, _READ_AGAIN_US, reason)], now_us)
 
 
+class _Wanted(NamedTuple):
+    """What a consumer holds from a pull sequence on, and where that lies."""
+
+    sequence: int
+    held: HeldRange
+    parts: Parts
+
+    def is_whole(self) -> bool:
+        """All of it is there."""
+        return sum(_extent(part)[0] for part in self.parts) >= self.held.messages.total
+
+
 class Answer:
     """What a pull is answered with: buffers, and the pull sequences of what is in them."""
 
@@ -177,13 +213,17 @@ class Answer:
 
     def add(self, buffers: list[Buffer], sequence: int, count: int, attempt: int) -> None:
         """So many messages more, from that pull sequence on."""
-        self.buffers += buffers
-        self.size += sum(map(len, buffers))
+        self.fill(buffers)
         if self.ranges and self.ranges[-1][0] + self.ranges[-1][1] == sequence and self.ranges[-1][2] == attempt:
             first, before, _ = self.ranges[-1]
             self.ranges[-1] = first, before + count, attempt
         else:
             self.ranges.append((sequence, count, attempt))
+
+    def fill(self, buffers: list[Buffer]) -> None:
+        """With those of messages that it has."""
+        self.buffers += buffers
+        self.size += sum(map(len, buffers))
 
     @property
     def messages(self) -> int:
@@ -202,5 +242,5 @@ def _extent(part: Some | Many) -> tuple[int, int]:
     """About how many messages and bytes a part has."""
     if isinstance(part, Some):
         count = part.stop - part.start
-        return count, part.entry[9] * count // part.entry[4]
+        return count, part.entry[9] * count // part.entry[4] + PIECE_HEADER_SIZE
     return int(part.rows["count"].sum()), int(part.rows["run_size"].sum())

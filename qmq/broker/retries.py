@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from qmq.storage.store import Schedule, ScheduleClaim
 LOADED_ITEMS: Final = 256
 #: A range that lapsed is handed out in so many pieces.
 PIECES: Final = 10
-#: Retries in one answer: each is looked up by itself (about 50 us), and all others wait meanwhile.
-MOST_TAKEN: Final = 64
+#: Retries in one answer.
+MOST_TAKEN: Final = 1_024
 
 
 class Retry(NamedTuple):
@@ -43,19 +42,19 @@ class Retry(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a pull took: ``held``, the first ``total`` messages of a retry."""
+    """What a pull took: the first ``total`` messages of a retry, and how the consumer holds them."""
 
     retry: Retry
     total: int
-
-    @property
-    def held(self) -> HeldRange:
-        """As the consumer holds it."""
-        return HeldRange(self.retry.messages.part(0, self.total), self.retry.attempt, self.retry.lapses)
+    held: HeldRange
 
 
-@dataclass(slots=True)
-class Failure:
+def taken_of(retry: Retry, total: int) -> Taken:
+    """Its first messages, so many."""
+    return Taken(retry, total, HeldRange(retry.messages.part(0, total), retry.attempt, retry.lapses))
+
+
+class Failure(NamedTuple):
     """Why messages come back, from whom, and when they are due."""
 
     reason: str
@@ -88,29 +87,35 @@ class Retries:
 
     def add_all(self, several: list[tuple[MessageRange, int, int]], isolated: bool, failure: Failure) -> int:
         """As ``add``, for (messages, attempt, lapses) each, in that order; returns the number of the last."""
-        retries = [
-            Retry(
-                number, failure.due_us, messages, attempt, lapses, isolated, failure.consumer, failure.pull_sequence,
-                failure.now_us, failure.reason,
-            )
-            for number, (messages, attempt, lapses) in enumerate(several, self._next_number)
-        ]  # fmt: skip
+        return self.add_each([(*one, failure) for one in several], isolated)
+
+    def add_each(self, several: list[tuple[MessageRange, int, int, Failure]], isolated: bool) -> int:
+        """As ``add_all``, for (messages, attempt, lapses, failure) each."""
         self.changed = True
-        self._next_number += len(retries)
-        self.count += sum(retry.messages.total for retry in retries)
-        room = 0
-        if failure.due_us <= failure.now_us:
-            room = max(LOADED_ITEMS - len(self._due) - len(self._alone), 0)
-        for retry in retries[:room]:
-            self._enqueue(retry)
-        if room < len(retries):
-            self._schedule.push(packed(retries[room:]))
+        room, later = LOADED_ITEMS - len(self._due) - len(self._alone), list[Retry]()
+        for number, (messages, attempt, lapses, failure) in enumerate(several, self._next_number):
+            reason, consumer, pull_sequence, now_us, due_us = failure
+            retry = Retry(
+                number, due_us, messages, attempt, lapses, isolated, consumer, pull_sequence, now_us, reason
+            )  # fmt: skip
+            self.count += messages.total
+            if room > 0 and due_us <= now_us:
+                self._enqueue(retry)
+                room -= 1
+            else:
+                later.append(retry)
+        self._next_number += len(several)
+        if later:
+            self._schedule.push(packed(later))
         return self._next_number - 1
 
     def _enqueue(self, retry: Retry) -> None:
         queue = self._alone if retry.isolated else self._due
-        left = _left(retry.messages, self._taken.pop(retry.number, []))
-        queue.extend(retry._replace(messages=messages) for messages in left)
+        taken = self._taken.pop(retry.number, None)
+        if taken is None:
+            queue.append(retry)
+        else:
+            queue.extend(retry._replace(messages=messages) for messages in _left(retry.messages, taken))
 
     def all(self) -> Iterator[MessageRange]:
         """What is to be handed out again, due or not, as far as it can be read. Reads files."""
@@ -119,9 +124,9 @@ class Retries:
             for retry in unpacked(items):
                 yield from _left(retry.messages, self._taken.get(retry.number, []))
 
-    def load(self, now_us: int) -> bool:
-        """Bring in what is due by now; True when something waits to be handed out."""
-        while len(self._due) + len(self._alone) < LOADED_ITEMS:
+    def load(self, now_us: int, most: int = LOADED_ITEMS) -> bool:
+        """Bring in what is due by now, about as many as that; True when something waits to be handed out."""
+        while len(self._due) + len(self._alone) < most:
             items = self._schedule.pop(now_us, LOADED_ITEMS)
             if not len(items):
                 break
@@ -154,7 +159,7 @@ class Retries:
             retry = self._due[0]
             total = retry.messages.total
             count = min(total, max_count)
-            taken.append(Taken(retry, count))
+            taken.append(taken_of(retry, count))
             max_count -= count
             self.count -= count
             if count == total:
@@ -172,12 +177,12 @@ class Retries:
         if count < total:
             self._alone.appendleft(retry._replace(messages=retry.messages.part(count, total)))
         self.count -= count
-        return Taken(retry, count)
+        return taken_of(retry, count)
 
     def put_back(self, taken: list[Taken]) -> None:
         """The pull that was to have them was not answered: they are first again."""
         self.changed = True
-        for retry, count in reversed(taken):
+        for retry, count, _ in reversed(taken):
             self.count += count
             queue = self._alone if retry.isolated else self._due
             if queue and queue[0].number == retry.number:
@@ -275,16 +280,22 @@ def split(messages: MessageRange, pieces: int, most: int) -> list[MessageRange]:
 
 def packed(retries: list[Retry]) -> np.ndarray[Any, np.dtype[np.void]]:
     """As items of a schedule: RETRY_DTYPE[n]."""
-    rows = [
-        (
-            retry.due_us, retry.number, retry.messages.log, retry.messages.run, retry.messages.first,
-            retry.messages.skip, retry.messages.total, retry.messages.end, retry.attempt, retry.lapses,
-            RETRY_ISOLATED if retry.isolated else 0, retry.consumer, retry.pull_sequence, retry.failed_at_us,
-            _cut(retry.reason), 0,
-        )
-        for retry in retries
-    ]  # fmt: skip
-    return np.array(rows, RETRY_DTYPE)
+    items = np.zeros(len(retries), RETRY_DTYPE)
+    if not retries:
+        return items
+    number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason = zip(
+        *retries, strict=True
+    )
+    cut = {why: _cut(why) for why in set(reason)}
+    columns = {
+        "due_us": due_us, "number": number, "attempt": attempt, "lapses": lapses, "consumer": consumer,
+        "pull_sequence": sequence, "failed_at_us": failed_us, "reason": [cut[why] for why in reason],
+        **dict(zip(("log", "first", "run", "skip", "count", "end"), zip(*messages, strict=True), strict=True)),
+    }  # fmt: skip
+    for name, column in columns.items():
+        items[name] = column
+    items["flags"][np.array(isolated, np.bool_)] = RETRY_ISOLATED
+    return items
 
 
 def _cut(reason: str) -> bytes:

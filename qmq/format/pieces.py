@@ -41,7 +41,7 @@ from qmq.format.layout import (
     RUN_SIZE,
     STAMP_PLACE_OFFSET,
 )
-from qmq.format.run import PieceHeader, cut_data
+from qmq.format.run import PieceHeader, column_places
 from qmq.format.run import Run as Run
 
 Buffer = bytes | memoryview
@@ -70,11 +70,41 @@ class Damage(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------------------
 # The broker's side
 
+#: A piece with up to so many bytes of data is one buffer: many small ones cost more than the copy.
+_SMALL_BYTES: Final = 4_096
+
+
+class _Cut:
+    """A run of which pieces are made: (count, lane, flags, crc, first sequence), its subject, columns and payload."""
+
+    __slots__ = ("_columns", "_ends", "_payload", "data", "ordinal", "record", "subject")
+
+    def __init__(
+        self, record: tuple[int, int, int, int, int], subject: bytes, data: memoryview, ordinal: int, flags: int
+    ) -> None:
+        self.record = record
+        self.subject = subject
+        self.data = data
+        self.ordinal = ordinal  # of its first message in the batch
+        self._columns = column_places(flags, record[0])
+        self._payload = COLUMN_BYTES[flags] * record[0]
+        self._ends: npt.NDArray[np.int64] | None = None  # in ``data``
+
+    def slices(self, start: int, stop: int) -> list[memoryview]:
+        """Of columns and payload what messages [start, stop) need."""
+        data, count = self.data, self.record[0]
+        if self._ends is None:
+            self._ends = np.cumsum(np.frombuffer(data, "<u4", count), dtype=np.int64) + self._payload
+        first = self._ends.item(start - 1) if start else self._payload
+        found = [data[offset + size * start : offset + size * stop] for offset, size in self._columns]
+        found.append(data[first : self._ends.item(stop - 1)])
+        return found
+
 
 class StoredBatch:
     """A stored batch from which pieces are cut; its header is checked once. *view* begins with it."""
 
-    __slots__ = ("_data", "_firsts", "_names", "_view", "header")
+    __slots__ = ("_cuts", "_data", "_firsts", "_names", "_view", "header")
 
     def __init__(self, view: memoryview) -> None:
         """Raises BadBatch when the header does not fit its checksum: what it says can't be relied on then."""
@@ -86,29 +116,37 @@ class StoredBatch:
         self._data = view[start : header.size]
         self._names = stored_names(view, header)
         self._firsts: list[int] | None = None
+        self._cuts: dict[int, _Cut] = {}
 
     def piece(self, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
-        """The buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in bytes."""
-        header = self.header
-        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
-        subject_index, lane, run_flags, _, count, offset, size, crc, first_sequence = record
-        subject = self._names[subject_index].encode()
-        data = self._data[offset : offset + size]
+        """The buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in bytes. A
+        small part of a run is one buffer.
+        """
+        header, cut = self.header, self._cuts.get(run_number) or self._begin(run_number)
+        count, lane, run_flags, crc, first_sequence = cut.record
         stop = count if stop is None else stop
         whole = start == 0 and stop == count
-        slices: list[Buffer] = [data] if whole else list(cut_data(data, header.flags, count, start, stop))
+        slices: list[memoryview] = [cut.data] if whole else cut.slices(start, stop)
         data_size = sum(map(len, slices))
-        piece = bytearray(PIECE_HEADER_SIZE)
-        PIECE_HEADER.pack_into(
-            piece, 0, PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(subject) + data_size,
-            stop - start, self._ordinal(run_number) + start, len(subject), lane, header.position, header.stored_at_us,
+        draft = PIECE_HEADER.pack(
+            PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(cut.subject) + data_size,
+            stop - start, cut.ordinal + start, len(cut.subject), lane, header.position, header.stored_at_us,
             header.created_at_us, first_sequence + start, header.partition, header.store_id, run_flags, run_number,
             crc if whole else 0, 0, 0,
-        )  # fmt: skip
-        piece += subject
-        seal = crc32c(piece[PIECE_HEADER_SIZE:], crc32c(piece[:PIECE_CRC_OFFSET]))
-        piece[PIECE_CRC_OFFSET : PIECE_CRC_OFFSET + 4] = seal.to_bytes(4, "little")
-        return [bytes(piece), *slices], len(piece) + data_size
+        )[:PIECE_CRC_OFFSET]  # fmt: skip
+        head = draft + crc32c(cut.subject, crc32c(draft)).to_bytes(4, "little") + cut.subject
+        if not whole and data_size <= _SMALL_BYTES:
+            return [b"".join((head, *slices))], len(head) + data_size
+        return [head, *slices], len(head) + data_size
+
+    def _begin(self, run_number: int) -> _Cut:
+        """What all pieces of a run have in common."""
+        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
+        subject_index, lane, run_flags, _, count, offset, size, crc, first_sequence = record
+        fields = count, lane, run_flags, crc, first_sequence
+        subject, data = self._names[subject_index].encode(), self._data[offset : offset + size]
+        found = self._cuts[run_number] = _Cut(fields, subject, data, self._ordinal(run_number), self.header.flags)
+        return found
 
     def lengths(self, run_number: int) -> npt.NDArray[np.uint32]:
         """Header and body sizes of the messages of a run, in bytes: u32[its count]."""
@@ -302,7 +340,7 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
         header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
         rest, start, size,
     )  # fmt: skip
-    if header.whole and crc32c(run.data) == header.data_crc:
+    if (header.whole and crc32c(run.data) == header.data_crc) or (header.messages == 1 and run.is_sound_alone()):
         runs.append(run)
     else:
         _read_by_message(run, runs, damaged, is_cut=not header.whole)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
@@ -18,6 +19,9 @@ from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID, OPTIONAL_COLUMNS, PIECE
 from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
+#: The columns that every message has: length u32 | header_size u16 | crc32c u32
+_ONE_MESSAGE: Final = struct.Struct("<IHI")
+_WORD: Final = struct.Struct("<I")
 
 
 class PieceHeader(NamedTuple):
@@ -163,6 +167,17 @@ class Run:
     def payload(self) -> memoryview:
         """Message after message: header and body."""
         return self._view[self._start + COLUMN_BYTES[self.origin.flags] * self.count : self._stop]
+
+    def is_sound_alone(self) -> bool:
+        """Of a run of one message: whether it fits its own checksum, which starts from a fold of its columns."""
+        columns = COLUMN_BYTES[self.origin.flags]
+        length, seed, crc = _ONE_MESSAGE.unpack_from(self._view, self._start)
+        if length != self._stop - self._start - columns or seed > length:
+            return False
+        for (word,) in _WORD.iter_unpack(self._view[self._start + _ONE_MESSAGE.size : self._start + columns]):
+            seed ^= word
+        fits: bool = crc32c(self._view[self._start + columns : self._stop], seed) == crc
+        return fits
 
     def _decode(self) -> tuple[bytes, list[int], list[int], list[int]]:
         count = self.count
@@ -334,14 +349,19 @@ def read_header(packed: bytes) -> dict[str, Any]:
     return fields
 
 
+def column_places(flags: int, count: int) -> list[tuple[int, int]]:
+    """Where the columns of a run's data begin, and the size of an entry of each; the payload follows."""
+    places, offset = [], 0
+    for size in (4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)):
+        places.append((offset, size))
+        offset += size * count
+    return places
+
+
 def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) -> list[memoryview]:
     """The slices of a run's data (of *count* messages) that messages [start, stop) need: columns, then payload."""
-    slices = []
-    offset = 0
-    for size in (4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)):
-        slices.append(data[offset + size * start : offset + size * stop])
-        offset += size * count
+    slices = [data[offset + size * start : offset + size * stop] for offset, size in column_places(flags, count)]
     lengths = np.frombuffer(data, "<u4", count)
-    first = offset + int(lengths[:start].sum(dtype=np.uint64))
+    first = COLUMN_BYTES[flags] * count + int(lengths[:start].sum(dtype=np.uint64))
     slices.append(data[first : first + int(lengths[start:stop].sum(dtype=np.uint64))])
     return slices

@@ -12,6 +12,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS
+from qmq.broker.redelivery import MOST_LOOKS
 from qmq.broker.retries import Failure
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -294,3 +295,16 @@ def test_what_goes_out_alone_and_cannot_be_read_keeps_nobody_from_the_rest(tmp_p
     second = Consumer(driven, "b", nonce=b"m", connection=2)
     assert second.pull(10, min_count=1) == many(3)[gone:]
     assert second.ack() == 0
+
+
+def test_one_answer_looks_for_so_many_retries_at_most(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({f"a.{number}": [b"%d" % number] for number in range(200)}))
+    consumer = Consumer(driven, "c")
+    assert len(consumer.pull()) == 200
+    backs = [Back(number, number + 1, Verdict.NACK, 0, "broke") for number in range(200)]
+    driven.do(HandBack(consumer.connection, driven.request(), consumer.subscription, backs))
+    came = [consumer.pull() for _ in range(4)]
+    assert [len(messages) for messages in came[:3]] == [MOST_LOOKS + 1] * 3
+    assert sorted(int(body) for messages in came for body in messages) == list(range(200))
+    driven.close()

@@ -42,7 +42,7 @@ def test_it_is_a_record_for_each_message(calls: list[tuple[Any, ...]]) -> None:
         elif call[0] == "ack":
             _, start, count = call
             pulled = state[start : start + count]
-            assert held.ack(start, start + count) == (
+            assert held.ack([start, start + count]) == (
                 pulled.count("held"),
                 count - len(pulled) + pulled.count("back"),
             )
@@ -73,5 +73,5 @@ def test_what_was_handed_back_long_ago_is_forgotten() -> None:
     held.add([HeldRange(MessageRange(7, 0, 0, 0, 1_000), 1, 0)], 10, 0)
     for number in range(100):
         assert held.give_back(number, number + 1) is not None
-    assert held.ack(99, 100) == (0, 1)
-    assert held.ack(0, 1) == (0, 0), "it is below the frontier, and nobody knows any more how it was handled"
+    assert held.ack([99, 100]) == (0, 1)
+    assert held.ack([0, 1]) == (0, 0), "it is below the frontier, and nobody knows any more how it was handled"

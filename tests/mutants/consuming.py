@@ -127,8 +127,8 @@ CONSUMING: Final = (
     Mutant(
         "count attempts",
         "qmq/broker/ledger.py",
-        "            self.retries.add(held.messages, held.attempt + 1, held.lapses, False, failure)\n",
-        "            self.retries.add(held.messages, held.attempt, held.lapses, False, failure)\n",
+        "            yield messages, attempt + 1, lapses, Failure(",
+        "            yield messages, attempt, lapses, Failure(",
         (_SIMULATION,),
     ),
     Mutant(

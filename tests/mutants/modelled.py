@@ -41,8 +41,8 @@ MODELLED: Final = (
     Mutant(
         "bury what is rejected",
         "qmq/broker/ledger.py",
-        "            if verdict == Verdict.REJECT or held.attempt >= self.settings.max_attempts:\n",
-        "            if held.attempt >= self.settings.max_attempts:\n",
+        "            if is_reject or attempt >= self.settings.max_attempts:\n",
+        "            if attempt >= self.settings.max_attempts:\n",
         _MODEL,
     ),
     Mutant(
