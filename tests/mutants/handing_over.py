@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.running import Mutant
 
 _BROKER: Final = ("tests/broker/test_handovers.py",)
+_CLIENT: Final = ("tests/net/test_elsewhere.py",)
 
 HANDING_OVER: Final = (
     Mutant(
@@ -38,5 +39,41 @@ HANDING_OVER: Final = (
         "            (row,) = self._store.rows(sent.partition, at, 1)\n"
         "            messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)\n",
         _BROKER,
+    ),
+    # --- the client's side -------------------------------------------------------------------------------------------
+    Mutant(
+        "keep the acknowledgement of what another broker took",
+        "qmq/net/elsewhere.py",
+        "            await self.keep(late)\n            return\n",
+        "            return\n",
+        _CLIENT,
+    ),
+    Mutant(
+        "tell of what was handled after the message itself was handed over",
+        "qmq/net/elsewhere.py",
+        '            record = {"ack": record["ack"]}\n',
+        "            return None\n",
+        _CLIENT,
+    ),
+    Mutant(
+        "keep acknowledgements that could not be brought before the end",
+        "qmq/net/holder.py",
+        "            await self._keep_acks()\n",
+        "            pass\n",
+        _CLIENT,
+    ),
+    Mutant(
+        "leave in the spool what no broker took, and only that",
+        "qmq/net/spool.py",
+        "                _replace(waiting, left)\n",
+        "                pass\n",
+        ("tests/net/test_spool.py", *_CLIENT),
+    ),
+    Mutant(
+        "take late acknowledgements for the same subscription only",
+        "qmq/broker/admin.py",
+        "(member.since_us, self._store.groups.generation) != place",
+        "False",
+        ("tests/broker/test_admin.py", *_BROKER, *_CLIENT),
     ),
 )

@@ -55,6 +55,20 @@ SAFEGUARDS: Final = (
         "            if False:\n",
         ("tests/broker/test_overdue.py",),
     ),
+    Mutant(
+        "let the time of what is held go on over a start",
+        "qmq/broker/overdue.py",
+        "passed_us = max(0, now.wall_us - pull.taken_us)",
+        "passed_us = 0",
+        ("tests/broker/test_overdue.py",),
+    ),
+    Mutant(
+        "hear of what was handled before a start takes it back",
+        "qmq/broker/overdue.py",
+        "max(most_us - passed_us, min(REACH_US, most_us))",
+        "max(most_us - passed_us, 0)",
+        ("tests/broker/test_overdue.py",),
+    ),
     # --- durability --------------------------------------------------------------------------------------------------
     Mutant(
         "acknowledge flush after the fdatasync",
