@@ -30,6 +30,7 @@ from tests.storage.disks import HastyDisk
 NOW: Final = Now(1_000_000, 1_700_000_000_000_000)
 OPTIONS: Final = StoreOptions(segment_bytes=64 << 10, reserve_bytes=1 << 20, max_frame_bytes=32 << 10)
 MOST_PULLS: Final = 400
+_ZEROS: Final = 8
 _ENVELOPES: Final = ("store-", "checkpoint-")
 
 
@@ -81,9 +82,12 @@ def checkpoint(store: Store, broker: Broker) -> None:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """All files of a data directory by their names, without the zeros that room is made with."""
+    """All files of a data directory by their names, without the zeros that room is made with, but for a few: what is
+    in front of them may end with some of its own.
+    """
     files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes().rstrip(b"\0") for name, path in files.items() if name != "lock"}
+    contents = {name: path.read_bytes() for name, path in files.items() if name != "lock"}
+    return {name: content[: len(content.rstrip(b"\0")) + _ZEROS] for name, content in contents.items()}
 
 
 def template(directory: Path, clean: bool) -> dict[str, bytes]:

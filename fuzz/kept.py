@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgpack
 from crc32c import crc32c
 
-from fuzz.target import GrowthCheck, Picks, scratch_directory
+from fuzz.target import GrowthCheck, Picks, edited, scratch_directory
 from qmq.net.holding import Known
 from qmq.net.spool import SUFFIX, Spool
 from qmq.net.state_file import MAGIC, StateFile
@@ -41,18 +41,6 @@ def record_of(number: int) -> dict[str, Any]:
     }
 
 
-def _edited(picks: Picks, content: bytes) -> bytearray:
-    """A few bytes changed, some cut off, some behind."""
-    changed, how = bytearray(content), picks.number(1)
-    if how & 1:
-        picks.edit(memoryview(changed))
-    if how & 2:
-        del changed[picks.below(len(changed) + 1) :]
-    if how & 4:
-        changed += picks.take(picks.number(1))
-    return changed
-
-
 class Spools:
     """Into Spool.take: records that are whole and unchanged come, others never do."""
 
@@ -70,7 +58,7 @@ class Spools:
     def once(self, data: bytes) -> int:
         picks = Picks(data)
         seals = picks.number(1)
-        content = _edited(picks, self._content)
+        content = edited(picks, self._content)
         if seals & 1:
             self._seal(content)
         self._path.write_bytes(content)
@@ -119,7 +107,7 @@ class States:
         picks = Picks(data)
         seals = picks.number(1)
         forged = MAGIC + bytes(4) + picks.take(picks.left) if seals & 2 else None
-        content = _edited(picks, self._content) if forged is None else bytearray(forged)
+        content = edited(picks, self._content) if forged is None else bytearray(forged)
         start = len(MAGIC) + 4
         if seals & 1 and len(content) >= start:
             struct.pack_into("<I", content, len(MAGIC), crc32c(bytes(content[start:])))

@@ -64,6 +64,18 @@ class Picks:
                 target[place] ^= 1 << (how >> 5)
 
 
+def edited(picks: Picks, content: bytes) -> bytearray:
+    """A few bytes changed, some cut off, some behind."""
+    changed, how = bytearray(content), picks.number(1)
+    if how & 1:
+        picks.edit(memoryview(changed))
+    if how & 2:
+        del changed[picks.below(len(changed) + 1) :]
+    if how & 4:
+        changed += picks.take(picks.number(1))
+    return changed
+
+
 def scratch_directory() -> Path:
     """A new directory for files, in memory where the system has that."""
     memory = Path("/dev/shm")

@@ -10,6 +10,7 @@ from fuzz.batches import Batches
 from fuzz.files import Files
 from fuzz.groups import Groups
 from fuzz.kept import Spools, States
+from fuzz.records import Records
 from fuzz.tables import Tables
 from fuzz.target import Target
 from fuzz.wire import Wires
@@ -24,12 +25,13 @@ class Share(NamedTuple):
 
 
 TARGETS: Final[dict[str, Share]] = {
-    "wire": Share(Wires, 750, 400),
+    "wire": Share(Wires, 730, 400),
     "batches": Share(Batches, 130, 200),
     "answers": Share(Answers, 19, 200),
     "tables": Share(Tables, 100, 2_000),
     "files": Share(Files, 1, 120),
     "groups": Share(Groups, 1, 120),
+    "records": Share(Records, 20, 120),
     "spool": Share(Spools, 10, 400),
     "state": Share(States, 10, 400),
 }

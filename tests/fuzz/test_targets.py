@@ -21,6 +21,7 @@ MUTATIONS = {
     "tables": 5_000,
     "files": 60,
     "groups": 30,
+    "records": 1_000,
     "spool": 500,
     "state": 1_000,
 }
