@@ -23,6 +23,9 @@ _OPENED: Final = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )  # fmt: skip
+_FAST: Final = ("-server", "-XX:+UseG1GC")
+#: For what runs for a moment.
+_QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _FLUSH: Final = {Promise.PAGE_CACHE: "ASYNC_FLUSH", Promise.FSYNC: "SYNC_FLUSH"}
 _NAME_SERVER: Final = "listenPort={names}\nkvConfigPath={directory}/kv.json\n"
 _BROKER: Final = """brokerClusterName=DefaultCluster
@@ -103,14 +106,19 @@ class RocketMq(Peer):
             "localServeAddr": "127.0.0.1",
         }
         (directory / "proxy.json").write_text(json.dumps(proxy), "utf-8")
-        admin = [*_java(lib, rocket_home, "128m"), "org.apache.rocketmq.tools.command.MQAdminStartup"]
-        more = {"admin": admin, "names": f"127.0.0.1:{names}", "home": str(rocket_home)}
+        admin = [*_java(lib, rocket_home, "128m", *_QUICK), "org.apache.rocketmq.tools.command.MQAdminStartup"]
+        more = {
+            "java": _java(lib, rocket_home, "1g", *_FAST),
+            "admin": admin,
+            "names": f"127.0.0.1:{names}",
+            "home": str(rocket_home),
+        }
         server = Server(self.name, directory, {"address": f"127.0.0.1:{grpc}", "promise": promise, "more": more})
         environment = {"ROCKETMQ_HOME": str(rocket_home), "NAMESRV_ADDR": f"127.0.0.1:{names}", "HOME": str(directory)}
-        start = _java(lib, rocket_home, "256m")
+        start = _java(lib, rocket_home, "256m", *_FAST)
         server.run([*start, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", directory / "names.conf"], environment)
         server.wait_until(lambda: answers(names))
-        start = [*_java(lib, rocket_home, "2g"), "-XX:MaxDirectMemorySize=2g"]
+        start = [*_java(lib, rocket_home, "2g", *_FAST), "-XX:MaxDirectMemorySize=2g"]
         files = ["-bc", directory / "broker.conf", "-pc", directory / "proxy.json"]
         server.run(
             [*start, "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"127.0.0.1:{names}", *files],
@@ -120,9 +128,9 @@ class RocketMq(Peer):
         return server
 
 
-def _java(lib: Path, home: Path, heap: str) -> Sequence[str]:
+def _java(lib: Path, home: Path, heap: str, *options: str) -> Sequence[str]:
     return [
-        java(), "-server", f"-Xmx{heap}", "-XX:+UseG1GC", *_OPENED, f"-Duser.home={home}",
+        java(), f"-Xmx{heap}", *options, *_OPENED, f"-Duser.home={home}",
         f"-Drocketmq.home.dir={home}", "-cp", f"{lib}/*",
     ]  # fmt: skip
 

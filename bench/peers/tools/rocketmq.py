@@ -72,8 +72,7 @@ def _reports(
 ) -> list[float]:
     """The rates that a benchmark reports until *is_done* says so of them."""
     more = target["more"]
-    java = [part.replace("-Xmx128m", "-Xmx1g") for part in more["admin"][:-1]]
-    command = [*java, f"{_EXAMPLES}.{name}", "-n", more["names"], "-ri", str(_REPORT_MS), *options]
+    command = [*more["java"], f"{_EXAMPLES}.{name}", "-n", more["names"], "-ri", str(_REPORT_MS), *options]
     rates: list[float] = []
     environment = {**os.environ, "ROCKETMQ_HOME": more["home"]}
     deadline = time.monotonic() + 2 * _CONSUMES_MOST_S
