@@ -10,7 +10,9 @@ from bench.peers.peer import Client, Peer, Tool
 from bench.peers.running import Row
 
 #: Of which less is better.
-_LESS: Final = ("ms", "s", "bytes", "cores", "cpu s")
+_LESS: Final = ("ms", "s", "bytes", "cores")
+#: Of which neither more nor less is better: they say what was done, and brokers did not all do as much.
+_NEITHER: Final = ("cpu s", "messages", "consumers")
 OURS: Final = "qmq"
 
 
@@ -67,7 +69,7 @@ def _beside(
     likes: Mapping[tuple[str, str, str], str],
 ) -> float | None:
     """How many times better QMQ was: the median over the rounds that both have."""
-    if row.peer == OURS:
+    if row.peer == OURS or row.unit in _NEITHER or row.what.endswith(" sent"):
         return None
     like = likes.get((row.peer, row.client, row.way), row.way)
     same = {

@@ -105,6 +105,7 @@ class Suite:
             "version": installed.version if installed else None,
             "size_bytes": installed.size_bytes if installed else None,
             "clients": {client.package: _version(client.package) for client in peer.clients},
+            "tools": [tool.package for tool in peer.tools],
             "promises": {str(promise): says for promise, says in peer.promises.items()},
             "lacks": {work: why for work, why in peer.lacks.items() if work in self.works},
             "cannot": {str(promise): why for promise, why in peer.cannot.items()},

@@ -51,7 +51,8 @@ def _about(found: Found) -> Iterator[str]:
     yield (
         f"{machine['processor']}, {machine['cores']} cores, {memory:.0f} GiB, {machine['filesystem']}, Linux "
         f"{machine['kernel']}; Python {found['versions']['python']}; load before: {machine['load_average']:.1f}. "
-        f"{found['rounds']} rounds, brokers in turn; the median, and the least to the most of the rounds."
+        f"{found['rounds']} {'round' if found['rounds'] == 1 else 'rounds'}, brokers in turn; the median, and the "
+        "least to the most of the rounds."
     )
     yield ""
 
@@ -63,10 +64,10 @@ def _peers(found: Found) -> Iterator[str]:
         if peer["absent"] is not None:
             yield f"| {peer['title']} | absent | {peer['absent']} | | | | |"
             continue
-        clients = ", ".join(f"{name} {version}" for name, version in peer["clients"].items())
+        clients = ", ".join([*(f"{name} {version}" for name, version in peer["clients"].items()), *peer["tools"]])
         promises = [peer["promises"].get(name) or f"no: {peer['cannot'].get(name)}" for name in ("page cache", "fsync")]
         starts = f"{peer['ready_after_s']:.1f} s" if peer["ready_after_s"] is not None else ""
-        size = f"{peer['size_bytes'] / 1e6:.0f} MB"
+        size = f"{peer['size_bytes'] / 1e6:.3g} MB"
         yield f"| {peer['title']} | {peer['version']} | {clients} | {promises[0]} | {promises[1]} | {starts} | {size} |"
     yield ""
 
@@ -104,14 +105,14 @@ def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Percentiles of one thing share a column, the lowest first."""
     titles = {peer["name"]: peer["title"] for peer in found["peers"]}
     columns = list(dict.fromkeys((_column(number["what"]), number["unit"]) for number in numbers))
-    cells: dict[tuple[str, str, str, str], str] = {}
+    cells: dict[tuple[str, ...], str] = {}
     for one in numbers:
-        place = (one["peer"], one["client"], one["way"], _column(one["what"]))
+        place = (one["peer"], one["client"], one["way"], _column(one["what"]), one["unit"])
         cells[place] = f"{cells[place]} / {_cell(one)}" if place in cells else _cell(one)
     yield "| broker | client | way | " + " | ".join(f"{what}, {unit}" for what, unit in columns) + " |"
     yield "|---|---|---|" + "---|" * len(columns)
     for peer, client, way in dict.fromkeys((one["peer"], one["client"], one["way"]) for one in numbers):
-        row = [cells.get((peer, client, way, what), "") for what, _ in columns]
+        row = [cells.get((peer, client, way, *column), "") for column in columns]
         yield f"| {titles[peer]} | {client} | {way} | " + " | ".join(row) + " |"
 
 

@@ -43,6 +43,14 @@ def test_of_times_less_is_better() -> None:
     assert told["kafka", "linger 0"] == (0.5, 2.0)
 
 
+def test_what_was_asked_for_has_no_ratio() -> None:
+    for unit in ("cpu s", "messages", "consumers"):
+        told = found((0, row("qmq", "bulk", 900, unit)), (0, row("kafka", "bulk", 300, unit)))
+        assert told["kafka", "bulk"] == (300, None)
+    both = [row(peer, "bulk", 900)._replace(what="1 k msg/s sent") for peer in ("qmq", "kafka")]
+    assert found(*((0, one) for one in both))["kafka", "bulk"] == (900, None)
+
+
 def test_there_is_no_ratio_to_what_was_not_measured() -> None:
     assert found((0, row("kafka", "bulk", 300)), (1, row("qmq", "queued", 10))) == {
         ("kafka", "bulk"): (300, None), ("qmq", "queued"): (10, None)

@@ -106,6 +106,25 @@ def test_servers_have_a_line_a_work(tmp_path: Path, missing: Peer) -> None:
     assert "| QMQ | server | during idle | 50 M |" in lines
 
 
+def test_a_rate_and_what_it_is_of_another_have_columns_of_their_own(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    for value, unit in ((300_000.0, "msg/s"), (0.9, "of the same without")):
+        made.rows.append((0, Row("backlog", "qmq", "qmq", "bulk", "fsync", "send, 5 waiting", value, unit)))
+    lines = table.render([made.found()]).splitlines()
+    assert "| broker | client | way | send, 5 waiting, msg/s | send, 5 waiting, of the same without |" in lines
+    assert "| QMQ | qmq | bulk | 300 k | 0.9 |" in lines
+
+
+def test_tools_stand_beside_clients_and_small_brokers_have_a_size(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    made.installed["kafka"] = Installed("4.3.1", 133_120)
+    line = next(
+        line for line in table.render([made.found()]).splitlines() if line.startswith("| Apache Kafka | 4.3.1 |")
+    )
+    assert "its Java tools |" in line
+    assert line.endswith("| 0.133 MB |")
+
+
 def test_a_document_shows_its_plots_and_tells_of_brokers_once(tmp_path: Path, missing: Peer) -> None:
     told = found(tmp_path, missing)
     text = table.render([told, told], {(0, "send"): "benchmarks/send.svg"})
