@@ -15,6 +15,7 @@ from rich.table import Table
 
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
+from qmq.cli.tables import print_table
 from qmq.cli.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk import Disk
@@ -81,10 +82,11 @@ def _print_table(done: Repair, console: Console) -> None:
     if done.treated:
         table = Table(title=f"Repaired in {done.directory}", title_justify="left")
         for column in ("", "file", "at byte", "what was wrong", "what to do"):
-            table.add_column(column, justify="right" if column == "at byte" else "left", overflow="fold")
+            is_number = column == "at byte"
+            table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
         for treated in done.treated:
             table.add_row(*_cells(treated, done.directory))
-        console.print(table)
+        print_table(table, console)
     for line in (*done.notes, *_closing_lines(done)):
         console.print(escape(line), style="green" if done.is_whole else "red", soft_wrap=True, highlight=False)
 

@@ -8,6 +8,7 @@ import sys
 import click
 
 from qmq import connect
+from qmq.cli.brief import number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.where import are_several, in_cell, in_line
 from qmq.names import check_prefix
@@ -64,11 +65,12 @@ def _tab_line(info: SubjectInfo) -> str:
 
 
 def _print_table(found: list[SubjectInfo]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from qmq.cli.tables import print_table
+
     shown = sorted(found)[:_MOST_ROWS]
-    caption = f"{len(found):,} subjects, {sum(info.messages for info in found):,} messages"
+    caption = f"{number(len(found), 'subject')}, {number(sum(info.messages for info in found), 'message')}"
     if len(shown) < len(found):
         caption += f"; the first {len(shown):,} are shown, --json lists all"
     table = Table(caption=caption, caption_justify="left")
@@ -79,4 +81,4 @@ def _print_table(found: list[SubjectInfo]) -> None:
     for info in shown:
         counts = info.messages, info.first_sequence, info.next_sequence, info.delayed
         table.add_row(info.name + in_cell(info, several), *(f"{count:,}" for count in counts))
-    Console().print(table)
+    print_table(table)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from qmq.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from qmq.cli.progress import reading_bar
+from qmq.cli.tables import print_table
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk import Disk
 from qmq.storage.verify import Finding, Report
@@ -75,16 +76,17 @@ def _print_table(report: Report, console: Console) -> None:
     if report.findings:
         table = Table(title=f"Found in {report.directory}", title_justify="left")
         for column in ("", "file", "at byte", "what", "what to do"):
-            table.add_column(column, justify="right" if column == "at byte" else "left", overflow="fold")
+            is_number = column == "at byte"
+            table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
         for finding in report.findings:
             table.add_row(*_cells(finding, report.directory))
-        console.print(table)
+        print_table(table, console)
     read = Table(title="Read", title_justify="left")
     for column in ("kind", "files", "records", "bytes"):
-        read.add_column(column, justify="left" if column == "kind" else "right")
+        read.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     for kind, count in report.counts.items():
         read.add_row(kind, f"{count.files:,}", f"{count.records:,}", f"{count.bytes:,}")
-    console.print(read)
+    print_table(read, console)
     for line in _closing_lines(report):
         console.print(escape(line), style="green" if report.is_good else "red", soft_wrap=True, highlight=False)
 

@@ -49,9 +49,9 @@ def show(
     between. *several*: the client knows more brokers than one.
     """
     if as_object is None and sys.stdout.isatty():
-        from rich.console import Console
+        from qmq.cli.tables import print_table
 
-        Console().print(as_table(rows))
+        print_table(as_table(rows))
         return
     for row in rows:
         if as_object is not None:
