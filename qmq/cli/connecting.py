@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
 import click
@@ -24,6 +25,7 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run it on the fast loop. Ctrl-C and SIGTERM cancel it."""
-    import uvloop
+    with closing(main):  # or an interrupt that comes before it runs would leave a warning
+        import uvloop
 
-    return uvloop.run(main)
+        return uvloop.run(main)

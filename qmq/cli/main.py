@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Final
+from qmq.cli.signals import ending_at_once
 
-import click
+with ending_at_once():  # this module is where the command begins
+    import importlib
+    from typing import Any, Final
 
-from qmq.cli.errors import ending_with_exit_code
+    import click
+
+    from qmq.cli.errors import ending_with_exit_code
 
 #: Each command is a click command of its own name in the module qmq.cli.NAME; here in the order of ``qmq --help``,
 #: with its one line there, so that the list loads none of them.
@@ -37,7 +40,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"qmq.cli.{name}"), name)
+        with ending_at_once():
+            command = getattr(importlib.import_module(f"qmq.cli.{name}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import click
 import pytest
@@ -38,3 +39,17 @@ def test_commands_run_on_uvloop() -> None:
         return type(asyncio.get_running_loop())
 
     assert run(which()) is uvloop.Loop
+
+
+def test_an_interrupt_before_it_runs_leaves_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_main: object) -> None:
+        raise KeyboardInterrupt
+
+    async def nothing() -> None:
+        return None
+
+    monkeypatch.setattr(uvloop, "run", interrupted)
+    main = nothing()
+    with pytest.raises(KeyboardInterrupt):
+        run(main)
+    assert inspect.getcoroutinestate(main) == inspect.CORO_CLOSED
