@@ -81,7 +81,7 @@ def verify_one(directory: Path, disk: Disk, progress: Progress | None, report: R
 def _check_free(disk: Disk, directory: Path) -> None:
     holder = holder_of(disk, directory)
     if holder is not None:
-        raise DirectoryInUse(f"{directory} is in use by {holder}; stop it, or verify a copy of the directory")
+        raise DirectoryInUse(f"{directory} is in use by {holder}; stop it, or take a copy of the directory")
 
 
 class _Verification:
