@@ -59,7 +59,8 @@ class Acknowledging:
         """Ask for a sync if somebody waits for one, and none is under way."""
         if partition.sync_running or partition.broken is not None:
             return
-        if partition.waiting or any(barrier.flush for barrier in partition.barriers):
+        is_waited_for = partition.waiting or any(barrier.flush for barrier in partition.barriers)
+        if is_waited_for or partition.wanted > partition.synced:
             partition.sync_running = True
             self._effects.append(SyncWanted(partition.number, partition.end()))
 

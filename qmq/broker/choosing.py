@@ -10,6 +10,7 @@ from qmq.broker.groups import Subscription, Waiting
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import MOST_ONCE
+from qmq.broker.on_disk import OnDisk
 from qmq.broker.ranges import Parts
 from qmq.broker.selection import MAX_PIECES, Selection
 from qmq.broker.sieve import Sieve, Sifted, sift
@@ -27,10 +28,11 @@ _NO_SETTINGS: Final = GroupSettings()
 class Choosing:
     """For all pulls."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, handing: Handing) -> None:
+    def __init__(self, store: Store, limits: BrokerLimits, handing: Handing, on_disk: OnDisk) -> None:
         self._store = store
         self._limits = limits
         self._handing = handing
+        self._on_disk = on_disk
 
     def choose(
         self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False
@@ -72,15 +74,35 @@ class Choosing:
             sifted = sift(sieve.stretches(selection.parts), fits, MAX_PIECES)
         if sifted.messages < chosen:  # what lies behind is for the next pull: choose again, and no more than this
             selection.take_back()
+            held_back = selection.held_back
             selection = self._select(waiting, sifted.messages, sifted.messages, size, undo=True)
+            selection.held_back |= held_back
             sifted = sift(sieve.stretches(selection.parts), max_count, MAX_PIECES)
         selection.count = sifted.kept
         return selection, sifted
 
     def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> Selection:
-        """Choose from what the subscription follows, but for what is being read."""
+        """Choose from what the subscription follows, but for what is being read, and what is not on disk where that
+        has to be.
+        """
         max_count = min(max_count, self._limits.max_pull_count)
-        undo = undo or need > 1 or waiting.subscription.group.mode == MOST_ONCE
+        if waiting.subscription.group.mode != MOST_ONCE:
+            return self._select_any(waiting, max_count, need, max_bytes, undo or need > 1)
+        selection = self._select_any(waiting, max_count, need, max_bytes, True)
+        count = self._on_disk.count(selection)
+        if count == selection.count:
+            return selection
+        selection.take_back()
+        if count < need:
+            if selection.count >= need:
+                self._on_disk.want(selection)
+            selection = Selection(self._store, 0, 0, need, True)
+        else:
+            selection = self._select_any(waiting, count, need, max_bytes, True)
+        selection.held_back = True
+        return selection
+
+    def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> Selection:
         selection = Selection(self._store, max_count, max_bytes, need, undo)
         for following in waiting.subscription.in_turn():
             if not following.reading:

@@ -46,6 +46,7 @@ from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.on_disk import OnDisk
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
@@ -84,7 +85,9 @@ class Broker:
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
         self._delaying = Delaying(store, self._intake, self._effects)
-        self._delivery = Delivery(store, limits, self._effects, self._intake.visible)
+        self._delivery = Delivery(
+            store, limits, self._effects, self._intake.visible, OnDisk(self._intake.on_disk, self._intake.want_on_disk)
+        )
         self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
@@ -130,8 +133,10 @@ class Broker:
                 self._delivery.pull(command, now.monotonic_us)
             case Synced(partition, position):
                 self._intake.synced(partition, position)
+                self._delivery.synced()
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
+                self._delivery.synced()
             case ReadDone(number=delay_reading.READ_NUMBER):
                 self._delaying.read_done(command, now)
             case ReadDone(number):

@@ -14,6 +14,7 @@ from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.most_once import MostOnce, Reserve
+from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.serving import BLOCKED, Serving, waits
@@ -26,7 +27,7 @@ class Delivery:
     """Hands out messages. Everything it has to say goes to *effects*."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int]
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], on_disk: OnDisk
     ) -> None:
         """*visible* tells up to which position a partition's messages may be pulled."""
         self._store = store
@@ -34,13 +35,15 @@ class Delivery:
         self._effects = effects
         self._parked = Parked()
         self._reads = Reads(effects)
+        self._on_disk = on_disk
         self.arrivals = Arrivals(store)
         self.durable = Durable(store, effects)
         self.most_once = MostOnce(store)
         self.handing = Handing(store, limits.lapse_ms * 1_000, self._wake, visible)
         self._serving = Serving(
-            store, limits, effects, visible, self._parked, self._reads, self.arrivals, self.handing, self.most_once
-        )
+            store, limits, effects, visible, self._parked, self._reads, self.arrivals, self.handing, self.most_once,
+            on_disk,
+        )  # fmt: skip
         self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing, self.durable)
 
     def _wake(self, ledger: Ledger) -> None:
@@ -154,6 +157,10 @@ class Delivery:
         elif waiter is not None and done.error is not None:
             for waiting in list(waiter.waiting.values()):
                 self._serving.refuse(waiting, done.error)
+
+    def synced(self) -> None:
+        """More of the message log is on disk, or a sync has failed."""
+        self.arrivals.make_ready(self._on_disk.synced())
 
     def _subscribe_again(self, postponed: Postponed, error: QmqError | None) -> None:
         command = postponed.command

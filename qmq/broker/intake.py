@@ -348,6 +348,19 @@ class Intake:
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
+    def on_disk(self, number: int) -> int:
+        """The position up to which that partition is on disk; where a sync has failed, its end."""
+        partition = self._partitions[number]
+        if partition.broken is not None:
+            return partition.end()
+        return max(partition.synced, partition.store.synced(partition.local))
+
+    def want_on_disk(self, number: int) -> None:
+        """Have all that is written there brought to disk, though nobody waits for an answer."""
+        partition = self._partitions[number]
+        partition.wanted = partition.end()
+        self.acknowledging.want_sync(partition)
+
     def visible(self, partition: int) -> int:
         """The position up to which that partition's messages may be pulled."""
         return self._partitions[partition].visible

@@ -80,6 +80,7 @@ class Partition:
         self.waiting: deque[tuple[int, Answer]] = deque()  # (position to sync, what is said then)
         self.most_waiting = MOST_WAITING
         self.sync_running = False
+        self.wanted = 0  # on disk up to here, by others than those who wait
         self.broken: QmqError | None = None
 
     def hide(self, barrier: Barrier) -> None:

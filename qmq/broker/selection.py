@@ -48,6 +48,8 @@ class Selection:
         self._undo: list[tuple[Cursors, Any, Any]] = []
         self._undo_scans: list[tuple[Following, list[int]]] = []
         self.full = False
+        #: There is more that waits for its sync.
+        self.held_back = False
         #: What has to be read before more can be chosen: nothing here waits for a disk.
         self.wanted: Read | None = None
         #: Why no more can be chosen, when files are damaged.

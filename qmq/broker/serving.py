@@ -17,6 +17,7 @@ from qmq.broker.limits import BrokerLimits
 from qmq.broker.members import Offer, What
 from qmq.broker.modes import MOST_ONCE
 from qmq.broker.most_once import MostOnce
+from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked
 from qmq.broker.reads import Reads
 from qmq.broker.selection import Selection
@@ -50,7 +51,7 @@ class Serving:
 
     def __init__(
         self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], parked: Parked,
-        reads: Reads, arrivals: Arrivals, handing: Handing, most_once: MostOnce,
+        reads: Reads, arrivals: Arrivals, handing: Handing, most_once: MostOnce, on_disk: OnDisk,
     ) -> None:  # fmt: skip
         """*visible* tells up to which position a partition's messages may be pulled."""
         self._store = store
@@ -62,7 +63,7 @@ class Serving:
         self._arrivals = arrivals
         self._handing = handing
         self._most_once = most_once
-        self._choosing = Choosing(store, limits, handing)
+        self._choosing = Choosing(store, limits, handing, on_disk)
         self.damaged: list[QmqError] = []  # what could not be read of late
 
     def need(self, pull: Pull) -> int:
@@ -95,6 +96,9 @@ class Serving:
         need = 1 if final else min(self.need(pull), pull.max_count)
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
         selection, sifted = self._choosing.choose(waiting, pull.max_count, need, max_bytes)
+        if selection.held_back and selection.count < need:
+            selection.take_back()
+            return 0  # whatever its deadline: it is asked for, and comes with the sync
         if self._is_ahead(waiting, selection):
             return self._reserve(waiting, selection)
         wanted = selection.wanted
@@ -165,6 +169,8 @@ class Serving:
         with waits(self._store):
             most = waiting.pull.max_count
             selection, sifted = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
+            if selection.held_back and not selection.count:
+                return 0
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
             carrier = Carrier(self._store, self.damaged)

@@ -28,6 +28,13 @@ SAFEGUARDS: Final = (
         ("tests/broker/test_most_once.py",),
     ),
     Mutant(
+        "hand out to a most_once group only what is on disk",
+        "qmq/broker/choosing.py",
+        "        count = self._on_disk.count(selection)\n",
+        "        count = selection.count\n",
+        ("tests/broker/test_on_disk.py",),
+    ),
+    Mutant(
         "pass what a most_once group may have got before a crash",
         "qmq/broker/most_once.py",
         "self._store.row_at_time(partition, end + 1) if end else 0",
