@@ -17,12 +17,15 @@ from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
 
 
-def joined(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> int:
-    command = Subscribe(
+def joining(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> Subscribe:
+    return Subscribe(
         connection, driven.request(), "g", prefixes or ("",), f"c{connection}", None,
         settings=tuple(settings.items()), mode="most_once",
     )  # fmt: skip
-    answer = driven.do(command)[-1]
+
+
+def joined(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> int:
+    answer = driven.do(joining(driven, *prefixes, connection=connection, **settings))[-1]
     assert isinstance(answer, Subscribed), answer
     assert answer.place is None
     return answer.subscription

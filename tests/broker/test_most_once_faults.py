@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.effects import Messages, Refused
+from qmq.broker.effects import Messages, Refused, Subscribed
 from qmq.broker.kinds import Kind
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify import verify
 from tests.broker.faulted import FaultedBroker
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
-from tests.broker.test_most_once import joined, skipped, taken
+from tests.broker.test_most_once import joined, joining, skipped, taken
 from tests.broker.test_unnamed import records
 from tests.broker.test_untold import spoil
 from tests.sim.disk import Operation, SimulatedDisk
@@ -105,9 +105,12 @@ def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None
 
 def lived(driven: Driven, got: list[bytes]) -> None:
     """A short life of a group; what is refused is left."""
-    subscription = joined(driven, "a.", max_unacked=BLOCK)
+    said = driven.do(joining(driven, "a.", max_unacked=BLOCK)) or driven.advance(100)
+    if not said or isinstance(said[-1], Refused):
+        return  # nobody was told that there is a group
+    assert isinstance(said[-1], Subscribed)
     for step in range(6):
-        got += given(driven, subscription)
+        got += given(driven, said[-1].subscription)
         if step == 2:
             with suppress(StorageError):
                 driven.checkpoint()
