@@ -370,3 +370,17 @@ def test_a_broker_refuses_to_cut_what_has_rotted_in_its_header() -> None:
     with pytest.raises(BadBatch):
         StoredBatch(view)
     assert StoredBatch(stored(THREE)).header.store_id == STORE
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_every_bit_of_a_message_that_comes_alone_is_checked(run: int) -> None:
+    buffers, size = piece_of_run(stored(THREE), run, 1, 2)
+    assert len(buffers) == 1, "a small part is one buffer"
+    piece = b"".join(buffers)
+    (found,), damaged = read_answer(memoryview(piece))
+    assert (len(piece), found.count, damaged) == (size, 1, [])
+    for bit in range(8 * (size - len(found.data)), 8 * size):
+        bad = bytearray(piece)
+        bad[bit // 8] ^= 1 << bit % 8
+        runs, damaged = read_answer(memoryview(bad))
+        assert (runs, len(damaged)) == ([], 1), bit
