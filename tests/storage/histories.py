@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +60,10 @@ class Moment:
     files: Files
     batches: list[Batch]
     given: set[Message]
+
+
+#: An answer of a few batches.
+_SOME_BYTES: Final = 6_000
 
 
 @dataclass(slots=True)
@@ -144,13 +148,24 @@ def write_files(directory: Path, files: Files) -> None:
         (directory / name).write_bytes(data)
 
 
-def drained(driven: Driven, subscription: int, pulls: int = 10_000, max_bytes: int = 1 << 20) -> Delivered:
-    """Pull until nothing comes, at most so often; bad bytes are left out and counted as a client does."""
+def drained(
+    driven: Driven,
+    subscription: int,
+    pulls: int = 10_000,
+    max_bytes: int = 1 << 20,
+    most: int = 1_000_000,
+    until: Collection[Message] = (),
+) -> Delivered:
+    """Pull until nothing comes, at most so often, no more than *most* messages, or one of *until*; bad bytes are left
+    out and counted as a client does.
+    """
     delivered, empty = Delivered(), 0
     patience = 40 if max_bytes == 1 else 2  # so many answers in a row may have nothing but what cannot be read
-    while pulls and empty < patience:
+    while pulls and empty < patience and len(delivered.messages) < most:
+        if delivered.messages and delivered.messages[-1] in until:
+            break
         pulls -= 1
-        command = driven.pull_command(subscription, max_bytes=max_bytes)
+        command = driven.pull_command(subscription, most - len(delivered.messages), max_bytes=max_bytes)
         (answer,) = (a for a in driven.do(command) if isinstance(a, Messages) and a.request == command.request)
         runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
         delivered.damaged += len(damaged)
@@ -159,6 +174,20 @@ def drained(driven: Driven, subscription: int, pulls: int = 10_000, max_bytes: i
         ]
         empty = 0 if answer.size else empty + 1
     return delivered
+
+
+def drained_around(driven: Driven, subscription: int, batches: list[Batch], spoiled: Batch) -> Delivered:
+    """As ``drained``, for a group that has got nothing yet: *spoiled* alone comes in answers of one message, so that
+    what cannot be read of it spoils no other for a client that does not ask again.
+    """
+    place = batches.index(spoiled)
+    before = sum(len(batch.messages) for batch in batches[:place])
+    delivered = drained(driven, subscription, max_bytes=_SOME_BYTES, most=before)
+    near = drained(driven, subscription, max_bytes=1, until=messages_of(batches[place + 1 :]))
+    behind = drained(driven, subscription, max_bytes=_SOME_BYTES)
+    return Delivered(
+        delivered.messages + near.messages + behind.messages, delivered.damaged + near.damaged + behind.damaged
+    )
 
 
 class Rebooted(HastyDisk):
@@ -177,18 +206,25 @@ def survive(
     unseen: Sequence[Batch] = (),
     disk: Disk | None = None,
     max_bytes: int = 1 << 20,
+    spoiled: Batch | None = None,
 ) -> tuple[Report, int]:
     """Start a broker on *directory*: all that was acknowledged at *moment* but for *lost* comes to a fresh group, and
     all that the old group had not been given to that; nothing that was never sent comes, nothing twice; and what is
     sent now gets no position and no sequence that somebody has seen, which are those of all batches but *unseen*.
 
     Where bad bytes are to be met, *max_bytes* says how much of an answer they can spoil for a client that does not ask
-    again. Gives what verify says of it after a clean stop, and how often a client left out bad bytes.
+    again; where they are in the batch *spoiled*, only answers near that one are small for the fresh group.
+
+    Gives what verify says of it after a clean stop, and how often a client left out bad bytes.
     """
     driven = Driven(directory, disk=disk if disk is not None else HastyDisk(), **OPTIONS)
     try:
         expected = messages_of(moment.batches) - lost
-        delivered = drained(driven, driven.subscribe("", group="fresh", start="first"), max_bytes=max_bytes)
+        fresh = driven.subscribe("", group="fresh", start="first")
+        if spoiled is None:
+            delivered = drained(driven, fresh, max_bytes=max_bytes)
+        else:
+            delivered = drained_around(driven, fresh, moment.batches, spoiled)
         got = delivered.messages
         assert not set(got) - history.messages, "what came was never sent"
         assert not expected - set(got), f"lost: {sorted(expected - set(got))[:3]}"

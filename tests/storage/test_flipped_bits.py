@@ -104,7 +104,8 @@ def _try(history: History, directory: Path, moment: Moment, name: str, bit: int)
         places = _faults(before)[name]
         if loss.batch is not None:
             assert loss.batch.place(moment.files)[1] in places, (places, byte)
-    report, _ = survive(history, directory, moment, loss.messages, max_bytes=1 if loss.messages else 6_000)
+    small = 1 if loss.messages else 6_000
+    report, _ = survive(history, directory, moment, loss.messages, max_bytes=small, spoiled=loss.batch)
     if loss.messages:
         assert not report.is_good, "verify still says where it is"
     else:
