@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.errors import QmqError, StorageFailed
@@ -19,6 +19,7 @@ from qmq.format.private import private_batch
 from qmq.format.run import Run
 from qmq.net.connection import Connection
 from qmq.net.spool import Late, Record, Spool, Waiting
+from qmq.net.threads import taken_in_thread
 from qmq.net.wire import Kind
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Elsewhere:
     async def _replayed(self) -> bool:
         """Hand over what waits; False when something of it was not taken."""
         async with self._spooling:
-            files = await asyncio.to_thread(self._spool.take)
+            files = await taken_in_thread(self._spool.take, self._put_back)
         done, todo = True, deque(files)
         try:
             while todo:
@@ -140,9 +141,12 @@ class Elsewhere:
                 done = done and not left
                 await asyncio.to_thread(self._let_go, todo.popleft(), left)
         finally:
-            for waiting in todo:
-                self._spool.kept(waiting, waiting.records)
+            self._put_back(todo)
         return done
+
+    def _put_back(self, files: Iterable[Waiting]) -> None:
+        for waiting in files:
+            self._spool.kept(waiting, waiting.records)
 
     def _let_go(self, waiting: Waiting, left: Sequence[Record]) -> None:
         if left:

@@ -9,6 +9,7 @@ from typing import Final
 
 from qmq.net.holding import Known
 from qmq.net.state_file import StateFile, state_directory
+from qmq.net.threads import taken_in_thread
 
 log = logging.getLogger("qmq.client")
 
@@ -38,8 +39,8 @@ class Keeping:
         self._store_id = store_id
         await self._close_file()
         try:
-            self._file = await asyncio.to_thread(
-                StateFile.open, state_directory(), store_id, self._group, self._consumer
+            self._file = await taken_in_thread(
+                lambda: StateFile.open(state_directory(), store_id, self._group, self._consumer), StateFile.close
             )
             return await asyncio.to_thread(self._file.read)
         except BlockingIOError:

@@ -76,4 +76,11 @@ HANDING_OVER: Final = (
         "False",
         ("tests/broker/test_admin.py", *_BROKER, *_CLIENT),
     ),
+    Mutant(
+        "let go of spool files that were taken for who has left",
+        "qmq/net/threads.py",
+        "        give_back(done.result())\n",
+        "        done.result()\n",
+        ("tests/net/test_threads.py",),
+    ),
 )
