@@ -15,6 +15,7 @@ EACH = 25
 COMMANDS = 500
 STRIKES = (
     "killed",
+    "power lost",
     "frame lost",
     "frame doubled",
     "answer lost",

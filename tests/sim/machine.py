@@ -1,0 +1,212 @@
+"""A broker of a simulated world: its machine with a disk, and on it one process after another that serves it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from qmq.broker.commands import Checked, Now, ReadDone, Synced
+from qmq.broker.core import Broker
+from qmq.broker.effects import CheckWanted, ReadWanted, SyncWanted
+from qmq.broker.limits import BrokerLimits
+from qmq.net.server import Server, ServerOptions
+from qmq.net.server.answering import Work
+from qmq.storage.store import Store, StoreOptions
+from tests.sim.disk import Operation, SimulatedDisk
+from tests.sim.life import DIRECTORY, check_files
+from tests.sim.wires import End
+from tests.sim.world import START_US, Killed, Process, World
+
+LAPSE_MS: Final = 2_000
+LIMITS: Final = BrokerLimits(lapse_ms=LAPSE_MS, producer_ttl_ms=1_000_000_000)
+_CHECKPOINT_S: Final = 1.0
+#: What a disk takes at most.
+_WORK_S: Final = 0.004
+#: How many of the starts are not left in peace, and within how many operations.
+_DISTURBED: Final = 0.2
+_START_OPERATIONS: Final = 40
+_CHECKED: Final = 0.1
+
+
+class Machine:
+    """Of one broker, *number* of its world; clients know it by that, as a port."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.disk = SimulatedDisk(world.chance.getrandbits(32))
+        self.options = StoreOptions(
+            partitions=1 + world.chance.randrange(2),
+            segment_bytes=16 << 10,
+            max_frame_bytes=2_400,
+            reserve_bytes=60_000,
+            store_id_hint=bytes([127, 0, 0, 1, 0, number]),
+        )
+        self.process: Process | None = None
+        self.store: Store
+        self.broker: Broker
+        self.server: Server
+        #: When the last checkpoint that is on disk was begun, and the last loss of power was.
+        self.kept_at = 0.0
+        self.power_lost_at = -1.0
+        #: The first time at which it takes connections.
+        self.reached_at = 0.0
+        self.started_at = -1.0
+        #: Of its first start on.
+        self.store_id = b""
+        self._set_us = 0
+        self._work: deque[Work] = deque()
+        self.ends: list[End] = []
+
+    def clock(self) -> Now:
+        """The time there."""
+        us = int(self.world.now * 1e6)
+        return Now(us, START_US + us + self._set_us)
+
+    def set_clock(self, jump_us: int, most_us: int = 3_500_000) -> None:
+        """Somebody sets its wall clock."""
+        self._set_us += jump_us if abs(self._set_us + jump_us) <= most_us else -jump_us
+
+    @property
+    def is_up(self) -> bool:
+        """A process serves it."""
+        return self.process is not None
+
+    @property
+    def is_reached(self) -> bool:
+        """It takes connections."""
+        return self.is_up and self.world.now >= self.reached_at
+
+    # --- a process ---------------------------------------------------------------------------------------------------
+
+    def start(self, *, in_peace: bool = False) -> bool:
+        """Begin to serve; False where its process has ended before it did."""
+        if not in_peace and self.world.chance.random() < _DISTURBED:
+            self.crash_soon(_START_OPERATIONS)
+        process = Process(self.world, f"broker {self.number}")
+        try:
+            self.store = Store.open(DIRECTORY, self.options, self.disk, self.clock().wall_us)
+            self.broker = Broker(self.store, LIMITS, self.clock())
+        except Killed:
+            process.kill()
+            return False
+        self.disk.before = None
+        self.process, self.started_at, self.store_id = process, self.world.now, self.store.store_id
+        self._work.clear()
+        self.server = Server(
+            self.broker, _server_options(self.store), self._want, lambda: None, self.clock, process, process.time
+        )
+        process.call_later(_CHECKPOINT_S, self._checkpoint, process)
+        process.call_soon(self.server.turn)
+        return True
+
+    def crash_soon(self, operations: int = 6) -> None:
+        """End its process at one of its next operations."""
+        left = self.world.chance.randrange(operations)
+
+        def before(operation: Operation) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                self.disk.before = _dead
+                self.disk.interrupt(operation)
+                if self.process is not None:
+                    self.process.kill()
+                raise Killed
+
+        self.disk.before = before
+
+    def crash(self) -> None:
+        """End its process now, between two operations."""
+        assert self.process is not None
+        self.process.kill()
+
+    def stopped(self, *, power: bool) -> None:
+        """Its process is gone, with the power or without."""
+        self.process = None
+        self.disk.before = None
+        self.disk.stop(power=power)
+        if power:
+            self.power_lost_at = self.world.now
+        if self.world.chance.random() < _CHECKED:
+            check_files(self.disk)
+
+    def close(self) -> None:
+        """Stop, with everything on disk: there is no fault in it."""
+        assert self.process is not None
+        self.process.kill()
+        checkpoint = self.store.begin_checkpoint(self.broker.checkpoint_state(self.clock()))
+        checkpoint.write()
+        self.store.finish_checkpoint(checkpoint)
+        self.store.close(clean=True)
+        self.disk.stop(power=False)
+        check_files(self.disk)
+
+    # --- what its threads do -----------------------------------------------------------------------------------------
+
+    def _want(self, work: Work) -> None:
+        assert self.process is not None
+        self._work.append(work)
+        if len(self._work) == 1:
+            self._work_soon()
+
+    def _work_soon(self) -> None:
+        assert self.process is not None
+        self.process.call_later(self.world.chance.random() * _WORK_S, self._work_next)
+
+    def _work_next(self) -> None:
+        match self._work[0]:
+            case SyncWanted(partition, position):
+                self.store.sync(partition)
+                self.server.submit(Synced(partition, position))
+            case ReadWanted(number, read):
+                while read.step():
+                    pass
+                self.server.submit(ReadDone(number, None))
+            case CheckWanted() as wanted:
+                self.server.submit(self._checked(wanted))
+        self._work.popleft()
+        if self._work:
+            self._work_soon()
+
+    def _checked(self, wanted: CheckWanted) -> Checked:
+        reader = self.store.reader(wanted.partition, wanted.position)
+        try:
+            batch, damage = reader.read_batch(wanted.position, wanted.size, wanted.first, wanted.messages)
+        finally:
+            reader.close()
+        return Checked(wanted.number, batch, damage, None)
+
+    def _checkpoint(self, process: Process) -> None:
+        checkpoint, began_at = self.store.begin_checkpoint(self.broker.checkpoint_state(self.clock())), self.world.now
+
+        def write() -> None:
+            checkpoint.write()
+            self.store.finish_checkpoint(checkpoint)
+            self.kept_at = began_at
+            process.call_later(_CHECKPOINT_S, self._checkpoint, process)
+
+        process.call_later(self.world.chance.random() * _WORK_S, write)
+
+
+def _dead(operation: Operation) -> None:
+    raise Killed
+
+
+def _server_options(store: Store) -> ServerOptions:
+    return ServerOptions(
+        store_id=store.store_id,
+        version="simulated",
+        max_frame_bytes=2_400,
+        max_message_bytes=LIMITS.max_message_bytes,
+        producer_window=LIMITS.producer_window,
+        producer_ttl_ms=LIMITS.producer_ttl_ms,
+        max_pull_count=LIMITS.max_pull_count,
+        max_pull_bytes=LIMITS.max_pull_bytes,
+        lapse_ms=LIMITS.lapse_ms,
+        max_parked_pulls=LIMITS.max_parked_pulls,
+        max_connections=1_000,
+        max_inflight_bytes=16 << 20,
+        max_buffered_bytes=64 << 20,
+        first_frame_timeout_ms=10_000,
+    )
