@@ -124,6 +124,8 @@ class Holder:
             call()
         if not self.unconfirmed:
             self._tell()
+        elif self._waiters:
+            self._due()  # a subscription tells what became of them, and who waits for that pulls nothing
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ PATIENCE_S: Final = 60
 
 #: Takes one message, says so, does what it is told, acknowledges, and says what came of that.
 WORKER: Final = """
-import asyncio, sys, time, qmq
+import asyncio, ctypes, sys, time, qmq
 
 async def main(url, name, work):
     async with qmq.connect(url) as client, client.subscribe("a", group="g", consumer=name) as consumer:
@@ -32,6 +32,8 @@ async def main(url, name, work):
             print("took", message.body.decode(), message.attempt, flush=True)
             if work == "block":
                 time.sleep(float(sys.stdin.readline()))
+            elif work == "hold":  # a call into C that does not release the interpreter
+                ctypes.PyDLL(None).usleep(int(1e6 * float(sys.stdin.readline())))
             else:
                 await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
             message.ack()
@@ -158,6 +160,22 @@ async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goe
             stopped.tell("acknowledge it")
             assert await stopped.says() == "confirmed"
             assert (await consumers(client))["stopped"][:2] == (True, 0)
+
+
+async def test_a_call_that_holds_the_interpreter_for_longer_than_the_lapse_lapses(broker: BrokerProcess) -> None:
+    """Not even the thread of the heartbeats runs meanwhile; the docs say so."""
+    async with qmq.connect(broker.url) as client:
+        await client.send("a", b"1")
+        with worker(broker.url, "holding", "hold") as holding:
+            assert await holding.says() == "took 1 1"
+            holding.tell(str(2 * LAPSE_S))
+            await until_offline(client, "holding")
+            async with client.subscribe("a", group="g", consumer="other") as other:
+                (message,) = await other.pull(1, timeout=PATIENCE_S)
+                assert message.body == b"1"
+                assert await holding.says() == "fenced"
+                message.ack()
+                await other.flush()
 
 
 async def test_another_process_under_the_same_id_takes_over_at_once(broker: BrokerProcess) -> None:

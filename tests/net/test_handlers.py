@@ -16,7 +16,7 @@ from qmq.net import pulling, wire
 from qmq.net.holding import Verdict
 from qmq.net.wire import Kind
 from tests.broker_process import running_broker
-from tests.net.scripted import backs_of
+from tests.net.scripted import PATIENCE_S, backs_of
 from tests.net.test_pulling import Subscribed, batch, subscribed
 
 
@@ -160,6 +160,18 @@ async def test_acknowledgements_of_before_it_lost_touch_count_when_the_broker_ha
         messages[1].ack()
         with pytest.raises(Fenced, match="1 acknowledgements"):
             await s.consumer.flush()
+
+
+async def test_who_waits_for_acknowledgements_while_it_loses_touch_hears_of_them() -> None:
+    async with given(b"1", b"2") as (s, messages):
+        messages[0].ack()
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        await s.peer.frame(Kind.ACK)  # which is not answered
+        s.consumer._puller.holders[0].fence(Fenced("out of touch"), for_good=False)
+        said = await s.peer.subscribed()
+        assert said["known"][4:] == [0, 1]
+        async with asyncio.timeout(PATIENCE_S):
+            await flushing
 
 
 # --- not held any more ----------------------------------------------------------------------------------------------
