@@ -10,8 +10,8 @@ from qmq.broker.commands import Ack
 from qmq.broker.effects import Acked, Messages, Refused
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
-from qmq.errors import Fenced, InvalidOption
-from tests.broker.harness import Driven
+from qmq.errors import Fenced, InvalidOption, Overloaded
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many
 
 LAPSE_MS = 1_000
@@ -105,6 +105,32 @@ def test_a_clock_that_jumps_makes_nobody_lapse(tmp_path: Path, jump_s: int) -> N
     assert consumer.ack(0) == 0
 
 
+def test_what_one_held_that_is_forgotten_as_dead_was_recovered_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.ledger.MAX_CONSUMERS", 2)
+    driven = filled(tmp_path, 3, LIMITS)
+    dead = Consumer(driven, "dead")
+    assert dead.pull() == many(3)
+    other = Consumer(driven, "other", connection=2)
+    dead.ack(1)
+    with pytest.raises(Overloaded):
+        Consumer(driven, "third", connection=3)
+    driven.advance(LAPSE_MS // 2)
+    assert other.pull() == []
+    driven.advance(LAPSE_MS // 2 + 1)
+    third = Consumer(driven, "third", connection=3)
+    with pytest.raises(Fenced):
+        dead.ack(0)
+    assert sorted(other.pull(1) + third.pull(1)) == [b"0", b"2"]
+    for consumer in (other, third):
+        assert consumer.ack() == 0
+    driven.restart()
+    for consumer in (other, third):
+        consumer.join()
+        assert consumer.pull() == []
+
+
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +211,22 @@ def test_a_long_poll_wakes_when_another_consumer_lapses(tmp_path: Path) -> None:
     assert driven.do(pull) == []
     effects = [*driven.advance(LAPSE_MS // 2 + 1), *driven.do()]
     assert waiting.take([one for one in effects if isinstance(one, Messages)]) == [b"0"]
+
+
+# --- long polls and idleness -----------------------------------------------------------------------------------------
+
+
+def test_a_thousand_parked_pulls_have_the_broker_do_nothing(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    waiting = [driven.subscribe(f"s{number}.", group=None, start="first") for number in range(1_000)]
+    for subscription in waiting:
+        assert driven.do(driven.pull_command(subscription, timeout_ms=3_600_000)) == []
+    driven.advance(1)
+    first_s = (driven.broker.tick(driven.now) or 0) - driven.now.monotonic_us
+    assert first_s >= 3_000_000_000, "nobody looks before the first of them times out"
+    sent = driven.do(driven.send_command({"s7.x": [b"it"]}))
+    (woken,) = [effect for effect in sent if isinstance(effect, Messages)]
+    assert bodies_of(runs_of_answer(woken)) == [b"it"]
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

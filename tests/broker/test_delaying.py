@@ -136,6 +136,26 @@ def test_delays_outlive_restarts(tmp_path: Path, how: str) -> None:
     driven.close()
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_fell_due_while_the_broker_was_down_comes_at_once(tmp_path: Path, is_clean: bool) -> None:
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", 10 * S, 20 * S, 90 * S)
+    if is_clean:
+        driven.checkpoint()
+    driven.store.close(clean=is_clean)
+    driven.wanted.clear()
+    driven.now = driven.now._replace(wall_us=driven.now.wall_us + 60 * S)
+    driven.open()
+    subscription = follow(driven)
+    driven.advance(0)
+    assert pulled(driven, subscription) == [(b"0", names[0]), (b"1", names[1])]
+    driven.advance(29_000)
+    assert pulled(driven, subscription) == []
+    driven.advance(1_100)
+    assert pulled(driven, subscription) == [(b"2", names[2])]
+    driven.close()
+
+
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
 def test_no_crash_delivers_twice(tmp_path: Path, checkpoint: str) -> None:
     driven = Driven(tmp_path)
