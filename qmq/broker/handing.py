@@ -13,9 +13,9 @@ from qmq.broker.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.effects import Place
 from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
-from qmq.broker.held import MessageRange
+from qmq.broker.held import MessageRange, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
-from qmq.broker.ledger import Ledger, unflat
+from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Members, Offer
 from qmq.broker.overdue import Overdue

@@ -47,12 +47,31 @@ class MessageRange(NamedTuple):
         return same and max(self.skip, other.skip) < min(self.skip + self.total, other.skip + other.total)
 
 
+def flat(ranges: Sequence[MessageRange]) -> list[int]:
+    """Their fields, six each, one after another."""
+    return [field for messages in ranges for field in messages]
+
+
+def unflat(fields: Sequence[int]) -> list[MessageRange]:
+    """The ranges of what ``flat`` gave."""
+    return [MessageRange(*fields[at : at + 6]) for at in range(0, len(fields), 6)]
+
+
 class HeldRange(NamedTuple):
     """A range with what every message of it has in common."""
 
     messages: MessageRange
     attempt: int
     lapses: int
+
+    @classmethod
+    def of(cls, fields: Sequence[int]) -> HeldRange:
+        """That of which ``flat`` gave the fields."""
+        return cls(MessageRange(*fields[:6]), fields[6], fields[7])
+
+    def flat(self) -> list[int]:
+        """Its fields, eight."""
+        return [*self.messages, self.attempt, self.lapses]
 
     def part(self, start: int, end: int) -> HeldRange:
         """Of its messages those from number *start* up to, not including, *end*."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
-import numpy as np
 
 from qmq.broker.commands import Back, Known
+from qmq.broker.dead_letters import between, letters_of
 from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
+from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange, flat, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
-from qmq.broker.retries import PIECES, Failure, Retries, Retry, Taken, packed, split, unpacked
+from qmq.broker.retries import PIECES, Failure, Retries, Taken, split, unpacked
 from qmq.errors import Fenced, Overloaded
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 
@@ -163,18 +163,18 @@ class Ledger:
 
     def pulled(self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]) -> HeldPull:
         """It is given messages for the first time; *where* is how far the group has come by that."""
-        flat = [field for messages in ranges for field in messages]
-        self._record(Kind.PULL, self._packed([member.number, member.held.next_sequence, size, now_us, where, flat]))
+        said = [member.number, member.held.next_sequence, size, now_us, where, flat(ranges)]
+        self._record(Kind.PULL, self._packed(said))
         member.pulled_us = now_us
         return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
 
-    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], flat: list[int]) -> bool:
+    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], fields: list[int]) -> bool:
         member = self._there(number)
         if member is None:
             return False
         member.held.skip_to(first)
         member.pulled_us = now_us
-        member.held.add([HeldRange(messages, 1, 0) for messages in unflat(flat)], size, now_us)
+        member.held.add([HeldRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
         return True
 
     def _there(self, number: int) -> Member | None:
@@ -185,7 +185,7 @@ class Ledger:
     def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> HeldPull:
         """It is given what was taken from the retries."""
         alone = taken[0].retry.isolated
-        which = [[one.retry.number, *_fields(one.held)] for one in taken]
+        which = [[one.retry.number, *one.held.flat()] for one in taken]
         self._record(Kind.AGAIN, self._packed([member.number, member.held.next_sequence, size, now_us, alone, which]))
         member.alone = alone
         member.pulled_us = now_us
@@ -197,7 +197,7 @@ class Ledger:
         member = self._there(number)
         if member is None:
             return False
-        given = [_held(fields) for _, *fields in which]
+        given = [HeldRange.of(fields) for _, *fields in which]
         for (retry, *_), held in zip(which, given, strict=True):
             self.retries.took(retry, held.messages)
         member.held.skip_to(first)
@@ -316,26 +316,9 @@ class Ledger:
             self.retries.add_all(pieces, True, failure)
 
     def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
-        """Each message is a letter of its own: they are handed out again or deleted one by one."""
-        messages = held.messages
-        first = Retry(
-            0, now_us, messages.part(0, 1), held.attempt, held.lapses, False, consumer, start, now_us, reason
-        )  # fmt: skip
-        letters, places = np.repeat(packed([first]), messages.total), np.arange(messages.total)
-        letters["skip"] += places.astype(np.uint32)
-        letters["pull_sequence"] += places.astype(np.uint64)
-        self.dead.add(letters)
+        self.dead.add(letters_of(consumer, start, held, reason, now_us))
 
     # --- dead letters ------------------------------------------------------------------------------------------------
-
-    def dead_numbers(self, after: int, before: int, most: int) -> list[int]:
-        """The numbers of the first dead letters between these, at most so many. Raises StorageFailed."""
-        found = list[int]()
-        for items in self.dead.after(after):
-            found += items["number"].tolist()
-            if len(found) >= most or (found and found[-1] >= before):
-                break
-        return [number for number in found[:most] if number < before]
 
     def revive(self, numbers: list[int], now_us: int) -> int:
         """Hand out dead letters again, as if for the first time; returns how many."""
@@ -345,21 +328,12 @@ class Ledger:
 
     def _revive(self, numbers: list[int], now_us: int) -> None:
         chosen = set(numbers)
-        for items in self._dead_between(min(chosen, default=0), max(chosen, default=0)):
+        for items in between(self.dead, min(chosen, default=0), max(chosen, default=0)):
             for letter in unpacked(items):
                 if letter.number in chosen:
                     failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
                     self.retries.add(letter.messages, 1, 0, False, failure)
                     self.dead.take_out(letter.number, letter.number + 1)
-
-    def _dead_between(self, first: int, last: int) -> list[Any]:
-        """The dead letters with these numbers, in blocks that may have more."""
-        found = list[Any]()
-        for items in self.dead.after(first - 1):
-            found.append(items)
-            if len(items) and int(items["number"][-1]) >= last:
-                break
-        return found
 
     def forget_dead(self, numbers: list[int] | None) -> int:
         """Dead letters (None: all) are gone for good; returns how many."""
@@ -377,11 +351,10 @@ class Ledger:
 
     def untold(self, ranges: list[MessageRange], now_us: int, *, last: bool) -> None:
         """What became of these is not known: they are handed out again, as if for the first time."""
-        flat = [field for messages in ranges for field in messages]
-        self._do(Kind.UNTOLD, [flat, last, now_us])
+        self._do(Kind.UNTOLD, [flat(ranges), last, now_us])
 
-    def _untold(self, flat: list[int], last: bool, now_us: int) -> None:
-        for messages in unflat(flat):
+    def _untold(self, fields: list[int], last: bool, now_us: int) -> None:
+        for messages in unflat(fields):
             self.retries.add(messages, 1, 0, False, Failure("what became of it is lost", 0, 0, now_us, now_us))
 
     def skip_sequences(self, count: int) -> None:
@@ -413,30 +386,19 @@ class Ledger:
         return {
             "settings": list(self.settings),
             "next_member": self._next_member,
-            "members": [
-                [
-                    member.number, member.name, member.transient, member.incarnation, member.nonce, member.closed,
-                    member.left_us, member.progress, member.takeovers, member.alone, member.leaving, member.since_us,
-                    member.client, member.pulled_us, member.held.packed(),
-                ]
-                for member in self.members.values()
-            ],
+            "members": [member.packed() for member in self.members.values()],
             "retries": self.retries.packed(),
             "dead": list(dead),
             "handed": b"".join(self.handed),
-        }  # fmt: skip
+        }
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
         self._set(*fields["settings"])
         self._next_member = fields["next_member"]
-        for number, name, transient, incarnation, nonce, closed, left_us, *state, held in fields["members"]:
-            *state, since_us, client, pulled_us = state
-            member = self.members[number] = self.by_name[name] = Member(number, name, transient, since_us)
-            member.incarnation, member.nonce, member.client = incarnation, nonce, client
-            member.closed, member.left_us, member.pulled_us = closed, left_us, pulled_us
-            member.progress, member.takeovers, member.alone, member.leaving = state
-            member.held = Held.restored(held)
+        for said in fields["members"]:
+            member = Member.restored(said)
+            self.members[member.number] = self.by_name[member.name] = member
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
         names = fields["handed"]
@@ -509,16 +471,3 @@ class Ledger:
                 self._untold(*fields)
             case _:
                 raise AssertionError(kind)
-
-
-def _fields(held: HeldRange) -> list[int]:
-    return [*held.messages, held.attempt, held.lapses]
-
-
-def _held(fields: list[int]) -> HeldRange:
-    return HeldRange(MessageRange(*fields[:6]), fields[6], fields[7])
-
-
-def unflat(flat: list[int]) -> list[MessageRange]:
-    """Ranges of their fields, six each."""
-    return [MessageRange(*flat[at : at + 6]) for at in range(0, len(flat), 6)]

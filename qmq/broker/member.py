@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from qmq.broker.held import Held
 
 
@@ -32,3 +34,22 @@ class Member:
         self.pulled_us = 0  # wall clock, when it was given something last
         self.seen_us = 0  # monotonic
         self.stalled_us = 0  # for so long its loop had not turned when it last said so
+
+    def packed(self) -> list[Any]:
+        """For the checkpoint."""
+        return [
+            self.number, self.name, self.transient, self.incarnation, self.nonce, self.closed, self.left_us,
+            self.progress, self.takeovers, self.alone, self.leaving, self.since_us, self.client, self.pulled_us,
+            self.held.packed(),
+        ]  # fmt: skip
+
+    @classmethod
+    def restored(cls, fields: list[Any]) -> Member:
+        """The one of which ``packed`` gave the fields."""
+        number, name, transient, incarnation, nonce, closed, left_us, *state, since_us, client, pulled_us, held = fields
+        member = cls(number, name, transient, since_us)
+        member.incarnation, member.nonce, member.client = incarnation, nonce, client
+        member.closed, member.left_us, member.pulled_us = closed, left_us, pulled_us
+        member.progress, member.takeovers, member.alone, member.leaving = state
+        member.held = Held.restored(held)
+        return member

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq.broker.commands import Administer, Now
+from qmq.broker.dead_letters import numbers_between
 from qmq.broker.durable import Durable
 from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.handing import Handing
@@ -55,7 +56,7 @@ class Reviving:
         ledger, command = work.ledger, work.command
         is_there = self._handing.ledgers.get(ledger.number) is ledger  # or it was deleted meanwhile
         try:
-            numbers = ledger.dead_numbers(work.last, work.before, LETTERS) if is_there else []
+            numbers = numbers_between(ledger.dead, work.last, work.before, LETTERS) if is_there else []
             if numbers:
                 work.count += ledger.revive(numbers, now.wall_us)
                 work.last = numbers[-1]

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from qmq.broker.commands import Back
+from qmq.broker.dead_letters import numbers_between
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
@@ -281,7 +282,7 @@ def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path
     is_new()
     ledger.leave(member, Leaving.LAPSED, 2_000)
     is_new()
-    ledger.revive(ledger.dead_numbers(0, 1 << 62, 100), 3_000)
+    ledger.revive(numbers_between(ledger.dead, 0, 1 << 62, 100), 3_000)
     is_new()
     ledger.replay(Kind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
     is_new()

@@ -1,0 +1,47 @@
+"""The dead letters of a group: what no consumer is given any more, each message a letter with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qmq.broker.held import HeldRange
+from qmq.broker.retries import Retry, packed
+from qmq.storage.store import ItemLog
+
+
+def letters_of(consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> NDArray[np.void]:
+    """Each message is a letter of its own: they are handed out again or deleted one by one.
+
+    It had them as that consumer, by pull sequences from *start* on; 0 where nobody had them.
+    """
+    messages = held.messages
+    first = Retry(
+        0, now_us, messages.part(0, 1), held.attempt, held.lapses, False, consumer, start, now_us, reason
+    )  # fmt: skip
+    letters, places = np.repeat(packed([first]), messages.total), np.arange(messages.total)
+    letters["skip"] += places.astype(np.uint32)
+    letters["pull_sequence"] += places.astype(np.uint64)
+    return letters
+
+
+def numbers_between(dead: ItemLog, after: int, before: int, most: int) -> list[int]:
+    """The numbers of the first dead letters between these, at most so many. Raises StorageFailed."""
+    found = list[int]()
+    for items in dead.after(after):
+        found += items["number"].tolist()
+        if len(found) >= most or (found and found[-1] >= before):
+            break
+    return [number for number in found[:most] if number < before]
+
+
+def between(dead: ItemLog, first: int, last: int) -> list[Any]:
+    """The dead letters with these numbers, in blocks that may have more. Raises StorageFailed."""
+    found = list[Any]()
+    for items in dead.after(first - 1):
+        found.append(items)
+        if len(items) and int(items["number"][-1]) >= last:
+            break
+    return found

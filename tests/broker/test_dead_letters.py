@@ -1,0 +1,53 @@
+"""qmq/broker/dead_letters.py: a letter a message, and the letters with some numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.dead_letters import between, letters_of, numbers_between
+from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.retries import unpacked
+from qmq.format.layout import RETRY_DTYPE
+from qmq.storage.disk import Disk
+from qmq.storage.store import ItemLog
+
+HELD = HeldRange(MessageRange(5, 100, 0, 7, 3), 4, 1)
+
+
+def test_each_message_of_a_range_is_a_letter_with_its_pull_sequence() -> None:
+    letters = unpacked(letters_of(9, 40, HELD, "why", 77))
+    assert [letter.messages for letter in letters] == [MessageRange(5, 100, 0, 7 + at, 1) for at in range(3)]
+    assert [letter.pull_sequence for letter in letters] == [40, 41, 42]
+    assert {(letter.consumer, letter.attempt, letter.lapses, letter.reason) for letter in letters} == {(9, 4, 1, "why")}
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> ItemLog:
+    made = ItemLog(Disk(), tmp_path, b"store!", RETRY_DTYPE, [])
+    for at in range(0, 300, 3):
+        made.add(letters_of(1, at, HELD, "why", 77))
+    made.take_out(10, 20)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "most", "found"),
+    [
+        (0, 1 << 62, 4, [1, 2, 3, 4]),
+        (8, 23, 100, [9, 20, 21, 22]),
+        (9, 20, 100, []),
+        (298, 1 << 62, 100, [299, 300]),
+        (300, 1 << 62, 100, []),
+    ],
+)
+def test_numbers_between_are_those_of_letters_that_are_there(
+    dead: ItemLog, after: int, before: int, most: int, found: list[int]
+) -> None:
+    assert numbers_between(dead, after, before, most) == found
+
+
+def test_letters_between_are_all_in_the_blocks_that_come(dead: ItemLog) -> None:
+    numbers = [number for items in between(dead, 250, 290) for number in items["number"].tolist()]
+    assert set(range(250, 291)) <= set(numbers)
