@@ -158,7 +158,7 @@ class Driver(Protocol):
 def driver(module: str) -> Driver:
     """The module of that name."""
     found: Any = importlib.import_module(f"bench.peers.clients.{module}")
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # what a module names so is one
 
 
 def portions(bodies: list[bytes], messages: int, at_once: int) -> Iterator[list[bytes]]:
