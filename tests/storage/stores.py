@@ -46,13 +46,13 @@ class Sender:
         self._stamp_us = max(store.last_stored_at_us, NOW_US)
         self._sequence = 0
 
-    def stage(self, *runs: tuple[str, Sequence[bytes]], partition: int = 0) -> Sent:
-        """Stage one batch of (subject, bodies) runs."""
+    def stage(self, *runs: tuple[str, Sequence[bytes]] | RunContent, partition: int = 0) -> Sent:
+        """Stage one batch of (subject, bodies) runs, or of runs with headers."""
         store = self.store
-        contents = [RunContent(subject, list(bodies), None) for subject, bodies in runs]
+        contents = [run if isinstance(run, RunContent) else RunContent(run[0], list(run[1]), None) for run in runs]
         parts = build_batch(contents, created_at_us=NOW_US, producer_id=PRODUCER, producer_sequence=self._sequence)
         buffer = bytearray(b"".join(parts))
-        self._sequence += sum(len(bodies) for _, bodies in runs)
+        self._sequence += sum(len(run[1]) for run in runs)
         view = memoryview(buffer)
         batch = check_batch(view, BatchLimits())
         numbers = [self._number(name) for name in batch.names]

@@ -1,0 +1,139 @@
+"""The segments of a data directory, as somebody finds them who takes no lock and changes nothing.
+
+Its broker may run meanwhile: what is read then ends behind the last batch that is whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from qmq.errors import BadBytes, StorageFailed
+from qmq.format.batch import Header
+from qmq.format.layout import INDEX_DTYPE
+from qmq.history.files import Files, LocalFiles
+from qmq.history.segments import INDEX, MESSAGES, SegmentSource, read_index
+from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
+from qmq.storage.disk import Disk
+from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
+from qmq.storage.lock import holder_of
+from qmq.storage.scan import Scanner
+from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases
+
+
+class DataDirectory(NamedTuple):
+    """What a data directory holds at one moment."""
+
+    files: Files
+    store_id: bytes
+    segments: list[SegmentSource]
+    #: Who has it: a broker, whose current segments grow; None when nobody has.
+    holder: str | None
+
+
+def is_data_directory(directory: Path) -> bool:
+    """Whether that is one, by the files that say whose it is."""
+    return any((directory / name).exists() for name in COPY_NAMES)
+
+
+def open_data_directory(directory: Path, disk: Disk | None = None) -> DataDirectory:
+    """Look at a data directory. Raises BadBytes when nobody can say whose it is, ForeignFile, StorageFailed."""
+    disk = disk if disk is not None else Disk()
+    holder = holder_of(disk, directory)  # before its segments: a broker that starts meanwhile only adds to them
+    identity = latest(*read_copies(disk, directory))
+    files = LocalFiles(directory, disk)
+    segments = []
+    for number, claim in enumerate(_claims(disk, directory, identity)):
+        partition = _Partition(disk, directory, files, identity, number)
+        segments += partition.segments(claim, is_live=holder is not None)
+    return DataDirectory(files, identity.store_id, segments, holder)
+
+
+def _claims(disk: Disk, directory: Path, identity: Identity) -> list[PartitionClaim | None]:
+    """What the last good checkpoint says of each partition, which tells what was removed."""
+    none: list[PartitionClaim | None] = [None] * len(identity.partitions)
+    for number in list_checkpoints(disk, directory):
+        claims = read_checkpoint(disk, directory, number).claims
+        if claims is not None:
+            return [*claims.partitions, *none][: len(none)]
+    return none
+
+
+class _Partition:
+    def __init__(self, disk: Disk, directory: Path, files: Files, identity: Identity, number: int) -> None:
+        self._disk = disk
+        self._files = files
+        self._identity = identity
+        self._owner = Owner(identity.store_id, number)
+        self._name = identity.partitions[number].directory
+        self._directory = directory / self._name
+
+    def segments(self, claim: PartitionClaim | None, *, is_live: bool) -> list[SegmentSource]:
+        """What is there to read, ascending."""
+        starts = [(base, end) for base, end in self._starts() if claim is None or not claim.is_removed(base)]
+        found = []
+        for (base, _), behind in zip(starts, [*starts[1:], None], strict=True):
+            sealed = behind is not None or not is_live
+            end = min(behind) if behind is not None else None
+            segment = self._indexed(base, end) if end is not None else None
+            segment = segment or self._scanned(base, end, sealed=sealed)
+            found.append(segment)
+        return found
+
+    def _starts(self) -> list[tuple[int, int]]:
+        """(base, previous_end) of each segment; foreign ones count as not there."""
+        starts = []
+        for base in list_bases(self._disk, self._directory):
+            segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
+            try:
+                end = segment.previous_end(self._owner)
+            except ForeignSegment:
+                continue
+            finally:
+                segment.close()
+            starts.append((base, base if end is None else end))
+        return starts
+
+    def _indexed(self, base: int, end: int) -> SegmentSource | None:
+        """A sealed segment by its index, where that is good."""
+        path = f"{self._name}/{base:016x}"
+        try:
+            read_index(self._files, path + INDEX, *self._owner, base, end)
+        except BadBytes:
+            return None
+        return SegmentSource(*self._owner, base, end, path + MESSAGES, path + INDEX, None)
+
+    def _scanned(self, base: int, end: int | None, *, sealed: bool) -> SegmentSource:
+        """A segment that is read to find its batches: what a start of the broker takes, it finds too."""
+        positions, stamps = list[int](), list[int]()
+
+        def feed(header: Header, _: memoryview) -> None:
+            positions.append(header.position)
+            stamps.append(header.stored_at_us)
+
+        scanner = Scanner(self._disk, self._identity.secret, self._identity.store_id, feed)
+        segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
+        try:
+            stop = base + segment.size() if end is None else end
+            # Batches with good headers and bad data are fed too: whoever reads them tells of them.
+            seen = scanner.scan(segment, base, stop, vouched=True)
+        finally:
+            segment.close()
+        last = seen.end
+        rotten = {hole.start: hole.end for hole in seen.rotten}
+        while not sealed and positions and positions[-1] in rotten:  # still being written
+            last = positions.pop()
+            stamps.pop()
+        index = np.empty(len(positions), INDEX_DTYPE)
+        index["position"], index["stored_at_us"] = positions, stamps
+        return SegmentSource(
+            *self._owner, base, last if end is None else end, f"{self._name}/{base:016x}{MESSAGES}", None, index, sealed
+        )
+
+
+def check_is_there(directory: Path) -> None:
+    """Raise StorageFailed unless that is a directory."""
+    if not directory.is_dir():
+        raise StorageFailed(f"{directory} is no directory; name a data directory or an archive")

@@ -1,0 +1,224 @@
+"""Where history lies: a tree of files that are read by ranges, and written once. Here a local one, through the Disk.
+
+Paths are text, with ``/`` between names, relative to the tree's root.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol, Self
+from urllib.parse import unquote, urlsplit
+
+from crc32c import crc32c
+
+from qmq.errors import InvalidOption, StorageFailed
+from qmq.storage.disk import Disk, failure, make_directory, read_fully, write_fully
+
+#: What is copied at once.
+COPY_BYTES: Final = 4 << 20
+
+#: Told of bytes that have been copied or read.
+Progress = Callable[[int], None]
+
+
+class Reading(Protocol):
+    """A file that is open for reading."""
+
+    #: Whether a read of a few bytes costs little, as it does not where another machine is asked.
+    is_near: bool
+
+    def size(self) -> int:
+        """Its bytes. Raises StorageFailed."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """*size* bytes, fewer only where the file ends. Raises StorageFailed."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Files(Protocol):
+    """A tree that history is read from."""
+
+    #: How users name the tree.
+    name: str
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a directory, ascending; nothing where there is none. Raises StorageFailed."""
+
+    def open(self, path: str) -> Reading:
+        """Open a file. Raises StorageFailed, FileNotFoundError when it is not there."""
+
+    def read_whole(self, path: str) -> bytes:
+        """All of a small file. Raises as ``open`` and ``Reading.read``."""
+
+
+class WritableFiles(Files, Protocol):
+    """A tree that an archive is written to. What a call has written is on disk when it returns."""
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and those above it. Raises StorageFull or StorageFailed."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small file, in the place of one that is there. Raises StorageFull or StorageFailed."""
+
+    def copy_in(self, source: Reading, size: int, path: str, progress: Progress) -> int:
+        """Write the first *size* bytes of a file, and give their crc32c. Raises StorageFull or StorageFailed."""
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another name, in the place of one that is there. Raises StorageFailed."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens when it is not there. Raises StorageFailed."""
+
+    def claim(self, path: str, data: bytes) -> bool:
+        """Make a file with *data* unless it is there; False when it is, whatever it holds. Raises StorageFailed."""
+
+
+class LocalReading:
+    """A local file. It is read, not mapped: what the disk cannot give is an error here, not the end of the process."""
+
+    is_near = True
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+        try:
+            self._fd = disk.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise failure(error, "open", path) from error
+
+    def size(self) -> int:
+        try:
+            return self._disk.size(self._fd)
+        except OSError as error:
+            raise failure(error, "look at", self._path) from error
+
+    def read(self, offset: int, size: int) -> bytes:
+        try:
+            return read_fully(self._disk, self._fd, size, offset)
+        except OSError as error:
+            raise failure(error, "read", self._path, offset) from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalFiles:
+    """A directory of this machine."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self._root = root
+        self._disk = disk if disk is not None else Disk()
+        self.name = str(root)
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return self._disk.listdir(self._at(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise failure(error, "list", self._at(path)) from error
+
+    def open(self, path: str) -> LocalReading:
+        return LocalReading(self._disk, self._at(path))
+
+    def read_whole(self, path: str) -> bytes:
+        with self.open(path) as file:
+            return file.read(0, file.size())
+
+    def make_directory(self, path: str) -> None:
+        make_directory(self._disk, self._at(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        target = self._at(path)
+        try:
+            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        except OSError as error:
+            raise failure(error, "write", target) from error
+        self._fill(fd, target, data)
+
+    def copy_in(self, source: Reading, size: int, path: str, progress: Progress) -> int:
+        target, crc, done = self._at(path), 0, 0
+        try:
+            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                while done < size:
+                    piece = source.read(done, min(COPY_BYTES, size - done))
+                    if not piece:
+                        raise StorageFailed(f"the source of {target} ends at {done} of {size} bytes; run qmq verify")
+                    crc = crc32c(piece, crc)
+                    write_fully(self._disk, fd, [piece], done)
+                    done += len(piece)
+                    progress(len(piece))
+                self._disk.fsync(fd)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "write", target) from error
+        return crc
+
+    def rename(self, path: str, to: str) -> None:
+        try:
+            self._disk.rename(self._at(path), self._at(to))
+            self._disk.fsync_directory(self._at(to).parent)
+        except OSError as error:
+            raise failure(error, "rename", self._at(path)) from error
+
+    def remove(self, path: str) -> None:
+        try:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(self._at(path))
+        except OSError as error:
+            raise failure(error, "remove", self._at(path)) from error
+
+    def claim(self, path: str, data: bytes) -> bool:
+        target = self._at(path)
+        try:
+            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise failure(error, "make", target) from error
+        self._fill(fd, target, data)
+        return True
+
+    def _fill(self, fd: int, path: Path, data: bytes) -> None:
+        """Write all of a file that is open, and close it."""
+        try:
+            try:
+                write_fully(self._disk, fd, [data], 0)
+                self._disk.fsync(fd)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "write", path) from error
+
+    def _at(self, path: str) -> Path:
+        return self._root / path if path else self._root
+
+
+def local_path(place: str) -> Path | None:
+    """The path that *place* (a path, or file:// and a path) means; None for any other scheme. Raises InvalidOption."""
+    scheme, _, _ = place.partition("://")
+    if "://" not in place:
+        return Path(place)
+    if scheme != "file":
+        return None
+    parts = urlsplit(place)
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidOption(f"{place} names the machine {parts.netloc}; a file:// path is of this one: file:///path")
+    return Path(unquote(parts.path))
