@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
+.PHONY: help env env-spark demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -12,13 +12,17 @@ env: .venv/ready  ## .venv with the qmq command in it
 .venv/ready: pyproject.toml requirements.lock
 	@scripts/make-env
 
+env-spark: .venv/spark-ready  ## .venv with Spark in it, for the history; installs Java where there is none
+.venv/spark-ready: .venv/ready requirements-spark.lock
+	@scripts/make-spark-env
+
 demo: env  ## a broker, real orders through it, and what happened (ARGS=... for examples/demo.py)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 serve: env  ## a broker on ./qmq-data (ARGS=... for qmq serve)
 	@exec $(BIN)/qmq serve $(ARGS)
 
-lint: env  ## ruff and mypy
+lint: env-spark  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

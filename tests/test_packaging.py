@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock and the environment say the same."""
+"""pyproject.toml, the locks and the environment say the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-LOCK = (ROOT / "requirements.lock").read_text("utf-8")
+LOCK = "".join((ROOT / name).read_text("utf-8") for name in ("requirements.lock", "requirements-spark.lock"))
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", LOCK, re.MULTILINE))
 
 

@@ -1,0 +1,282 @@
+"""Messages as Arrow columns: bodies straight over the window, everything by numpy, nothing message by message.
+
+The trick for bytes that lie scattered in a window: an Arrow array over all of it whose offsets are where each wanted
+stretch starts and ends, so that every other element is what lies between, and ``take`` of the wanted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from qmq.errors import BadBatch
+from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID_SIZE
+from qmq.format.run import read_header
+from qmq_spark.headers import KEYS, PROPERTIES, TAGS, Texts, Walked, walk
+from qmq_spark.heads import COLUMN_BYTES_BY_FLAGS, Heads, Ints, spread
+
+#: Those that need the columns and headers of messages, not only the heads of batches.
+OF_HEADERS: Final = frozenset(("key", "tags", "properties"))
+OF_MESSAGES: Final = OF_HEADERS | {"body"}
+
+_FEW_A_RUN: Final = 32
+_HEX: Final = np.frombuffer(bytes(range(256)).hex().encode(), "<u2")
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Undecodable(NamedTuple):
+    """A message whose header is not one: which of the messages, and why."""
+
+    message: int
+    reason: str
+
+
+class Messages:
+    """The messages of the runs of *heads*, in the order in which they lie; n of them."""
+
+    def __init__(self, window: memoryview, heads: Heads, names: list[str]) -> None:
+        self._window = window
+        self._heads = heads
+        self._names = names
+        runs = heads.runs
+        self.counts: Ints = runs["count"].astype(np.int64)
+        #: Of each run: where its columns and its payload begin in the window.
+        self._columns = (heads.offsets + heads.data_starts)[heads.batch_of] + runs["offset"]
+        flags = heads.headers["flags"][heads.batch_of].astype(np.int64)
+        self._flags = flags
+        self._payloads = self._columns + COLUMN_BYTES_BY_FLAGS[flags] * self.counts
+        self.undecodable: list[Undecodable] = []
+        self._lengths: Ints | None = None
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def record_batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """These messages with the columns of *schema*. Raises BadBatch when lengths do not add up.
+
+        ``undecodable`` has those then that must be left out, where the schema has columns of headers.
+        """
+        made: dict[str, pa.Array] = {}
+        wanted = set(schema.names)
+        if wanted & OF_HEADERS:
+            self._make_headers(schema, made)
+        for field in schema:
+            if field.name not in made:
+                made[field.name] = _MAKERS[field.name](self)
+        return pa.RecordBatch.from_arrays([made[name] for name in schema.names], schema=schema)
+
+    # --- what goes by run --------------------------------------------------------------------------------------------
+
+    def _repeated(self, values: Any) -> Any:
+        """A value a run, given a value a message."""
+        return np.repeat(values, self.counts)
+
+    def _by_batch(self, name: str, dtype: Any) -> Any:
+        return self._repeated(self._heads.headers[name][self._heads.batch_of].astype(dtype))
+
+    def subject(self) -> pa.Array:
+        used, codes = np.unique(self._heads.subjects, return_inverse=True)
+        names = pa.array([self._names[number] for number in used.tolist()], pa.string())
+        return names.take(pa.array(self._repeated(codes.astype(np.int32))))
+
+    def lane(self) -> pa.Array:
+        return pa.array(self._repeated(self._heads.runs["lane"].astype(np.int32)))
+
+    def partition(self) -> pa.Array:
+        return pa.array(self._by_batch("partition", np.int32))
+
+    def positions(self) -> Ints:
+        """Where each message lies: int64[n]."""
+        firsts = self._heads.headers["position"][self._heads.batch_of].astype(np.int64) + self._heads.ordinals
+        return spread(firsts, self.counts)
+
+    def position(self) -> pa.Array:
+        return pa.array(self.positions())
+
+    def sequence(self) -> pa.Array:
+        return pa.array(spread(self._heads.runs["first_sequence"].astype(np.int64), self.counts))
+
+    def created_at(self) -> pa.Array:
+        return pa.array(self._by_batch("created_at_us", np.int64)).cast(pa.timestamp("us", "UTC"))
+
+    def stored_at(self) -> pa.Array:
+        return pa.array(self._by_batch("stored_at_us", np.int64)).cast(pa.timestamp("us", "UTC"))
+
+    def message_id(self) -> pa.Array:
+        """32 hex digits; of a copy those of its origin."""
+        ids = np.empty((len(self), MESSAGE_ID_SIZE), np.uint8)
+        stores = np.frombuffer(self._heads.headers["store_id"].tobytes(), np.uint8).reshape(-1, 6)
+        ids[:, :6] = self._repeated_rows(stores)
+        ids[:, 6:8] = self._by_batch("partition", ">u2").view(np.uint8).reshape(-1, 2)
+        ids[:, 8:] = self.positions().astype(">u8").view(np.uint8).reshape(-1, 8)
+        copies = np.flatnonzero(self._flags & HAS_ORIGIN_ID)
+        if len(copies):
+            counts = self.counts[copies]
+            origins = self._payloads[copies] - MESSAGE_ID_SIZE * counts
+            places = np.repeat(origins, counts) + MESSAGE_ID_SIZE * spread(np.zeros(len(copies), np.int64), counts)
+            raw = np.frombuffer(self._window, np.uint8)
+            firsts = np.cumsum(self.counts) - self.counts
+            ids[spread(firsts[copies], counts)] = raw[places[:, None] + np.arange(MESSAGE_ID_SIZE)]
+        offsets = np.arange(0, 32 * (len(ids) + 1), 32, dtype=np.int32)
+        return pa.Array.from_buffers(pa.string(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[ids])])
+
+    def _repeated_rows(self, rows: Any) -> Any:
+        return np.repeat(rows[self._heads.batch_of], self.counts, axis=0)
+
+    # --- what goes by message ----------------------------------------------------------------------------------------
+
+    def _column(self, dtype: str, within: int) -> Ints:
+        """The column of that type that begins *within* bytes a message behind the first one: int64[n]."""
+        size = np.dtype(dtype).itemsize
+        starts = self._columns + within * self.counts
+        if len(self.counts) * _FEW_A_RUN <= len(self):
+            views = [
+                np.frombuffer(self._window, dtype, count, start)
+                for start, count in zip(starts.tolist(), self.counts.tolist(), strict=True)
+            ]
+            return np.concatenate(views).astype(np.int64)
+        # Every byte offset seen as the start of an integer: one fancy index reads unaligned columns of many runs.
+        every: Any = np.ndarray((len(self._window) - size + 1,), dtype, self._window, 0, (1,))
+        within_run = spread(np.zeros(len(starts), np.int64), self.counts)
+        column: Ints = every[self._repeated(starts) + size * within_run].astype(np.int64)
+        return column
+
+    def _places(self) -> tuple[Ints, Ints, Ints]:
+        """Of each message where it starts, where its body starts, and where it ends. Raises BadBatch."""
+        lengths, header_sizes = self._column("<u4", 0), self._column("<u2", 4)
+        ends = np.cumsum(lengths)
+        behind = ends[np.cumsum(self.counts) - 1]  # of each run
+        before = np.concatenate(([0], behind[:-1]))
+        payload_ends = self._columns + self._heads.runs["size"]
+        if not np.array_equal(behind - before, payload_ends - self._payloads) or (header_sizes > lengths).any():
+            raise BadBatch("the lengths of a run do not sum to its payload")
+        ends += self._repeated(self._payloads - before)
+        starts = ends - lengths
+        return starts, starts + header_sizes, ends
+
+    def body(self) -> pa.Array:
+        _, starts, ends = self._places()
+        return gather(self._window, starts, ends, pa.binary())
+
+    def _make_headers(self, schema: pa.Schema, made: dict[str, pa.Array]) -> None:
+        starts, ends, body_ends = self._places()
+        if "body" in schema.names:
+            made["body"] = gather(self._window, ends, body_ends, pa.binary())
+        window, walked = self._walked(starts, ends)
+        n = len(starts)
+        if "key" in schema.names:
+            made["key"] = _key(window, walked.fields[KEYS], n)
+        if "tags" in schema.names:
+            texts = walked.fields[TAGS]
+            offsets = _offsets(np.bincount(texts.message, minlength=n))
+            values = gather(window, texts.start, texts.end, pa.string())
+            made["tags"] = pa.ListArray.from_arrays(offsets, values, type=schema.field("tags").type)
+        if "properties" in schema.names:
+            texts = walked.fields[PROPERTIES]
+            offsets = _offsets(np.bincount(texts.message, minlength=n) // 2)
+            names = gather(window, texts.start[::2], texts.end[::2], pa.string())
+            values = gather(window, texts.start[1::2], texts.end[1::2], pa.string())
+            made["properties"] = pa.MapArray.from_arrays(offsets, names, values, type=schema.field("properties").type)
+
+    def _walked(self, starts: Ints, ends: Ints) -> tuple[memoryview, Walked]:
+        """The texts of all headers, and the window that they lie in: behind it what had to be read one by one."""
+        walked = walk(self._window, starts, ends)
+        odd = set(walked.odd.tolist()) | _without_text(self._window, walked)
+        if not odd:
+            return self._window, walked
+        extra = bytearray()
+        added: tuple[list[tuple[int, int, int]], ...] = ([], [], [])
+        for message in sorted(odd):
+            try:
+                header = read_header(bytes(self._window[starts[message] : ends[message]]))
+            except BadBatch as error:
+                self.undecodable.append(Undecodable(message, str(error)))
+                continue
+            properties = [text for item in header.get("p", {}).items() for text in item]
+            for field, texts in ((KEYS, header.get("k", [])), (TAGS, header.get("t", [])), (PROPERTIES, properties)):
+                for text in texts:
+                    first = len(self._window) + len(extra)
+                    extra += text.encode()
+                    added[field].append((message, first, len(self._window) + len(extra)))
+        kept = [_merged(texts, more, odd) for texts, more in zip(walked.fields, added, strict=True)]
+        return memoryview(bytes(self._window) + extra), Walked((kept[0], kept[1], kept[2]), walked.odd)
+
+
+_MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
+    "subject": Messages.subject,
+    "lane": Messages.lane,
+    "partition": Messages.partition,
+    "position": Messages.position,
+    "sequence": Messages.sequence,
+    "message_id": Messages.message_id,
+    "created_at": Messages.created_at,
+    "stored_at": Messages.stored_at,
+    "body": Messages.body,
+}
+
+
+def gather(window: memoryview, starts: Ints, ends: Ints, kind: pa.DataType) -> pa.Array:
+    """Bytes or text from places of a window, as an array of their own. Raises pa.ArrowInvalid for what is not text."""
+    n = len(starts)
+    if not n:
+        return pa.array([], kind)
+    buffer = pa.py_buffer(window)
+    if np.array_equal(starts[1:], ends[:-1]):  # one behind the other: nothing to copy
+        offsets = np.append(starts, ends[-1:]).astype(np.int32)
+        return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(offsets), buffer])
+    if (starts[1:] < ends[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        back = np.empty(n, np.int64)
+        back[order] = np.arange(n)
+        return gather(window, starts[order], ends[order], kind).take(pa.array(back))
+    offsets = np.empty(2 * n, np.int32)
+    offsets[::2], offsets[1::2] = starts, ends
+    scattered = pa.Array.from_buffers(kind, 2 * n - 1, [None, pa.py_buffer(offsets), buffer])
+    return scattered.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32)))
+
+
+def _offsets(counts: Any) -> pa.Array:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.array(offsets)
+
+
+def _key(window: memoryview, texts: Texts, n: int) -> pa.Array:
+    """The first key of each message; null where it has none."""
+    first = np.ones(len(texts.message), np.bool_)
+    first[1:] = texts.message[1:] != texts.message[:-1]
+    values = gather(window, texts.start[first], texts.end[first], pa.string())
+    who = texts.message[first]
+    if len(who) == n:
+        return values
+    places, missing = np.zeros(n, np.int32), np.ones(n, np.bool_)
+    places[who], missing[who] = np.arange(len(who)), False
+    return values.take(pa.array(places, mask=missing))
+
+
+def _without_text(window: memoryview, walked: Walked) -> set[int]:
+    """Messages with a text that is no UTF-8."""
+    found = set[int]()
+    for texts in walked.fields:
+        try:
+            gather(window, texts.start, texts.end, pa.string()).validate(full=True)
+        except pa.ArrowInvalid:
+            for message, start, end in zip(*(column.tolist() for column in texts), strict=True):
+                try:
+                    bytes(window[start:end]).decode()
+                except UnicodeDecodeError:
+                    found.add(message)
+    return found
+
+
+def _merged(texts: Texts, added: list[tuple[int, int, int]], odd: Collection[int]) -> Texts:
+    kept = ~np.isin(texts.message, list(odd))
+    more = np.array(added, np.int64).reshape(-1, 3)
+    columns = [np.concatenate((column[kept], more[:, at])) for at, column in enumerate(texts)]
+    order = np.argsort(columns[0], kind="stable")
+    return Texts(*(column[order] for column in columns))

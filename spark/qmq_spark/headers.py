@@ -1,0 +1,152 @@
+"""Message headers of many messages at once: keys, tags and properties as places in a window, found by numpy.
+
+A header is a msgpack map of ``"k"``: list of keys, ``"t"``: list of tags, ``"p"``: map of properties, all of it text.
+The walk goes through all headers side by side, one text a step: as many steps as the longest header has texts. What it
+does not know (later fields, other shapes) is left to ``read_header``, one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+KEYS: Final = 0
+TAGS: Final = 1
+PROPERTIES: Final = 2
+
+_FIXMAP: Final = 0x80
+_LETTERS: Final = np.full(256, -1, np.int64)
+_LETTERS[[ord("k"), ord("t"), ord("p")]] = KEYS, TAGS, PROPERTIES
+_NO_INTS: Final = np.empty(0, np.int64)
+
+
+class Texts(NamedTuple):
+    """Texts of one field: whose they are (ascending), and where in the window they lie. Properties: name, value, ..."""
+
+    message: Ints
+    start: Ints
+    end: Ints
+
+
+class Walked(NamedTuple):
+    """What was found, by KEYS, TAGS and PROPERTIES; ``odd`` are messages whose headers have to be read otherwise."""
+
+    fields: tuple[Texts, Texts, Texts]
+    odd: Ints
+
+
+class _Walk:
+    def __init__(self, window: memoryview, starts: Ints, ends: Ints) -> None:
+        self.raw = np.frombuffer(window, np.uint8)
+        self.at = starts.copy()
+        self.ends = ends
+        self.odd = np.zeros(len(starts), np.bool_)
+        self.found: tuple[list[tuple[Ints, Ints, Ints]], ...] = ([], [], [])
+
+    def byte(self, who: Ints, ahead: int = 0) -> Ints:
+        """The byte of each of those messages that is *ahead* of where it is; those whose headers end there are odd."""
+        places = self.at[who] + ahead
+        over = places >= self.ends[who]
+        self.odd[who[over]] = True
+        places[over] = 0
+        return self.raw[places].astype(np.int64)
+
+    def number(self, who: Ints, size: int) -> Ints:
+        """A big-endian number of *size* bytes behind the first one."""
+        value = np.zeros(len(who), np.int64)
+        for ahead in range(1, size + 1):
+            value = (value << 8) | self.byte(who, ahead)
+        return value
+
+    def counts(self, who: Ints, short: int, long: int) -> Ints:
+        """How many elements the list or map has that begins here, and step behind that: *short* is the first byte of
+        short ones, *long* that of those with a u16."""
+        first = self.byte(who)
+        value = first - short
+        is_long = first == long
+        value[is_long] = self.number(who[is_long], 2)
+        self.at[who] += np.where(is_long, 3, 1)
+        wrong = (~is_long & ((first < short) | (first >= short + 16))) | (value == 0)
+        self.odd[who[wrong]] = True
+        value[wrong] = 0
+        return value
+
+    def text(self, who: Ints) -> tuple[Ints, Ints]:
+        """Where the text of each of those messages lies, and step behind it."""
+        first = self.byte(who)
+        size = first - 0xA0
+        head = np.ones(len(who), np.int64)
+        wrong = (first < 0xA0) | (first > 0xBF)
+        for code, width in ((0xD9, 1), (0xDA, 2)):
+            such = first == code
+            if such.any():
+                size[such] = self.number(who[such], width)
+                head[such] = 1 + width
+                wrong[such] = False
+        start = self.at[who] + head
+        end = start + size
+        wrong |= end > self.ends[who]
+        self.odd[who[wrong]] = True
+        self.at[who] = np.where(wrong, self.at[who], end)
+        return start, np.where(wrong, start, end)
+
+    def texts(self, who: Ints, field: int, counts: Ints) -> None:
+        """Take *counts* texts of each of those messages, step by step."""
+        left = counts
+        while len(who):
+            kept = (left > 0) & ~self.odd[who]
+            who, left = who[kept], left[kept]
+            if len(who):
+                start, end = self.text(who)
+                self.found[field].append((who, start, end))
+                left = left - 1
+
+    def fields(self, who: Ints, fields: Ints) -> None:
+        """Take as many fields of each of those messages."""
+        seen = np.full(len(self.at), -1, np.int64)
+        for number in range(int(fields.max(initial=0))):
+            now = who[(fields > number) & ~self.odd[who]]
+            named = self.byte(now) == 0xA1
+            field = np.where(named, _LETTERS[self.byte(now, 1)], -1)
+            wrong = (field < 0) | (field <= seen[now])  # they come in this order
+            self.odd[now[wrong]] = True
+            now, field = now[~wrong], field[~wrong]
+            seen[now] = field
+            self.at[now] += 2
+            for which in (KEYS, TAGS):
+                such = now[field == which]
+                self.texts(such, which, self.counts(such, 0x90, 0xDC))
+            such = now[field == PROPERTIES]
+            self.texts(such, PROPERTIES, 2 * self.counts(such, _FIXMAP, 0xDE))
+
+
+def walk(window: memoryview, starts: Ints, ends: Ints) -> Walked:
+    """The texts in headers: int64[n] where these start and end in the window; empty ones have none."""
+    state = _Walk(window, starts, ends)
+    who = np.flatnonzero(ends > starts)
+    first = state.byte(who)
+    wrong = (first <= _FIXMAP) | (first > _FIXMAP + 3)
+    state.odd[who[wrong]] = True
+    state.at[who] += 1
+    state.fields(who[~wrong], first[~wrong] - _FIXMAP)
+    whole = who[~state.odd[who]]
+    state.odd[whole[state.at[whole] != ends[whole]]] = True
+    fields = [_joined(found, state.odd) for found in state.found]
+    return Walked((fields[0], fields[1], fields[2]), np.flatnonzero(state.odd))
+
+
+def _joined(found: list[tuple[Ints, Ints, Ints]], odd: npt.NDArray[Any]) -> Texts:
+    """By message, in the order in which they stand there."""
+    if not found:
+        return Texts(_NO_INTS, _NO_INTS, _NO_INTS)
+    message, start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    kept = ~odd[message]
+    message, start, end = message[kept], start[kept], end[kept]
+    if len(found) > 1:
+        order = np.argsort(message, kind="stable")
+        message, start, end = message[order], start[order], end[order]
+    return Texts(message, start, end)

@@ -1,0 +1,250 @@
+"""Reading a stretch of a segment: windows of whole batches, checked, decoded, 64 k rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from qmq.errors import BadBatch, BadBytes, StorageError
+from qmq.format.batch import header_crc_of, parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
+from qmq.format.private import is_private
+from qmq.history.files import Files, Reading
+from qmq.history.segments import Index, SegmentSource
+from qmq_spark.columns import OF_MESSAGES, Messages
+from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
+
+#: Bytes that are looked at together; more only for a larger batch.
+WINDOW_BYTES: Final = 8 << 20
+#: Rows of a record batch.
+ROWS: Final = 65_536
+#: Where batches are larger than this on average, and only their heads are wanted, each is read by itself.
+_SPARSE_BYTES: Final = 16 << 10
+#: A head of a few runs.
+_HEAD_BYTES: Final = 1 << 10
+
+
+class Stretch(NamedTuple):
+    """Whole batches of a segment: those that begin at positions [start, end), and what lies between."""
+
+    segment: SegmentSource
+    start: int
+    end: int
+
+    def batches(self, files: Files) -> Index:
+        """Where they begin. Raises BadBytes, StorageFailed."""
+        index = self.segment.batches(files)
+        low, high = np.searchsorted(index["position"], np.array([self.start, self.end], np.uint64))
+        return index[low:high]
+
+
+class Damage(NamedTuple):
+    """Bytes that are not what was written: positions [start, end) of a partition, and how many messages that were."""
+
+    file: str
+    partition: int
+    start: int
+    end: int
+    #: None where nobody can tell.
+    messages: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        count = "an unknown number of" if self.messages is None else f"{self.messages:,}"
+        return (
+            f"{self.file}: bytes of partition {self.partition} from position {self.start} to {self.end} are bad "
+            f"({self.reason}); they held {count} messages"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read. Times are microseconds, from included, until excluded; None: any."""
+
+    #: Whether a subject's messages are wanted.
+    prefixes: tuple[str, ...] = ()
+    subjects: frozenset[str] | None = None
+    private: bool = False
+    stored_from: int = 0
+    stored_until: int = 1 << 63
+    created_from: int = 0
+    created_until: int = 1 << 63
+    partitions: frozenset[int] | None = None
+
+    def takes(self, subject: str) -> bool:
+        """Whether messages of that subject are wanted."""
+        if is_private(subject) and not self.private:
+            return False
+        return (self.subjects is None or subject in self.subjects) and all(map(subject.startswith, self.prefixes))
+
+
+class StretchReader:
+    """Reads stretches of one tree. ``tell`` hears of each damage."""
+
+    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[Damage], None]) -> None:
+        self._files = files
+        self._wanted = wanted
+        self._schema = schema
+        self._tell = tell
+        self._names = Subjects()
+        self._takes: list[bool] = []
+        #: Where no column needs them, neither bodies nor their checksums are looked at.
+        self._only_heads = not set(schema.names) & OF_MESSAGES
+
+    def record_batches(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+        """The messages of a stretch. Raises StorageFailed; BadBytes when its file or its index is gone or rotten."""
+        try:
+            file = self._files.open(stretch.segment.path)
+        except FileNotFoundError as error:
+            raise BadBytes(f"{stretch.segment.path} in {self._files.name} is gone; plan the read again") from error
+        try:
+            batches = stretch.batches(self._files)
+            first = int(batches["position"][0]) if len(batches) else stretch.end
+            if stretch.start < first:
+                self._damage(stretch.segment, stretch.start, first, None, NO_BATCH)
+            for window in _windows(file, stretch, batches, only_heads=self._only_heads):
+                yield from self._of_window(stretch, window)
+        finally:
+            file.close()
+
+    def _of_window(self, stretch: Stretch, window: _Window) -> Iterator[pa.RecordBatch]:
+        segment, (view, offsets, positions, ends) = stretch.segment, window[:4]
+        headers, wrong = check_headers(view, offsets, positions, segment.store_id, data=not self._only_heads)
+        sizes, counts = headers["size"].tolist(), headers["messages"].tolist()
+        for at, (start, end) in enumerate(zip(positions.tolist(), ends.tolist(), strict=True)):
+            reason, behind = wrong[at], start + sizes[at]
+            if reason is None and behind > end:
+                reason = wrong[at] = "it leads past the next batch"
+            if reason is not None:
+                self._damage(segment, start, end, None if reason == NO_BATCH else counts[at], reason)
+            elif behind < end:
+                self._damage(segment, behind, end, None, NO_BATCH)
+        good = np.array([reason is None for reason in wrong], np.bool_)
+        good &= self._in_time(headers)
+        heads, bad = read_heads(view, offsets[good], headers[good], self._names)
+        for at, reason in bad.items():
+            header = heads.headers[at]
+            start = int(header["position"])
+            self._damage(segment, start, start + int(header["size"]), int(header["messages"]), reason)
+        heads = self._of_subjects(without(heads, bad) if bad else heads)
+        for part in _groups(heads):
+            yield from self._decoded(segment, view, part)
+
+    def _decoded(self, segment: SegmentSource, view: memoryview, heads: Heads) -> Iterator[pa.RecordBatch]:
+        messages = Messages(view, heads, self._names.names)
+        try:
+            made = messages.record_batch(self._schema)
+        except BadBatch as error:
+            if len(np.unique(heads.batch_of)) > 1:  # which of them it is
+                for at in np.unique(heads.batch_of).tolist():
+                    yield from self._decoded(segment, view, with_runs(heads, heads.batch_of == at))
+                return
+            header = heads.headers[int(heads.batch_of[0])]
+            start = int(header["position"])
+            self._damage(segment, start, start + int(header["size"]), int(header["messages"]), str(error))
+            return
+        if messages.undecodable:
+            positions = messages.positions()
+            for message, reason in messages.undecodable:
+                place = int(positions[message])
+                self._damage(segment, place, place + 1, 1, reason)
+            kept = np.ones(len(messages), np.bool_)
+            kept[[message for message, _ in messages.undecodable]] = False
+            made = made.filter(pa.array(kept))
+        for first in range(0, made.num_rows, ROWS):
+            yield made.slice(first, ROWS)
+
+    def _in_time(self, headers: Array) -> Any:
+        wanted = self._wanted
+        stored, created = headers["stored_at_us"], headers["created_at_us"]
+        kept = (stored >= np.uint64(wanted.stored_from)) & (stored < np.uint64(wanted.stored_until))
+        kept &= (created >= np.uint64(wanted.created_from)) & (created < np.uint64(wanted.created_until))
+        return kept
+
+    def _of_subjects(self, heads: Heads) -> Heads:
+        for name in self._names.names[len(self._takes) :]:
+            self._takes.append(self._wanted.takes(name))
+        kept = np.array(self._takes, np.bool_)[heads.subjects] if len(heads.subjects) else np.zeros(0, np.bool_)
+        return heads if kept.all() else with_runs(heads, kept)
+
+    def _damage(self, segment: SegmentSource, start: int, end: int, messages: int | None, reason: str) -> None:
+        file = f"{self._files.name}/{segment.path}"
+        self._tell(Damage(file, segment.partition, start, end, messages, reason))
+
+
+class _Window(NamedTuple):
+    """Batches that are in memory: where they begin there and in the log, and where the next one does."""
+
+    view: memoryview
+    offsets: Ints
+    positions: Ints
+    ends: Ints
+
+
+def _windows(file: Reading, stretch: Stretch, batches: Index, *, only_heads: bool) -> Iterator[_Window]:
+    """All batches of a stretch, as many at a time as fit."""
+    positions = batches["position"].astype(np.int64)
+    ends = np.append(positions[1:], stretch.end)
+    base = stretch.segment.base
+    first = 0
+    while first < len(positions):
+        start = int(positions[first])
+        stop = max(int(np.searchsorted(ends, start + WINDOW_BYTES, "right")), first + 1)
+        here = slice(first, stop)
+        first = stop
+        if only_heads and file.is_near and (int(ends[here][-1]) - start) > _SPARSE_BYTES * (stop - here.start):
+            yield _read_heads_of(file, base, positions[here], ends[here])
+            continue
+        size = int(ends[here][-1]) - start
+        if size > WINDOW_BYTES:  # one batch, or bad bytes behind one
+            size = _size_of(file, start - base, size)
+        data = file.read(start - base, size).ljust(size, b"\0")  # a file that is too short has bad bytes
+        yield _Window(memoryview(data), positions[here] - start, positions[here], ends[here])
+
+
+def _size_of(file: Reading, offset: int, most: int) -> int:
+    """What is to be read of a large batch: all that its header says, if that holds."""
+    head = file.read(offset, BATCH_HEADER_SIZE)
+    if len(head) == BATCH_HEADER_SIZE and (header := parse_header(head)).data_start <= header.size <= most:
+        head = file.read(offset, header.data_start)
+        if len(head) == header.data_start and header_crc_of(memoryview(head), len(head)) == header.header_crc:
+            return header.size
+    return BATCH_HEADER_SIZE
+
+
+def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Window:
+    """The heads of large batches, one behind the other."""
+    heads, offsets, done = [], [], 0
+    for position, end in zip(positions.tolist(), ends.tolist(), strict=True):
+        head = file.read(position - base, min(_HEAD_BYTES, end - position)).ljust(BATCH_HEADER_SIZE, b"\0")
+        header = parse_header(head)
+        if header.magic == BATCH_MAGIC and len(head) < header.data_start <= end - position:
+            head = file.read(position - base, header.data_start).ljust(BATCH_HEADER_SIZE, b"\0")
+        heads.append(head)
+        offsets.append(done)
+        done += len(head)
+    return _Window(memoryview(b"".join(heads)), np.array(offsets, np.int64), positions, ends)
+
+
+def _groups(heads: Heads) -> Iterator[Heads]:
+    """The same runs, about ROWS messages at a time, and whole batches."""
+    if not len(heads.runs):
+        return
+    ends = np.cumsum(heads.runs["count"], dtype=np.int64)
+    groups = (ends - 1) // ROWS
+    if not groups[-1]:
+        yield heads
+        return
+    for group in np.unique(groups).tolist():
+        yield with_runs(heads, groups == group)
+
+
+def unreadable(stretch: Stretch, files: Files, error: StorageError) -> Damage:
+    """A stretch of which nothing can be read."""
+    return Damage(
+        f"{files.name}/{stretch.segment.path}", stretch.segment.partition, stretch.start, stretch.end, None, str(error)
+    )

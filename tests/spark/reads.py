@@ -1,0 +1,35 @@
+"""Reading without Spark: the parts of a source, one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from qmq_spark.planning import open_source, plan
+from qmq_spark.reading import Damage, StretchReader, Wanted
+from qmq_spark.source import COLUMNS
+
+SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
+
+
+def schema_of(*names: str) -> pa.Schema:
+    """The columns of these names."""
+    return pa.schema([SCHEMA.field(name) for name in names])
+
+
+def read(
+    place: Path, wanted: Wanted | None = None, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
+) -> tuple[list[dict[str, Any]], list[Damage]]:
+    """All rows of a source, in order, and what is bad."""
+    wanted = wanted if wanted is not None else Wanted()
+    source, damages, rows = open_source(str(place)), list[Damage](), list[dict[str, Any]]()
+    reader = StretchReader(source.files, wanted, schema, damages.append)
+    for part in plan(source, wanted, part_bytes):
+        for stretch in part:
+            for batch in reader.record_batches(stretch):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
+    return rows, damages

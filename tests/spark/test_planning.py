@@ -1,0 +1,66 @@
+"""Parts of a source: every byte in one of them, about the same size, and none for what is not asked for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import InvalidOption, StorageFailed
+from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq_spark.planning import open_source, plan
+from qmq_spark.reading import Wanted
+from tests.history.orders import write_orders
+from tests.storage.stores import segment_files
+
+
+@pytest.mark.parametrize("part_bytes", [1, 5_000, 40_000, 1 << 30])
+def test_parts_are_balanced_and_lack_nothing(tmp_path: Path, part_bytes: int) -> None:
+    sent = write_orders(tmp_path, 100)
+    source = open_source(str(tmp_path))
+    parts = plan(source, Wanted(), part_bytes)
+    largest = max(len(batch.data) for batch in sent)
+    sizes = [sum(stretch.end - stretch.start for stretch in part) for part in parts]
+    assert max(sizes) <= part_bytes + largest
+    stretches = [stretch for part in parts for stretch in part]
+    for segment in source.segments:
+        own = [(at.start, at.end) for at in stretches if at.segment[1:3] == segment[1:3]]
+        assert [start for start, _ in own] == [segment.base + SEGMENT_HEADER_SIZE, *(end for _, end in own[:-1])]
+        assert own[-1][1] == segment.end
+        assert all(before[1] == after[0] for before, after in pairwise(own))
+    if part_bytes == 5_000:
+        assert len(parts) > 5
+
+
+def test_times_spare_segments(tmp_path: Path) -> None:
+    sent = write_orders(tmp_path, 100)
+    source = open_source(str(tmp_path))
+    assert plan(source, Wanted(stored_until=1), 5_000) == []
+    assert plan(source, Wanted(stored_from=1 << 62), 5_000) == []
+    parts = plan(source, Wanted(partitions=frozenset([1])), 5_000)
+    assert {stretch.segment.partition for part in parts for stretch in part} == {1}
+    assert sent
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="neither a data directory nor an archive"):
+        open_source(str(tmp_path))
+    with pytest.raises(StorageFailed, match="is no directory"):
+        open_source(str(tmp_path / "nothing"))
+    with pytest.raises(InvalidOption, match="gopher"):
+        open_source("gopher://a/b")
+
+
+def test_an_index_spares_the_search(tmp_path: Path) -> None:
+    """Segments whose index is gone or rotten are read to find their batches, and give the same."""
+    write_orders(tmp_path, 100)
+    by_index = plan(open_source(str(tmp_path)), Wanted(), 5_000)
+    assert any(stretch.segment.index_path for part in by_index for stretch in part)
+    for segment in (*segment_files(tmp_path), *segment_files(tmp_path, 1)):
+        segment.with_suffix(".index").write_bytes(b"rotten")
+    by_search = plan(open_source(str(tmp_path)), Wanted(), 5_000)
+    assert not any(stretch.segment.index_path for part in by_search for stretch in part)
+    assert [[stretch[1:] for stretch in part] for part in by_search] == [
+        [stretch[1:] for stretch in part] for part in by_index
+    ]

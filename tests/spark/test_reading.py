@@ -1,0 +1,97 @@
+"""Stretches of segments as record batches: what a client would decode, in the same order; bad bytes are told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq_spark import reading
+from qmq_spark.reading import Wanted
+from tests.history.orders import rows_in, time_of, write_orders
+from tests.spark.reads import read, schema_of
+from tests.storage.stores import NOW_US, Sent, damage, segment_files
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> list[Sent]:
+    return write_orders(tmp_path, 120)
+
+
+def messages_of(sent: Sent) -> int:
+    return sum(count for _, _, count in sent.runs)
+
+
+@pytest.mark.parametrize("window_bytes", [1_000, 8 << 20])
+@pytest.mark.parametrize("part_bytes", [2_000, 1 << 20])
+def test_reads_what_a_client_would(
+    tmp_path: Path, orders: list[Sent], monkeypatch: pytest.MonkeyPatch, window_bytes: int, part_bytes: int
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW_BYTES", window_bytes)
+    rows, damages = read(tmp_path, part_bytes=part_bytes)
+    assert rows == rows_in(tmp_path)
+    assert len(rows) == sum(map(messages_of, orders))
+    assert damages == []
+    assert len(segment_files(tmp_path)) > 1
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7])
+def test_record_batches_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
+    write_orders(tmp_path, 20)
+    monkeypatch.setattr(reading, "ROWS", rows_at_once)
+    assert read(tmp_path)[0] == rows_in(tmp_path)
+
+
+def test_reads_heads_only(tmp_path: Path, orders: list[Sent], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("subject", "partition", "position", "sequence", "message_id", "stored_at")
+    expected = [{name: row[name] for name in names} for row in rows_in(tmp_path)]
+    assert read(tmp_path, schema=schema_of(*names))[0] == expected
+    monkeypatch.setattr(reading, "_SPARSE_BYTES", 0)
+    monkeypatch.setattr(reading, "_HEAD_BYTES", 100)
+    assert read(tmp_path, schema=schema_of(*names))[0] == expected
+    assert orders
+
+
+def test_takes_wanted_subjects_and_times(tmp_path: Path, orders: list[Sent]) -> None:
+    rows = rows_in(tmp_path)
+    middle = rows[len(rows) // 2]["stored_at"]
+    us = NOW_US + (middle - time_of(NOW_US)).microseconds
+    until = Wanted(stored_until=us)
+    assert read(tmp_path, until)[0] == [row for row in rows if row["stored_at"] < middle]
+    since = Wanted(stored_from=us, subjects=frozenset(("a", "hotel.order.paid")))
+    assert read(tmp_path, since)[0] == [
+        row for row in rows if row["stored_at"] >= middle and row["subject"] in ("a", "hotel.order.paid")
+    ]
+    prefix = Wanted(prefixes=("hotel.",), partitions=frozenset([1]))
+    assert read(tmp_path, prefix)[0] == [row for row in rows if row["subject"][:6] == "hotel." and row["partition"]]
+    assert read(tmp_path, Wanted(created_from=NOW_US + 1))[0] == []
+    assert orders
+
+
+@pytest.mark.parametrize(("offset", "known"), [(-1, True), (30, False), (90, True), (100, True), (8, True)])
+def test_tells_of_bad_batches_and_reads_the_others(
+    tmp_path: Path, orders: list[Sent], offset: int, known: bool
+) -> None:
+    """A byte of the data, of the position, the mark (which is the broker's business), a run, the size."""
+    rows = rows_in(tmp_path)
+    bad = orders[50]
+    damage(tmp_path, bad, offset % len(bad.data))
+    found, damages = read(tmp_path)
+    if offset == 90:
+        assert (found, damages) == (rows, [])
+        return
+    span = range(bad.position, bad.position + messages_of(bad))
+    assert found == [row for row in rows if row["partition"] != bad.partition or row["position"] not in span]
+    (told,) = damages
+    assert (told.partition, told.start, told.end) == (bad.partition, bad.position, bad.position + len(bad.data))
+    assert told.messages == (messages_of(bad) if known else None)
+    assert str(bad.position) in str(told)
+
+
+def test_a_segment_that_is_cut_is_damaged(tmp_path: Path, orders: list[Sent]) -> None:
+    first = segment_files(tmp_path)[0]
+    with first.open("r+b") as file:
+        file.truncate(first.stat().st_size - 1)
+    (told,) = read(tmp_path)[1]
+    last = [sent for sent in orders if sent.partition == 0 and sent.position < int(segment_files(tmp_path)[1].stem, 16)]
+    assert (told.start, told.end) == (last[-1].position, last[-1].position + len(last[-1].data))
