@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "dead-letters": "List, retry and delete dead letters.",
     "verify": "Check every file of a data directory.",
     "repair": "Make derived files of a data directory again.",
+    "archive": "Copy sealed segments of a data directory to an archive.",
     "bench": "Measure how fast QMQ is on this machine.",
 }
 

@@ -75,7 +75,7 @@ class WritableFiles(Files, Protocol):
         """Remove a file; nothing happens when it is not there. Raises StorageFailed."""
 
     def claim(self, path: str, data: bytes) -> bool:
-        """Make a file with *data* unless it is there; False when it is, whatever it holds. Raises StorageFailed."""
+        """Make a file, at once with all of *data*, unless it is there; False when it is. Raises StorageFailed."""
 
 
 class LocalReading:
@@ -186,14 +186,17 @@ class LocalFiles:
             raise failure(error, "remove", self._at(path)) from error
 
     def claim(self, path: str, data: bytes) -> bool:
-        target = self._at(path)
+        target, draft = self._at(path), f"{path}.{self._disk.random(8).hex()}"
+        self.write(draft, data)
         try:
-            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            self._disk.link(self._at(draft), target)
+            self._disk.fsync_directory(target.parent)
         except FileExistsError:
             return False
         except OSError as error:
             raise failure(error, "make", target) from error
-        self._fill(fd, target, data)
+        finally:
+            self.remove(draft)
         return True
 
     def _fill(self, fd: int, path: Path, data: bytes) -> None:

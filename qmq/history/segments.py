@@ -51,14 +51,17 @@ class SegmentSource(NamedTuple):
 
 
 def read_index(files: Files, path: str, store_id: bytes, partition: int, base: int, end: int) -> Index:
-    """The sealed index of a segment. Raises BadBytes when it is not whole, or another one's; StorageFailed."""
+    """The batches of a segment up to *end*, by its sealed index, which may go on: in an archive it comes before what
+    tells of it. Raises BadBytes when it is not whole, or another one's; StorageFailed.
+    """
     try:
         data = files.read_whole(path)
     except FileNotFoundError as error:
         raise BadBytes(f"{path} in {files.name} is missing") from error
     header = parse_derived(data, INDEX_MAGIC, Path(files.name, path))
     body = memoryview(data)[DERIVED_HEADER_SIZE:]
-    ours = (header.store_id, header.partition, header.base, header.covered) == (store_id, partition, base, end)
+    ours = (header.store_id, header.partition, header.base) == (store_id, partition, base) and header.covered >= end
     if not header.sealed or not ours or len(body) != header.rows * INDEX_ENTRY_SIZE or crc32c(body) != header.body_crc:
         raise BadBytes(f"{path} in {files.name} is not the index of the segment beside it")
-    return np.frombuffer(body, INDEX_DTYPE)
+    records = np.frombuffer(body, INDEX_DTYPE)
+    return records[records["position"] < end]

@@ -179,6 +179,10 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file another name too, unless that is there: FileExistsError."""
+        os.link(source, target)
+
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 

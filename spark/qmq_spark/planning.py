@@ -10,6 +10,7 @@ import numpy as np
 
 from qmq.errors import InvalidOption
 from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.history.archive import archived_segments, is_archive
 from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
 from qmq.history.files import Files, LocalFiles, local_path
 from qmq.history.segments import SegmentSource
@@ -32,13 +33,16 @@ def open_files(place: str) -> Files:
 
 
 def open_source(place: str) -> Source:
-    """Look at a data directory. Raises InvalidOption, BadBytes, StorageFailed."""
+    """Look at a data directory or an archive. Raises InvalidOption, BadBytes, StorageFailed."""
     path = local_path(place)
     if path is not None:
         check_is_there(path)
         if is_data_directory(path):
             found = open_data_directory(path)
             return Source(found.files, found.segments)
+    files = open_files(place)
+    if is_archive(files):
+        return Source(files, archived_segments(files))
     raise InvalidOption(f"{place} is neither a data directory nor an archive; name the directory itself")
 
 

@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from qmq_spark.source import COLUMNS
+from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, write_orders
 from tests.storage.stores import Sender, Sent, close_cleanly, damage, open_store
 
@@ -41,6 +42,11 @@ def test_gives_what_a_client_would(spark: SparkSession, directory: Path) -> None
     assert frame.rdd.getNumPartitions() > 2
     assert rows_of(frame) == rows_in(directory)
     assert rows_of(load(spark, f"file://{directory}")) == rows_in(directory)
+
+
+def test_an_archive_gives_the_same(spark: SparkSession, directory: Path, tmp_path: Path) -> None:
+    archive(directory, tmp_path)
+    assert rows_of(load(spark, tmp_path)) == rows_in(directory)
 
 
 def test_chosen_columns_and_filters(spark: SparkSession, directory: Path) -> None:

@@ -1,0 +1,59 @@
+"""``qmq archive``: copy the sealed segments of a data directory to an archive."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from qmq.cli.progress import reading_bar
+from qmq.errors import InvalidOption
+from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.archiving import Archived, archive_segments
+from qmq.history.data_directory import is_data_directory, open_data_directory
+from qmq.history.files import LocalFiles, local_path
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+@click.command(short_help="Copy sealed segments of a data directory to an archive.")
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--to", "destination", required=True, metavar="DEST", help="Where the archive is: a path, or file:// URL."
+)
+@click.option("--as", "form", type=click.Choice(["segments"]), default="segments", help="In which form (segments).")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+def archive(source: Path, destination: str, form: str, as_json: bool) -> None:
+    """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte.
+
+    A broker may run on SOURCE: the segments that it still writes are left for a later run. Of a stopped broker's
+    directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
+    copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused.
+    """
+    if not is_data_directory(source):
+        raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
+    place = local_path(destination)
+    if place is None:
+        raise InvalidOption(f"--to {destination}: give a path of this machine, or a file:// URL")
+    files = LocalFiles(place)
+    files.make_directory("")
+    with ArchiveLock(files, _now_us, this_process()) as lock, reading_bar() as progress:
+        done = archive_segments(open_data_directory(source), files, lock, _now_us, progress)
+    click.echo(json.dumps({"destination": destination, **asdict(done)}) if as_json else _summary(destination, done))
+
+
+def _summary(destination: str, done: Archived) -> str:
+    parts = [
+        f"{done.copied:,} segments copied ({done.copied_bytes:,} bytes, {done.messages:,} messages)",
+        f"{done.kept:,} were there already",
+    ]
+    if done.left:
+        parts.append(f"{done.left:,} left that a broker still writes")
+    if done.removed:
+        parts.append(f"{done.removed:,} unfinished files of earlier runs removed")
+    return f"{destination}: " + ", ".join(parts)

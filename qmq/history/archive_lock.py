@@ -1,0 +1,112 @@
+"""One run at a time writes to an archive: the file ``_lock`` says which, and is renewed as long as it runs.
+
+A lock of a process of this host that has ended is taken at once; another one when it has not been renewed for 60 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from qmq.errors import DirectoryInUse
+from qmq.history.files import WritableFiles
+
+LOCK: Final = "_lock"
+RENEW_US: Final = 10_000_000
+LAPSE_US: Final = 60_000_000
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process. ``started`` tells it from a later one of that number: clock ticks since the boot, and the boot."""
+
+    host: str
+    process: int
+    started: str
+
+    def is_gone(self) -> bool:
+        """Whether it surely runs no more: nobody can tell of other hosts."""
+        return self.host == socket.gethostname() and started_of(self.process) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+def started_of(process: int) -> str:
+    """When a process of this host started; empty when it does not run."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text("ascii", "replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return f"{fields[19]} {boot}" if fields[0] not in "ZX" else ""
+
+
+def this_process() -> Holder:
+    """The process that asks."""
+    return Holder(socket.gethostname(), os.getpid(), started_of(os.getpid()))
+
+
+class ArchiveLock:
+    """The hold on an archive. ``clock`` gives microseconds since 1970."""
+
+    def __init__(self, files: WritableFiles, clock: Callable[[], int], holder: Holder) -> None:
+        self._files = files
+        self._clock = clock
+        self._holder = holder
+        self._renewed_us = 0
+
+    def __enter__(self) -> Self:
+        """Take it. Raises DirectoryInUse, naming who has it; StorageFull or StorageFailed."""
+        if not self._files.claim(LOCK, self._text()):
+            held, renewed_us = self._read()
+            if held is not None and not held.is_gone() and self._clock() - renewed_us < LAPSE_US:
+                raise DirectoryInUse(
+                    f"{self._files.name} is being archived to by {held}; wait until it has ended, or for a minute"
+                    " after it was killed"
+                )
+            self._write()
+            self.confirm()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._read()[0] == self._holder:
+            self._files.remove(LOCK)
+
+    def renew(self) -> None:
+        """Say that this run goes on, if it is time to. Raises as ``confirm`` does."""
+        if self._clock() - self._renewed_us >= RENEW_US:
+            self.confirm()
+            self._write()
+
+    def confirm(self) -> None:
+        """Raises DirectoryInUse when another run has taken it; StorageFailed."""
+        held, _ = self._read()
+        if held != self._holder:
+            raise DirectoryInUse(f"{self._files.name} was taken by {held or 'another run'}; run it again later")
+
+    def _text(self) -> bytes:
+        self._renewed_us = self._clock()
+        return json.dumps({**asdict(self._holder), "renewed_at_us": self._renewed_us}).encode() + b"\n"
+
+    def _write(self) -> None:
+        draft = f"{LOCK}.{self._holder.process}"
+        self._files.write(draft, self._text())
+        self._files.rename(draft, LOCK)
+
+    def _read(self) -> tuple[Holder | None, int]:
+        """Who has it, and when it was renewed; None where nobody has, or the file is not one of ours."""
+        try:
+            content = json.loads(self._files.read_whole(LOCK))
+            return Holder(content["host"], content["process"], content["started"]), content["renewed_at_us"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None, 0
