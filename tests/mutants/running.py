@@ -22,6 +22,7 @@ PARTS: Final = (
     "scripts",
     "bench",
     "fuzz",
+    "spark",
     "pyproject.toml",
     "Makefile",
     "README.md",
@@ -122,7 +123,7 @@ def pytest(tests: Sequence[str], tree: Path, patience_s: float) -> tuple[int, st
     done = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'spark'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=patience_s,

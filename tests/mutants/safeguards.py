@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
 from tests.mutants.handing_over import HANDING_OVER
+from tests.mutants.history import OF_HISTORY
 from tests.mutants.modelled import MODELLED
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
@@ -19,6 +20,7 @@ SAFEGUARDS: Final = (
     *MODELLED,
     *HANDING_OVER,
     *OF_DELAYS,
+    *OF_HISTORY,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark import reading
-from qmq_spark.reading import Wanted
+from qmq_spark.planning import open_source
+from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
 from tests.history.orders import rows_in, time_of, write_orders
-from tests.spark.reads import read, schema_of
+from tests.spark.reads import SCHEMA, read, schema_of
 from tests.storage.stores import NOW_US, Sent, damage, segment_files
 
 
@@ -95,3 +97,28 @@ def test_a_segment_that_is_cut_is_damaged(tmp_path: Path, orders: list[Sent]) ->
     (told,) = read(tmp_path)[1]
     last = [sent for sent in orders if sent.partition == 0 and sent.position < int(segment_files(tmp_path)[1].stem, 16)]
     assert (told.start, told.end) == (last[-1].position, last[-1].position + len(last[-1].data))
+
+
+def test_bytes_that_no_batch_explains_are_told_of(tmp_path: Path, orders: list[Sent]) -> None:
+    """A batch that the index lacks, as one that was a hole when it was made."""
+    rows, source = rows_in(tmp_path), open_source(str(tmp_path))
+    segment = source.segments[0]
+    within = [sent for sent in orders if sent.partition == segment.partition and sent.position < segment.end]
+    lost = within[len(within) // 2]
+    batches = segment.batches(source.files)
+    found = segment._replace(found=batches[batches["position"] != lost.position], index_path=None)
+    damages: list[Damage] = []
+    reader = StretchReader(source.files, Wanted(), SCHEMA, damages.append)
+    stretch = Stretch(found, segment.base + SEGMENT_HEADER_SIZE, segment.end)
+    read_rows = [row for batch in reader.record_batches(stretch) for row in batch.to_pylist()]
+    span = range(lost.position, lost.position + messages_of(lost))
+    assert read_rows == [
+        row
+        for row in rows
+        if row["partition"] == lost.partition
+        and segment.base < row["position"] < segment.end
+        and row["position"] not in span
+    ]
+    (told,) = damages
+    assert (told.start, told.end, told.messages) == (lost.position, lost.position + len(lost.data), None)
+    assert told.file == str(tmp_path / segment.path)
