@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,10 @@ from hypothesis import settings
 
 from qmq.net import pulling
 from tests.forks import SHARED
+from tests.spark.session import running
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A loaded machine may be slow without a fault: time per example is no verdict here.
 settings.register_profile("qmq", deadline=None, print_blob=True)
@@ -36,8 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that are so long that they are not counted come first: else one worker might end with one, alone."""
-    items.sort(key=lambda item: item.get_closest_marker("no_cover") is None)
+    """Those that need Spark come first, so that one worker has all of them, and with them the one session. Then those
+    that are so long that they are not counted: else one worker might end with one, alone.
+    """
+    for item in items:
+        if _needs_spark(item):
+            item.add_marker("no_cover")  # Spark's workers end as they please: nobody waits for their counts
+    items.sort(key=lambda item: (not _needs_spark(item), item.get_closest_marker("no_cover") is None))
+
+
+def _needs_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores, with the data source registered. One for all tests."""
+    with running(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,9 +15,6 @@ from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, write_orders
 from tests.storage.stores import Sender, Sent, close_cleanly, damage, open_store
 
-#: Spark's workers end as they please: nobody waits for their counts.
-pytestmark = pytest.mark.no_cover
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:

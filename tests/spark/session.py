@@ -1,0 +1,67 @@
+"""The one Spark session of a test run: it takes seconds to start, so tests that need it come first, in one worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent.parent
+#: Where Python finds this tree's packages.
+PATHS = (ROOT, ROOT / "spark")
+
+
+def settings_of(directory: Path, cores: int = 2) -> dict[str, str]:
+    """A session's settings; its files go to *directory*."""
+    return {
+        "spark.master": f"local[{cores}]",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(directory),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def environment_of() -> dict[str, str]:
+    """What Spark's processes are to find: this tree, and nobody who counts lines in them."""
+    there = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_CONFIG"}
+    known = [there["PYTHONPATH"]] if there.get("PYTHONPATH") else []
+    paths = os.pathsep.join([*map(str, PATHS), *known])
+    return {**there, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[SparkSession]:
+    """A session on two cores, with the data source registered."""
+    from pyspark.sql import SparkSession
+
+    import qmq_spark
+
+    builder = SparkSession.builder
+    for name, value in settings_of(directory).items():
+        builder = builder.config(name, value)
+    with pytest.MonkeyPatch.context() as patch:  # the JVM keeps what it was started with
+        environment = environment_of()
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        for name in ("SPARK_LOCAL_IP", "PYTHONPATH", "PYSPARK_PYTHON"):
+            patch.setenv(name, environment[name])
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    qmq_spark.register(session)
+    try:
+        yield session
+    finally:
+        session.stop()
