@@ -192,7 +192,10 @@ class Group:
         that was stored since can be read.
         """
         cursor = int(self.cursors.upto(number + 1)[number])
-        return cursor or self.beginning(store, following, number)
+        if cursor:
+            return cursor
+        first = self.beginning(store, following, number)
+        return None if first is None else max(first, store.offered_sequence(number))
 
     def beginning(self, store: Store, following: Following, number: int) -> int | None:
         """Where the start says that the group begins in a subject; None while that cannot be told."""
@@ -338,7 +341,7 @@ def resolve_start(store: Store, start: str | tuple[str, int] | None, default: st
 
 def _position(store: Store, partition: int, row: int) -> int:
     """A position that leads back to that row, also when it is the one behind all that can be read."""
-    if row <= store.first_row(partition):
+    if row <= store.offered_row(partition):
         return 0
     if row < store.visible_row(partition):
         return store.read_entry(partition, row)[1]
@@ -353,16 +356,16 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
         rows = [store.visible_row(partition) for partition in partitions]
     elif start == "first":
-        return Start("first", 0, subjects), [store.first_row(partition) for partition in partitions]
+        return Start("first", 0, subjects), [store.offered_row(partition) for partition in partitions]
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        return Start("sequence", start[1], subjects), [store.first_row(partition) for partition in partitions]
+        return Start("sequence", start[1], subjects), [store.offered_row(partition) for partition in partitions]
     else:
         assert isinstance(start, tuple)
         # A time ahead of all that is stored means the end as well, so that a prefix and a subject begin alike.
         last = max(_last_visible_stamp(store, partition) for partition in partitions)
         start = ("time", min(start[1], last + 1))
-        rows = [store.row_at_time(partition, start[1]) for partition in partitions]
+        rows = [max(store.row_at_time(number, start[1]), store.offered_row(number)) for number in partitions]
     assert isinstance(start, tuple)
     return Start("time", start[1], subjects), rows
 

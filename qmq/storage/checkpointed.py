@@ -10,6 +10,7 @@ import numpy as np
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.checkpoint import Claims, PartitionClaim, SegmentSpan
 from qmq.storage.checkpointing import Checkpoint, claim_subjects
+from qmq.storage.dropping import OldSegment, Stretches
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
 from qmq.storage.identity import IdentityFile
@@ -29,6 +30,7 @@ class Checkpointed(Readable):
         self._reserve_bytes = opened.options.reserve_bytes
         self._checkpoint_number = opened.checkpoint_number
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        self._dropped_end = 0  # above the sequences of messages that were dropped
         #: How many have been taken since the start.
         self.checkpoints_taken = 0
         self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
@@ -95,6 +97,12 @@ class Checkpointed(Readable):
         unsealed = {end for index, end in self._unsealed if index.owner.partition == partition}
         return [span for span in part.log.sealed if span.end <= part.claim.position and span.end not in unsealed]
 
+    def is_settled(self, partition: int, position: int) -> bool:
+        """Whether all segments before *position* are closed, with all that belongs to them on disk."""
+        part = self._partitions[partition]
+        unsealed = [end for index, end in self._unsealed if index.owner.partition == partition]
+        return position <= min(part.claim.position, part.log.current.base, *unsealed)
+
     def remove_segment(self, partition: int, base: int) -> None:
         """Do without a segment from now on, of those that are ``removable``, while no checkpoint is being written. Its
         files go once the last two checkpoints do not name it; so it comes back should one that does be begun at.
@@ -102,6 +110,24 @@ class Checkpointed(Readable):
         part = self._partitions[partition]
         part.removals.add(*part.log.remove(base))
         part.consumer.remove(base)
+
+    def old_segment(self, partition: int, base: int) -> OldSegment:
+        """To look into a segment that is ``removable``, in a thread."""
+        part = self._partitions[partition]
+        span = next(span for span in part.log.sealed if span.base == base)
+        return OldSegment(self._disk, part.log.directory, partition, span, *part.consumer.sealed_at(base))
+
+    def drop_segment(self, partition: int, base: int, had: Stretches) -> None:
+        """As ``remove_segment``, of a segment that has messages which are gone then: *had* are theirs. What is kept of
+        a subject begins behind what is missing at its beginning.
+        """
+        self.remove_segment(partition, base)
+        self.stay()
+        table = self._subjects
+        self._dropped_end = max(self._dropped_end, int(had.ends.max(initial=0)))
+        table.gaps.add(*had)
+        table.gaps.advance(table.firsts)
+        self._claimed_gaps = [(-1, -1)], table.gaps  # it is another one for partitions that were given up, too
 
     def removes_files(self, partition: int) -> bool:
         """Whether files wait for more checkpoints, to be removed."""
@@ -140,6 +166,7 @@ class Checkpointed(Readable):
         if any(part.given_up for part in self._partitions):
             self._identity.forget_boot()
         self._identity.renew(ends, self._reserve_bytes)
+        self._identity.note_dropped(self._dropped_end)
 
     def _indexes_to_seal(self) -> list[tuple[SegmentIndex, int]]:
         """Without those of partitions that were given up: their disk may refuse for good."""

@@ -238,6 +238,16 @@ class ConsumerLog(ReadableRows):
         """
         return sum(journal.waiting_blocks for journal in (*self._frozen, self._journal))
 
+    def row_behind(self, base: int) -> int:
+        """The number of the row behind the last one of a segment whose files are finished."""
+        _, segment = self.sealed_at(base)
+        return segment.first_row + segment.count
+
+    def sealed_at(self, base: int) -> tuple[SealedSegments, SealedSegment]:
+        """The files of a segment that are finished, and those that they are among."""
+        self._settle()
+        return self._sealed, self._sealed.at(base)
+
     def close(self) -> None:
         """Close the files; rows that were not flushed are not in them. No ``seal_pending`` may be running."""
         self._close_retired()
@@ -251,13 +261,17 @@ class ConsumerLog(ReadableRows):
             self._disk.close(self._retired.pop())
 
     def remove(self, base: int) -> None:
-        """Leave the rows of a sealed segment out from now on: those behind them get lower numbers.
+        """Leave the rows of a sealed segment out from now on: where there are some before them, those behind them get
+        lower numbers.
 
         No ``seal_pending`` may be running.
         """
         self._settle()
         gone = self._sealed.remove(base)
         self._orders_missing = [segment for segment in self._orders_missing if segment is not gone]
+        if gone.first_row == self.first_row:
+            self.first_row += gone.count
+            return
         for segment in self._sealed.segments:
             segment.first_row -= gone.count if segment.header.base > base else 0
         for journal in (*self._frozen, self._journal):

@@ -56,6 +56,16 @@ class Gaps:
         self.subjects, self.starts, self.ends = self.subjects[:0], self.starts[:0], self.ends[:0]
         self.add(of[kept], borders[kept], borders[kept + 1])
 
+    def advance(self, firsts: npt.NDArray[np.uint64]) -> None:
+        """Where the first sequence that is kept of a subject (by number) lies in a gap, move it behind that; forget
+        what lies before the first.
+        """
+        kept = firsts[self.subjects]
+        inside = (self.starts <= kept) & (kept < self.ends)
+        firsts[self.subjects[inside]] = self.ends[inside]
+        left = self.ends > firsts[self.subjects]
+        self.subjects, self.starts, self.ends = self.subjects[left], self.starts[left], self.ends[left]
+
     def _merge(self) -> None:
         """Make one of gaps that overlap or touch; a gap within an earlier, longer one takes another round."""
         while True:

@@ -49,6 +49,8 @@ class Identity:
     #: How far sequences were raised over all power losses; where the sequences of a new subject begin.
     sequence_base: int
     partitions: tuple[PartitionIdentity, ...]
+    #: No message that retention has dropped had this sequence in its subject, or a higher one.
+    dropped_end: int = 0
 
 
 class IdentityCopy(NamedTuple):
@@ -111,6 +113,7 @@ def _from_content(content: dict[str, Any]) -> Identity:
         clean=bool(content["clean"]),
         sequence_base=int(content["sequence_base"]),
         partitions=tuple(PartitionIdentity(int(f), int(r), str(d)) for f, r, d in content["partitions"]),
+        dropped_end=int(content["dropped_end"]),
     )
     if len(identity.store_id) != STORE_ID_SIZE or len(identity.secret) != SECRET_SIZE or not identity.partitions:
         raise ValueError("store_id, secret or partitions")
@@ -128,6 +131,7 @@ def pack_identity(identity: Identity) -> list[bytes]:
         "clean": identity.clean,
         "sequence_base": identity.sequence_base,
         "partitions": [list(partition) for partition in identity.partitions],
+        "dropped_end": identity.dropped_end,
     }
     return pack_envelope(IDENTITY_MAGIC, IDENTITY_VERSION, content)
 
@@ -185,6 +189,11 @@ class IdentityFile:
         """[thread] Have the next start take it that what was not synced may be gone. Raises as ``change`` does."""
         if self.current.boot_id:
             self.change(lambda identity: replace(identity, boot_id=""))
+
+    def note_dropped(self, end: int) -> None:
+        """[thread] Messages with sequences below *end* are dropped. Raises as ``change`` does."""
+        if self.current.dropped_end < end:
+            self.change(lambda identity: replace(identity, dropped_end=end))
 
     def renew(self, ends: list[int], reserve_bytes: int) -> Identity:
         """[thread] Give every partition that has used half of its reserve a new one; writes only when one has.

@@ -103,6 +103,10 @@ class ItemLog(RunOwner):
             self.add(np.zeros(count, self._dtype))
             self._gone.add(start, number)
 
+    def has(self, number: int) -> bool:
+        """Whether the item of that number was put in and not taken out."""
+        return 0 < number < self._next_number and number not in self._gone
+
     def take_out(self, start: int, end: int) -> int:
         """The items with numbers [start, end) are gone; returns how many of them were there."""
         return self._gone.add(start, min(end, self._next_number))

@@ -44,29 +44,50 @@ class Found(NamedTuple):
 class Shelf:
     """Up to 64 stretches."""
 
-    __slots__ = ("_marked", "_words", "stretches")
+    __slots__ = ("_gone", "_left", "_marked", "_words", "stretches")
 
     def __init__(self) -> None:
         self.stretches: list[Stretch] = []
+        self._left = self.stretches  # those that are not gone
+        self._gone = 0  # a bit each
         self._marked = 0
         self._words: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def add(self, stretch: Stretch) -> None:
+        """Put a stretch behind the others."""
+        if self._left is not self.stretches:
+            self._left.append(stretch)
+        self.stretches.append(stretch)
 
     def holding(self, subject: int, touch: Touch) -> list[Stretch]:
         """The stretches that have rows of a subject, in order."""
         while self._marked < len(self.stretches):
+            if self._gone >> self._marked & 1:
+                self._marked += 1
+                continue
             touch(self.stretches[self._marked])
             self._mark(self.stretches[self._marked].subjects())
         if subject >= len(self._words):
             return []
-        word = int(self._words[subject])
-        if word == (1 << len(self.stretches)) - 1:
-            return self.stretches
+        word = int(self._words[subject]) & ~self._gone
+        if word == (1 << len(self.stretches)) - 1 & ~self._gone:
+            return self._left
         found = []
         while word:
             lowest = word & -word
             found.append(self.stretches[lowest.bit_length() - 1])
             word ^= lowest
         return found
+
+    def remove(self, stretch: Stretch) -> None:
+        """Leave that one out from now on."""
+        self._gone |= 1 << self.stretches.index(stretch)
+        self._left = [one for place, one in enumerate(self.stretches) if not self._gone >> place & 1]
+
+    @property
+    def is_over(self) -> bool:
+        """It had all that it takes, and all are gone."""
+        return len(self.stretches) == SHELF_STRETCHES and not self._left
 
     def _mark(self, subjects: npt.NDArray[np.uint32]) -> None:
         top = int(subjects.max()) + 1
@@ -91,7 +112,14 @@ class Shelves:
         """Put a stretch behind the others."""
         if not self._shelves or len(self._shelves[-1].stretches) == SHELF_STRETCHES:
             self._shelves.append(Shelf())
-        self._shelves[-1].stretches.append(stretch)
+        self._shelves[-1].add(stretch)
+
+    def remove(self, stretch: Stretch) -> None:
+        """Leave that one out from now on."""
+        shelf = next(shelf for shelf in self._shelves if stretch in shelf.stretches)
+        shelf.remove(stretch)
+        if shelf.is_over:
+            self._shelves.remove(shelf)
 
     def starts_by(self, subject: int, sequence: int) -> bool:
         """Whether the first row of a subject here begins at or before *sequence*."""

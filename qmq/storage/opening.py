@@ -313,6 +313,7 @@ class _Opening:
         self, identity: Identity, claims: Claims | None, subjects: SubjectTable, replays: list[PartitionReplay]
     ) -> None:
         sequences = SequenceReplay(subjects, claims.subjects.count if claims is not None else 0)
+        raised = identity.sequence_base - (claims.sequence_base if claims is not None else 0)
         starts = [
             consumer.row_at_position(replay.claimed) for consumer, replay in zip(self._consumers, replays, strict=True)
         ]
@@ -321,7 +322,8 @@ class _Opening:
         for replay in replays:
             for lost in replay.damaged:
                 sequences.add_lost(*lost)
-        sequences.finish(identity.sequence_base - (claims.sequence_base if claims is not None else 0))
+        # Without a checkpoint nobody knows where subjects were whose messages are all dropped.
+        sequences.finish(raised + identity.dropped_end if claims is None else raised)
         subjects.sequence_base = identity.sequence_base
         if any(replay.report.damaged for replay in replays):  # the checkpoint counts messages that are gone
             # Where a hole is not recorded, runs may be good, and served.

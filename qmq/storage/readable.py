@@ -16,6 +16,7 @@ from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.storage.at_hand import Places
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Disk
+from qmq.storage.dropping import Leaving, Stretches
 from qmq.storage.index import derive_index
 from qmq.storage.opened import Opened
 from qmq.storage.order import Rows
@@ -60,6 +61,7 @@ class Readable:
         self.state_path: Path | None = opened.state_path
         #: The highest stamp of any batch that is stored; the next must be above it.
         self.last_stored_at_us: int = opened.last_stored_at_us
+        self._leaving: Leaving | None = None
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
@@ -112,6 +114,27 @@ class Readable:
     def first_row(self, partition: int) -> int:
         """The number of the first row that can be read."""
         return self._partitions[partition].consumer.first_row
+
+    def offered_row(self, partition: int) -> int:
+        """The first row that is for whoever begins now: what is before it is about to go."""
+        leaving = self._leaving
+        return self.first_row(partition) if leaving is None or leaving.partition != partition else leaving.end_row
+
+    def offered_sequence(self, number: int) -> int:
+        """The first sequence of a subject that is for whoever begins now; 0: the first that there is."""
+        return 0 if self._leaving is None else self._leaving.sequence_behind(number)
+
+    def leave(self, partition: int, base: int, had: Stretches) -> int:
+        """Offer nothing any more of the first segment of a partition, until it is removed: it is read, by who knows
+        its messages, as before. The row behind its rows.
+        """
+        row = self._partitions[partition].consumer.row_behind(base)
+        self._leaving = Leaving(partition, row, had)
+        return row
+
+    def stay(self) -> None:
+        """Offer all that there is."""
+        self._leaving = None
 
     def visible_row(self, partition: int) -> int:
         """The number of the row after the last that can be read."""

@@ -148,7 +148,7 @@ class Schedule(RunOwner):
         yield np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
         for run in self._runs:
             start = run.taken
-            while start < run.items:
+            while (start := max(start, run.taken)) < run.items:  # some may be taken while others are looked at
                 try:
                     items = run.read(start)
                 except StorageError as error:

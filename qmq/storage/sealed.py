@@ -128,16 +128,18 @@ class SealedSegments:
 
     def remove(self, base: int) -> SealedSegment:
         """Take the segment at *base* out from among the others."""
-        at = next(at for at, segment in enumerate(self.segments) if segment.header.base == base)
-        gone = self.segments.pop(at)
+        gone = self.at(base)
+        self.segments.remove(gone)
         if gone in self._mapped:
             self._mapped.remove(gone)
             gone.unmap()
-        self.shelves = Shelves(self._touch_order)
-        for segment in self.segments:
-            if segment.count:
-                self.shelves.add(segment)
+        if gone.count:
+            self.shelves.remove(gone)
         return gone
+
+    def at(self, base: int) -> SealedSegment:
+        """The segment at *base*."""
+        return next(segment for segment in self.segments if segment.header.base == base)
 
     def attend(self, residence: Residence) -> None:
         """Look at nothing from now on that is not in memory, unless *residence* allows to wait."""

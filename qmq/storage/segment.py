@@ -215,6 +215,8 @@ class Segment:
 
         Raises OSError; some of the bytes may stand in the file then.
         """
+        if not size:
+            return
         few = size <= WRITE_BYTES and len(buffers) <= IOV_MAX
         if not few or self._disk.pwritev(self.fd, buffers, offset) != size:
             write_fully(self._disk, self.fd, buffers, offset)

@@ -21,6 +21,7 @@ from qmq.storage.checkpoint import Hole
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk import Buffer, Disk
+from qmq.storage.dropping import OldSegment, Stretches, stretches_of
 from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.index import SegmentIndex
 from qmq.storage.item_log import ItemLog, ItemLogClaim
@@ -46,6 +47,7 @@ __all__ = [
     "ItemLogClaim",
     "KnownBad",
     "NotAtHand",
+    "OldSegment",
     "PullRecord",
     "PullSync",
     "Read",
@@ -54,6 +56,8 @@ __all__ = [
     "ScheduleClaim",
     "Store",
     "StoreOptions",
+    "Stretches",
+    "stretches_of",
 ]
 
 
@@ -143,7 +147,18 @@ class Store(Checkpointed):
         position = log.staged_end
         return position if position + size <= log.limit else self._make_room(self._partitions[partition], size)
 
-    def _make_room(self, part: Partition, size: int) -> int:
+    def seal(self, partition: int) -> int:
+        """Close the segment that is being written, where it has a batch; nothing may be staged. Gives the position
+        before which all lies in closed segments. Raises as ``place`` does, and as ``write``.
+        """
+        part = self._partitions[partition]
+        assert not part.rows, "what is staged is written first"
+        if part.log.end > part.log.current.base + SEGMENT_HEADER_SIZE:
+            self._make_room(part, 0, seal=True)
+            self.write(partition)
+        return part.log.current.base
+
+    def _make_room(self, part: Partition, size: int, *, seal: bool = False) -> int:
         log = part.log
         if SEGMENT_HEADER_SIZE + size > self._options.segment_bytes:
             raise InvalidOption(
@@ -151,7 +166,7 @@ class Store(Checkpointed):
             )
         try:
             log.check()
-            roll = not log.fits_segment(size)
+            roll = seal or not log.fits_segment(size)
             end = log.staged_end + size + (SEGMENT_HEADER_SIZE if roll else 0)
             if end > log.reserve:
                 self._renew_reserve(part, end)

@@ -1,0 +1,106 @@
+"""Sealed segments that are old enough to go: how old, which messages are in them, and their bytes once more.
+
+[thread] An OldSegment reads with descriptors of its own, or through maps that nobody else uses: no disk holds up
+whoever serves others meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.errors import BadBytes
+from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
+from qmq.storage.checkpoint import SegmentSpan
+from qmq.storage.disk import Disk, failure, read_fully
+from qmq.storage.entries import STORED_AT, SealedSegment
+from qmq.storage.order import Rows
+from qmq.storage.sealed import SealedSegments
+from qmq.storage.segment import segment_path
+
+Numbers = npt.NDArray[np.uint32]
+Sequences = npt.NDArray[np.uint64]
+
+_NO_STAMP: Final = 0
+
+
+class Stretches(NamedTuple):
+    """Sequences [start, end) of subjects, by number, ascending by (subject, start); those that touch are one."""
+
+    subjects: Numbers
+    starts: Sequences
+    ends: Sequences
+
+
+def stretches_of(rows: Rows) -> Stretches:
+    """The sequences that rows of one partition, ENTRY_DTYPE[n] in position order, have."""
+    order = np.argsort(rows["subject"], kind="stable")
+    subjects, starts = rows["subject"][order], rows["first_sequence"][order]
+    ends = starts + rows["count"][order]
+    heads = np.ones(len(rows), np.bool_)
+    heads[1:] = (subjects[1:] != subjects[:-1]) | (starts[1:] != ends[:-1])
+    tails = np.append(heads[1:], np.ones(min(len(rows), 1), np.bool_))
+    return Stretches(subjects[heads], starts[heads], ends[tails])
+
+
+class Leaving(NamedTuple):
+    """The first segment of a partition, that nobody is to begin in any more."""
+
+    partition: int
+    end_row: int
+    had: Stretches
+
+    def sequence_behind(self, number: int) -> int:
+        """The sequence behind the last that it has of a subject; 0 when it has none."""
+        key: Any = np.uint32(number)  # a plain int would make numpy copy the column
+        place = int(self.had.subjects.searchsorted(key, "right")) - 1
+        return int(self.had.ends[place]) if place >= 0 and int(self.had.subjects[place]) == number else 0
+
+
+class OldSegment:
+    """One of them. Made by ``Store.old_segment``."""
+
+    def __init__(
+        self, disk: Disk, directory: Path, partition: int, span: SegmentSpan, files: SealedSegments, mine: SealedSegment
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._mine = mine
+        self.path = segment_path(directory, span.base)
+        self.partition = partition
+        self.span = span
+
+    def stored_until_us(self) -> int:
+        """When its last batch was stored; 0 when it has none that can be read. Raises BadBytes, StorageFailed."""
+        count = self._mine.count
+        if not count:
+            return _NO_STAMP
+        place = DERIVED_HEADER_SIZE + (count - 1) * ENTRY_SIZE
+        last = self._read(self._mine.path, ENTRY_SIZE, place)
+        return int(STORED_AT.unpack_from(last)[0])
+
+    def rows(self) -> Rows:
+        """The rows of its batches, ENTRY_DTYPE[n]; checked. Raises BadBytes, StorageFailed."""
+        self._files.make_ready(self._mine)
+        return SealedSegment(self._disk, self._mine.path.parent, self._mine.header).rows()
+
+    def read(self, position: int, size: int) -> memoryview:
+        """*size* bytes of the message log at *position*. Raises BadBytes, StorageFailed."""
+        return memoryview(self._read(self.path, size, position - self.span.base))
+
+    def _read(self, path: Path, size: int, offset: int) -> bytes:
+        try:
+            fd = self._disk.open(path, os.O_RDONLY)
+            try:
+                data = read_fully(self._disk, fd, size, offset)
+            finally:
+                self._disk.close(fd)
+        except OSError as error:
+            raise failure(error, "read", path, offset) from error
+        if len(data) < size:
+            raise BadBytes(f"{path} has no {size} bytes at offset {offset}; run qmq verify")
+        return data

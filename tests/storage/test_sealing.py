@@ -1,0 +1,91 @@
+"""A segment closed on request: what is there stays, and what comes goes on behind it, whatever stops the process."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import StorageFull
+from qmq.storage.disk import Disk
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, segment_files, verified
+
+
+def positions(sender: Sender) -> list[int]:
+    return [header.position for _, header in sender.store.headers_since([])]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_what_was_written_is_closed_and_nothing_more_than_that(tmp_path: Path, partitions: int) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=partitions))
+    store = sender.store
+    assert [store.seal(partition) for partition in range(partitions)] == [store.end(n) - 64 for n in range(partitions)]
+    assert not store.sealed(0), "there is nothing to close"
+    sender.send("a", b"1")
+    before = store.end(0)
+    end = store.seal(0)
+    assert end == before == store.sealed(0)[-1].end
+    assert store.seal(0) == end, "there is nothing more"
+    assert not store.is_settled(0, end)
+    checkpoint(store)
+    assert store.is_settled(0, end)
+    size = store.sealed(0)[-1].end - store.sealed(0)[-1].base
+    assert segment_files(tmp_path)[0].stat().st_size == size, "it is as long as what is in it"
+    sent = sender.send("a", b"2")
+    assert sent.runs == (("a", 1, 1),)
+    assert sent.position == end + 64
+    close_cleanly(store)
+    verified(tmp_path)
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, goes_on: bool) -> None:
+    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender.send("a", b"1")
+    end = sender.store.seal(0)
+    for _ in range(checkpoints):
+        checkpoint(sender.store)
+    if goes_on:
+        sender.send("b", b"2")
+    before = positions(sender)
+    kill(sender.store)
+    sender.store = open_store(tmp_path, HastyDisk())
+    assert positions(sender) == before
+    assert [(part.damaged, part.holes) for part in sender.store.recovery.partitions] == [([], [])]
+    assert sender.store.seal(0) == (sender.store.sealed(0)[-1].end if goes_on else end)
+    sender.send("a", b"3")
+    close_cleanly(sender.store)
+    verified(tmp_path)
+
+
+def test_a_full_disk_leaves_it_open(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    sender = Sender(open_store(tmp_path, disk))
+    sender.send("a", b"1")
+    disk.fail_always("open", errno.ENOSPC, "log-0")
+    with pytest.raises(StorageFull):
+        sender.store.seal(0)
+    assert not sender.store.sealed(0)
+    disk.heal()
+    sender.send("a", b"2")
+    assert sender.store.seal(0) == sender.store.sealed(0)[-1].end
+    close_cleanly(sender.store)
+    verified(tmp_path)
+
+
+def test_the_reserve_is_renewed_for_it(tmp_path: Path) -> None:
+    sender = Sender(open_store(tmp_path, Disk(), reserve_bytes=256 << 10, max_frame_bytes=32 << 10))
+    for _ in range(5_000):
+        sender.send("a", b"1")
+        sender.store.seal(0)
+        if len(sender.store.sealed(0)) >= 40:
+            break
+    kill(sender.store)
+    store = open_store(tmp_path, Disk())
+    assert len(store.sealed(0)) == 40
+    close_cleanly(store)
+    verified(tmp_path)
