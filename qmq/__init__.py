@@ -40,7 +40,7 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
-    from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo
+    from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
     from qmq.net.client import Client, SubjectInfo
     from qmq.net.consumer import Consumer
     from qmq.net.messages import Message, MessageBatch
@@ -74,6 +74,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Retry",
+    "SealedLog",
     "SendFailed",
     "SendFailure",
     "SendUnknown",
@@ -108,6 +109,7 @@ _LAZY: Final = {
     "MessageBatch": "qmq.net.messages",
     "Receipt": "qmq.net.receipts",
     "Receipts": "qmq.net.receipts",
+    "SealedLog": "qmq.net.admin",
     "SubjectInfo": "qmq.net.client",
     "SyncClient": "qmq.net.sync",
     "SyncConsumer": "qmq.net.sync_consumer",

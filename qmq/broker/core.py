@@ -51,6 +51,7 @@ from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.reviving import Reviving
+from qmq.broker.sealing import Sealing
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
@@ -93,6 +94,7 @@ class Broker:
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
         self._reviving = Reviving(self._delivery.handing, self._delivery.durable, self._effects)
+        self._sealing = Sealing(store, self._effects, self._intake.turn)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
@@ -161,6 +163,8 @@ class Broker:
                 self._effects.append(HeartbeatSeen(connection, request))
             case Administer(action="cancel"):
                 self._delaying.cancel(command, now)
+            case Administer(action="seal"):
+                self._sealing.begin(command, now)
             case Administer(action="retry_dead", fields=fields) if (
                 ledger := self._admin.whose_dead(fields)
             ) is not None:
@@ -187,6 +191,7 @@ class Broker:
                 self._delivery.disconnected(connection)
                 self._intake.acknowledging.disconnected(connection)
                 self._hand_overs.disconnected(connection)
+                self._sealing.disconnected(connection)
             case _:
                 raise AssertionError(command)
 
@@ -208,6 +213,7 @@ class Broker:
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
         self._reviving.tick(now)
+        self._sealing.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.write()
         self._delivery.durable.turn()
@@ -220,6 +226,7 @@ class Broker:
             self._broadcasts.next_deadline_us(),
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
+            self._sealing.next_deadline_us(now),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -267,7 +274,7 @@ class Broker:
 
     def wants_checkpoint(self) -> bool:
         """Whether one is of use though nothing has changed since the last."""
-        return self._delaying.wants_checkpoint()
+        return self._delaying.wants_checkpoint() or bool(self._sealing)
 
     def parked_pulls(self) -> int:
         """Pulls that wait for messages."""

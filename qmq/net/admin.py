@@ -73,6 +73,14 @@ class DeadLetter(NamedTuple):
     broker: str = ""
 
 
+class SealedLog(NamedTuple):
+    """A partition of a broker's message log: what lies before position ``end`` is in files that nobody writes to."""
+
+    partition: int
+    end: int
+    broker: str = ""
+
+
 class Admin:
     """Of the broker that a link leads to."""
 
@@ -140,6 +148,10 @@ class Admin:
     async def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message: True when it was in time. Raises InvalidOption."""
         return bool((await self.do("cancel", id=message_id))["cancelled"])
+
+    async def seal(self) -> list[SealedLog]:
+        """Close the files that are being written; by partition. Raises StorageError."""
+        return [SealedLog(row["partition"], row["end"]) for row in (await self.do("seal"))["rows"]]
 
     async def change_dead(
         self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
-from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo
+from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.brokers import Brokers
 
 log = logging.getLogger("qmq.client")
@@ -113,6 +113,15 @@ class AdminOfAll:
         if not any(told.answers.values()) and told.missed:
             raise BrokersMissed(f"not reached within {REACH_TIMEOUT:g} s, and may have it: {', '.join(told.missed)}")
         return any(told.answers.values())
+
+    async def seal(self) -> list[SealedLog]:
+        """Close the files that messages are being written to, so that they can be archived; a row a partition.
+
+        Returns when they are on disk. Where nothing was written since the last time nothing is done. Raises
+        StorageError, BrokersMissed.
+        """
+        found = await self._changed(lambda admin: admin.seal())
+        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
     # --- all of them -------------------------------------------------------------------------------------------------
 

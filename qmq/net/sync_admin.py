@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
-from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo
+from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.everywhere import AdminOfAll
 from qmq.net.group_settings import GroupSettings
 
@@ -65,3 +65,8 @@ class SyncAdmin:
     def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
         """As ``AdminOfAll.delete_dead``."""
         return int(self._run(lambda admin: admin.delete_dead(group, ids)))
+
+    def seal(self) -> list[SealedLog]:
+        """As ``AdminOfAll.seal``."""
+        found: list[SealedLog] = self._run(lambda admin: admin.seal())
+        return found

@@ -111,3 +111,16 @@ async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_p
             assert sorted(message.id for message in messages) == sorted({*ids} - {ids[0], ids[3]})
             for message in messages:
                 message.ack()
+
+
+async def test_files_are_closed_at_every_broker(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        await put(brokers.one(1), "a", [b"x"])
+        first = await client.admin.seal()
+        assert [row.broker for row in first] == [brokers.address(0), brokers.address(1)]
+        assert {row.partition for row in first} == {0}
+        assert await client.admin.seal() == first, "nothing was written since"
+        await put(brokers.one(1), "a", [b"x"])
+        again = await client.admin.seal()
+        assert again[0] == first[0]
+        assert again[1].end > first[1].end
