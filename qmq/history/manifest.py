@@ -1,19 +1,17 @@
-"""The manifest beside an archived segment: what was archived, to be trusted and compared. One line of JSON.
-
-Its ``check`` is the crc32c, 8 hex digits, of the JSON of all other fields with sorted names and no blanks.
+"""The manifest beside an archived segment: what was archived, to be trusted and compared. One line of JSON with its
+checksum in it.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Final
 
-from crc32c import crc32c
-
-from qmq.errors import BadBytes, ForeignFile
+from qmq.errors import BadBytes
+from qmq.format.checked import pack_checked, parse_checked
 
 VERSION: Final = 1
+_ADVICE: Final = "remove it, and archive its segment again"
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,13 @@ class Manifest:
 
     def pack(self) -> bytes:
         """The bytes of the file."""
-        content = {"version": VERSION, **asdict(self)}
-        return _json({**content, "check": _check(content)}) + b"\n"
+        return pack_checked(VERSION, asdict(self))
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """Read a manifest. Raises BadBytes when it is not what was written, ForeignFile for a newer version."""
+    content = parse_checked(data, VERSION, name, _ADVICE)
     try:
-        content: dict[str, Any] = json.loads(data)
-        check = content.pop("check")
-        version = content.pop("version")
-        if check != _check({"version": version, **content}):
-            raise BadBytes(f"{name} does not fit its checksum; remove it, and archive its segment again")
-        if version > VERSION:
-            raise ForeignFile(f"{name} has format version {version}; this QMQ reads {VERSION}: use a newer one")
         return Manifest(**{field.name: content[field.name] for field in fields(Manifest)})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadBytes(f"{name} is no manifest ({error!r:.80}); remove it, and archive its segment again") from error
-
-
-def _check(content: dict[str, Any]) -> str:
-    return f"{crc32c(_json(content)):08x}"
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    except (KeyError, TypeError) as error:
+        raise BadBytes(f"{name} is no manifest ({error!r:.80}); {_ADVICE}") from error

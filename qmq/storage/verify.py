@@ -27,6 +27,8 @@ from qmq.storage.index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.lock import LOCK_NAME, holder_of
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_records import PULL_LOG_NAME
+from qmq.storage.receipt import SUFFIX as RECEIPT_SUFFIX
+from qmq.storage.receipt import parse_receipt
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.segment import Owner
 from qmq.storage.subjects import Records, check_header, parse_records
@@ -41,6 +43,7 @@ Progress = Callable[[int, int], None]
 
 _LEAVE: Final = "nothing: it is not QMQ's, and is left alone"
 _REPLACED: Final = "nothing: the next start writes it again"
+_ARCHIVED_AGAIN: Final = "nothing: the next run of qmq archive writes it again"
 _RESTORE: Final = "put back a good copy of the file; without it the next start reads the whole log"
 
 
@@ -298,10 +301,22 @@ class _Verification:
     def _look_into(self, directory: Path) -> None:
         for name in self._disk.listdir(directory):
             stem, dot, suffix = name.removesuffix(".tmp").partition(".")
-            known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX) and _is_base(stem)
+            known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
             known |= base_of(name.removesuffix(".tmp")) is not None
             if not known or name.endswith(".tmp"):
                 self._tell_stranger(directory / name, known)
+            elif dot + suffix == RECEIPT_SUFFIX:
+                self._check_receipt(directory / name)
+
+    def _check_receipt(self, path: Path) -> None:
+        """Without one that is good its segment is kept: no fault."""
+        data = read_whole(self._disk, path)
+        try:
+            parse_receipt(data, path)
+        except BadBytes:
+            self._report.note(path, None, "is no receipt, or a rotten one", _ARCHIVED_AGAIN)
+        else:
+            self._report.count("receipt", len(data), 1)
 
     def _tell_stranger(self, path: Path, is_own: bool) -> None:
         if is_own:

@@ -1,0 +1,81 @@
+"""The receipt beside a segment: ``<base:016x>.receipt`` says that an archive has a copy of it, which was verified.
+
+Bytes: one line of JSON with a checksum (`qmq/format/checked.py`). The archive job writes it, also while a broker runs.
+A segment may go on after it was archived: then its receipt ends before it does, and is none for all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from qmq.errors import BadBytes
+from qmq.format.checked import pack_checked, parse_checked
+from qmq.storage.disk import Disk, failure, read_whole, write_atomically
+from qmq.storage.segment import Owner
+
+SUFFIX: Final = ".receipt"
+VERSION: Final = 1
+_ADVICE: Final = "remove it: the next run of qmq archive verifies its segment's copy and writes it again"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was verified, and where. Positions; times in microseconds."""
+
+    #: Hex.
+    store_id: str
+    partition: int
+    base: int
+    #: Behind the last batch that was archived.
+    end: int
+    #: Of the archived copy of the segment, as of the segment's bytes up to the end; the checksum is crc32c.
+    messages_bytes: int
+    messages_crc: int
+    #: The archive: an absolute path, or a URL.
+    destination: str
+    verified_at_us: int
+
+    def covers(self, owner: Owner, base: int, end: int) -> bool:
+        """Whether this is about that segment, and about all of it up to *end*."""
+        own = (bytes.fromhex(self.store_id), self.partition, self.base)
+        return own == (*owner, base) and self.end >= end and bool(self.destination)
+
+
+def receipt_path(directory: Path, base: int) -> Path:
+    """Where the receipt of the segment that begins at *base* lies."""
+    return directory / f"{base:016x}{SUFFIX}"
+
+
+def write_receipt(disk: Disk, directory: Path, receipt: Receipt) -> None:
+    """Put a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
+    write_atomically(disk, receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt)))
+
+
+def read_receipt(disk: Disk, directory: Path, base: int) -> Receipt | None:
+    """The receipt of a segment; None when it has none.
+
+    Raises BadBytes when it is not what was written, ForeignFile for a newer version, StorageFailed.
+    """
+    path = receipt_path(directory, base)
+    try:
+        data = read_whole(disk, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    return parse_receipt(data, path)
+
+
+def parse_receipt(data: bytes, path: Path) -> Receipt:
+    """The receipt that these bytes of a file are. Raises BadBytes, ForeignFile."""
+    content = parse_checked(data, VERSION, str(path), _ADVICE)
+    try:
+        receipt = Receipt(**{field.name: content[field.name] for field in fields(Receipt)})
+        numbers = (receipt.partition, receipt.base, receipt.end, receipt.messages_bytes, receipt.messages_crc)
+        if len(bytes.fromhex(receipt.store_id)) != 6 or not all(isinstance(number, int) for number in numbers):
+            raise ValueError("fields of another kind")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadBytes(f"{path} is no receipt ({error!r:.80}); {_ADVICE}") from error
+    return receipt
