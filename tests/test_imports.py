@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.identity",
         "qmq.storage.index",
         "qmq.storage.lock",
+        "qmq.storage.receipt",
         "qmq.storage.scan",
         "qmq.storage.segment",
     ),

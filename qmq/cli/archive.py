@@ -10,11 +10,8 @@ from pathlib import Path
 import click
 
 from qmq.cli.progress import reading_bar
-from qmq.errors import InvalidOption
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.archiving import Archived, archive_segments
-from qmq.history.data_directory import is_data_directory, open_data_directory
-from qmq.history.files import LocalFiles, local_path
+from qmq.history.archive_run import archive_to
+from qmq.history.archiving import Archived
 
 
 def _now_us() -> int:
@@ -33,17 +30,11 @@ def archive(source: Path, destination: str, form: str, as_json: bool) -> None:
 
     A broker may run on SOURCE: the segments that it still writes are left for a later run. Of a stopped broker's
     directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
-    copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused.
+    copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused. Beside
+    each segment whose copy was verified a receipt is written.
     """
-    if not is_data_directory(source):
-        raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
-    place = local_path(destination)
-    if place is None:
-        raise InvalidOption(f"--to {destination}: give a path of this machine, or a file:// URL")
-    files = LocalFiles(place)
-    files.make_directory("")
-    with ArchiveLock(files, _now_us, this_process()) as lock, reading_bar() as progress:
-        done = archive_segments(open_data_directory(source), files, lock, _now_us, progress)
+    with reading_bar() as progress:
+        done = archive_to(source, destination, _now_us, progress=progress)
     click.echo(json.dumps({"destination": destination, **asdict(done)}) if as_json else _summary(destination, done))
 
 
@@ -52,6 +43,8 @@ def _summary(destination: str, done: Archived) -> str:
         f"{done.copied:,} segments copied ({done.copied_bytes:,} bytes, {done.messages:,} messages)",
         f"{done.kept:,} were there already",
     ]
+    if done.receipts:
+        parts.append(f"{done.receipts:,} receipts written")
     if done.left:
         parts.append(f"{done.left:,} left that a broker still writes")
     if done.removed:

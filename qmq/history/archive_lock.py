@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from qmq.errors import DirectoryInUse
+from qmq.errors import DirectoryInUse, StorageError
 from qmq.history.files import WritableFiles
 
 LOCK: Final = "_lock"
@@ -79,8 +79,12 @@ class ArchiveLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._read()[0] == self._holder:
-            self._files.remove(LOCK)
+        try:
+            if self._read()[0] == self._holder:
+                self._files.remove(LOCK)
+        except StorageError:
+            if error is None:  # else that says what happened; the lock ends with this process
+                raise
 
     def renew(self) -> None:
         """Say that this run goes on, if it is time to. Raises as ``confirm`` does."""

@@ -9,15 +9,17 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
+from qmq.errors import BadBytes
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.history.archive import MANIFEST, SEGMENTS, directory_of, manifests
 from qmq.history.archive_lock import LOCK, ArchiveLock
 from qmq.history.data_directory import DataDirectory
-from qmq.history.files import Files, Reading, WritableFiles
+from qmq.history.files import Reading, WritableFiles
 from qmq.history.manifest import Manifest
 from qmq.history.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.storage.index import pack_index_header
+from qmq.storage.receipt import Receipt
 from qmq.storage.segment import Owner
 
 UNFINISHED: Final = "_"
@@ -36,6 +38,8 @@ class Archived:
     left: int = 0
     #: Files of killed runs that were removed.
     removed: int = 0
+    #: Receipts that were written.
+    receipts: int = 0
 
 
 def archive_segments(
@@ -45,81 +49,140 @@ def archive_segments(
     clock: Callable[[], int],
     progress: Callable[[int, int], None] | None = None,
 ) -> Archived:
-    """Copy every sealed segment that is not there yet. *lock* is held; *progress* hears of bytes done and to do.
+    """Copy every sealed segment that is not there yet, and write receipts of those that are.
 
-    Raises DirectoryInUse when another run has taken the archive, BadBytes, StorageFull, StorageFailed.
+    *lock* is held; *progress* hears of bytes done and to do. Raises DirectoryInUse when another run has taken the
+    archive, BadBytes, StorageFull, StorageFailed.
     """
-    done = Archived()
-    there = dict(manifests(files))
-    wanted = []
-    for segment in source.segments:
-        path = f"{directory_of(segment.store_id, segment.partition)}/{segment.base:016x}"
-        if not segment.sealed:
-            done.left += 1
-        elif path in there and there[path].end >= segment.end:
-            done.kept += 1
-        else:
-            wanted.append((path, segment))
-    total = sum(segment.end - segment.base for _, segment in wanted)
-
-    def copied(size: int) -> None:
-        done.copied_bytes += size
-        lock.renew()
-        if progress is not None:
-            progress(done.copied_bytes, total)
-
-    for path, segment in wanted:
-        manifest = _archive(source.files, segment, files, path, lock, clock, copied)
-        done.copied += 1
-        done.messages += manifest.messages
-    done.removed = _remove_unfinished(files)
-    return done
+    return _Run(source, files, lock, clock, progress).run()
 
 
-def _archive(
-    source: Files,
-    segment: SegmentSource,
-    files: WritableFiles,
-    path: str,
-    lock: ArchiveLock,
-    clock: Callable[[], int],
-    copied: Callable[[int], None],
-) -> Manifest:
-    """Copy one segment under other names, then give it its own, the manifest last."""
-    directory, _, name = path.rpartition("/")
-    files.make_directory(directory)
-    unfinished = f"{directory}/{UNFINISHED}{name}"
-    index = segment.batches(source)
-    packed = _packed(segment, index)
-    reading = source.open(segment.path)
-    try:
-        size = min(segment.end - segment.base, reading.size())  # less of one that was cut: what is there is archived
-        crc = files.copy_in(reading, size, unfinished + MESSAGES, copied)
-        messages = _messages_in(reading, segment, index)
-    finally:
-        reading.close()
-    stamps = index["stored_at_us"]
-    manifest = Manifest(
-        store_id=segment.store_id.hex(),
-        partition=segment.partition,
-        base=segment.base,
-        end=segment.end,
-        batches=len(index),
-        messages=messages,
-        first_stored_at_us=int(stamps[0]) if len(stamps) else 0,
-        last_stored_at_us=int(stamps[-1]) if len(stamps) else 0,
-        messages_bytes=size,
-        messages_crc=crc,
-        index_bytes=len(packed),
-        index_crc=crc32c(packed),
-        archived_at_us=clock(),
-    )
-    files.write(unfinished + INDEX, packed)
-    files.write(unfinished + MANIFEST, manifest.pack())
-    lock.confirm()
-    for suffix in (MESSAGES, INDEX, MANIFEST):
-        files.rename(unfinished + suffix, path + suffix)
-    return manifest
+class _Run:
+    def __init__(
+        self,
+        source: DataDirectory,
+        files: WritableFiles,
+        lock: ArchiveLock,
+        clock: Callable[[], int],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._source = source
+        self._files = files
+        self._lock = lock
+        self._clock = clock
+        self._progress = progress
+        self._total = 0
+        self._done = Archived()
+
+    def run(self) -> Archived:
+        there = dict(manifests(self._files))
+        wanted = []
+        for segment in self._source.segments:
+            path = f"{directory_of(segment.store_id, segment.partition)}/{segment.base:016x}"
+            manifest = there.get(path)
+            if not segment.sealed:
+                self._done.left += 1
+            elif manifest is not None and manifest.end >= segment.end and self._vouches(segment, path, manifest):
+                self._done.kept += 1
+            else:
+                wanted.append((path, segment))
+        self._total = sum(segment.end - segment.base for _, segment in wanted)
+        for path, segment in wanted:
+            manifest = self._archive(segment, path)
+            self._write_receipt(segment, manifest)
+            self._done.copied += 1
+            self._done.messages += manifest.messages
+        self._done.removed = _remove_unfinished(self._files)
+        return self._done
+
+    def _vouches(self, segment: SegmentSource, path: str, manifest: Manifest) -> bool:
+        """Whether a copy that is there has a receipt, or is whole and gets one: another run may have been killed
+        before it wrote it, and what has rotten since is copied again.
+        """
+        receipt = self._source.receipt(segment)
+        if receipt is not None and receipt.destination == self._files.name:
+            return True
+        try:
+            self._verify(path, manifest)
+        except BadBytes:
+            return False
+        self._write_receipt(segment, manifest)
+        return True
+
+    def _archive(self, segment: SegmentSource, path: str) -> Manifest:
+        """Copy one segment under other names, verify the copy, then give it its own names, the manifest last."""
+        files = self._files
+        directory, _, name = path.rpartition("/")
+        files.make_directory(directory)
+        unfinished = f"{directory}/{UNFINISHED}{name}"
+        index = segment.batches(self._source.files)
+        packed = _packed(segment, index)
+        with self._source.files.open(segment.path) as reading:
+            size = min(segment.end - segment.base, reading.size())  # less of one that was cut: what is there
+            crc = files.copy_in(reading, size, unfinished + MESSAGES, self._copied)
+            messages = _messages_in(reading, segment, index)
+        stamps = index["stored_at_us"]
+        manifest = Manifest(
+            store_id=segment.store_id.hex(),
+            partition=segment.partition,
+            base=segment.base,
+            end=segment.end,
+            batches=len(index),
+            messages=messages,
+            first_stored_at_us=int(stamps[0]) if len(stamps) else 0,
+            last_stored_at_us=int(stamps[-1]) if len(stamps) else 0,
+            messages_bytes=size,
+            messages_crc=crc,
+            index_bytes=len(packed),
+            index_crc=crc32c(packed),
+            archived_at_us=self._clock(),
+        )
+        files.write(unfinished + INDEX, packed)
+        self._verify(unfinished, manifest)
+        files.write(unfinished + MANIFEST, manifest.pack())
+        self._lock.confirm()
+        for suffix in (MESSAGES, INDEX, MANIFEST):
+            files.rename(unfinished + suffix, path + suffix)
+        return manifest
+
+    def _copied(self, size: int) -> None:
+        self._done.copied_bytes += size
+        self._lock.renew()
+        if self._progress is not None:
+            self._progress(self._done.copied_bytes, self._total)
+
+    def _verify(self, path: str, manifest: Manifest) -> None:
+        """Raise BadBytes unless the files there are what the manifest says."""
+        for suffix, size, crc in (
+            (MESSAGES, manifest.messages_bytes, manifest.messages_crc),
+            (INDEX, manifest.index_bytes, manifest.index_crc),
+        ):
+            try:
+                found = self._files.checksum(path + suffix, lambda _: self._lock.renew())
+            except FileNotFoundError as error:
+                raise BadBytes(f"{path + suffix} in {self._files.name} is missing; run it again") from error
+            if found != (size, crc):
+                raise BadBytes(
+                    f"{path + suffix} in {self._files.name} has {found[0]} bytes with checksum {found[1]:08x}, "
+                    f"its source {size} with {crc:08x}; run it again, and check the disks"
+                )
+
+    def _write_receipt(self, segment: SegmentSource, manifest: Manifest) -> None:
+        """Say in the data directory that the copy was verified."""
+        self._source.write_receipt(
+            segment,
+            Receipt(
+                store_id=manifest.store_id,
+                partition=manifest.partition,
+                base=manifest.base,
+                end=manifest.end,
+                messages_bytes=manifest.messages_bytes,
+                messages_crc=manifest.messages_crc,
+                destination=self._files.name,
+                verified_at_us=self._clock(),
+            ),
+        )
+        self._done.receipts += 1
 
 
 def _packed(segment: SegmentSource, index: Index) -> bytes:

@@ -19,6 +19,7 @@ from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkp
 from qmq.storage.disk import Disk
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.lock import holder_of
+from qmq.storage.receipt import Receipt, read_receipt, write_receipt
 from qmq.storage.scan import Scanner
 from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases
 
@@ -26,11 +27,30 @@ from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases
 class DataDirectory(NamedTuple):
     """What a data directory holds at one moment."""
 
-    files: Files
+    files: LocalFiles
     store_id: bytes
     segments: list[SegmentSource]
     #: Who has it: a broker, whose current segments grow; None when nobody has.
     holder: str | None
+    directory: Path
+    disk: Disk
+
+    def receipt(self, segment: SegmentSource) -> Receipt | None:
+        """The receipt beside a segment, when it is about all of it. Raises ForeignFile, StorageFailed."""
+        try:
+            receipt = read_receipt(self.disk, self._directory_of(segment), segment.base)
+        except BadBytes:
+            return None
+        owner = Owner(segment.store_id, segment.partition)
+        return receipt if receipt is not None and receipt.covers(owner, segment.base, segment.end) else None
+
+    def write_receipt(self, segment: SegmentSource, receipt: Receipt) -> None:
+        """Put a receipt beside a segment, unless that was removed meanwhile. Raises StorageFull or StorageFailed."""
+        if self.disk.exists(self.directory / segment.path):
+            write_receipt(self.disk, self._directory_of(segment), receipt)
+
+    def _directory_of(self, segment: SegmentSource) -> Path:
+        return (self.directory / segment.path).parent
 
 
 def is_data_directory(directory: Path) -> bool:
@@ -48,7 +68,7 @@ def open_data_directory(directory: Path, disk: Disk | None = None) -> DataDirect
     for number, claim in enumerate(_claims(disk, directory, identity)):
         partition = _Partition(disk, directory, files, identity, number)
         segments += partition.segments(claim, is_live=holder is not None)
-    return DataDirectory(files, identity.store_id, segments, holder)
+    return DataDirectory(files, identity.store_id, segments, holder, directory, disk)
 
 
 def _claims(disk: Disk, directory: Path, identity: Identity) -> list[PartitionClaim | None]:

@@ -6,7 +6,7 @@ Paths are text, with ``/`` between names, relative to the tree's root.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -65,8 +65,14 @@ class WritableFiles(Files, Protocol):
     def write(self, path: str, data: bytes) -> None:
         """Write a small file, in the place of one that is there. Raises StorageFull or StorageFailed."""
 
-    def copy_in(self, source: Reading, size: int, path: str, progress: Progress) -> int:
+    def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
         """Write the first *size* bytes of a file, and give their crc32c. Raises StorageFull or StorageFailed."""
+
+    def checksum(self, path: str, progress: Progress) -> tuple[int, int]:
+        """The size of a file and the crc32c of what the tree has of it.
+
+        Raises FileNotFoundError when it is not there, StorageFailed.
+        """
 
     def rename(self, path: str, to: str) -> None:
         """Give a file another name, in the place of one that is there. Raises StorageFailed."""
@@ -84,8 +90,8 @@ class LocalReading:
     is_near = True
 
     def __init__(self, disk: Disk, path: Path) -> None:
+        self.path = path
         self._disk = disk
-        self._path = path
         try:
             self._fd = disk.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -93,17 +99,21 @@ class LocalReading:
         except OSError as error:
             raise failure(error, "open", path) from error
 
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._fd
+
     def size(self) -> int:
         try:
             return self._disk.size(self._fd)
         except OSError as error:
-            raise failure(error, "look at", self._path) from error
+            raise failure(error, "look at", self.path) from error
 
     def read(self, offset: int, size: int) -> bytes:
         try:
             return read_fully(self._disk, self._fd, size, offset)
         except OSError as error:
-            raise failure(error, "read", self._path, offset) from error
+            raise failure(error, "read", self.path, offset) from error
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -151,18 +161,14 @@ class LocalFiles:
             raise failure(error, "write", target) from error
         self._fill(fd, target, data)
 
-    def copy_in(self, source: Reading, size: int, path: str, progress: Progress) -> int:
-        target, crc, done = self._at(path), 0, 0
+    def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
+        target, crc = self._at(path), 0
         try:
             fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                while done < size:
-                    piece = source.read(done, min(COPY_BYTES, size - done))
-                    if not piece:
-                        raise StorageFailed(f"the source of {target} ends at {done} of {size} bytes; run qmq verify")
+                for offset, piece in pieces_of(source, size):
                     crc = crc32c(piece, crc)
-                    write_fully(self._disk, fd, [piece], done)
-                    done += len(piece)
+                    write_fully(self._disk, fd, [piece], offset)
                     progress(len(piece))
                 self._disk.fsync(fd)
             finally:
@@ -170,6 +176,15 @@ class LocalFiles:
         except OSError as error:
             raise failure(error, "write", target) from error
         return crc
+
+    def checksum(self, path: str, progress: Progress) -> tuple[int, int]:
+        crc = 0
+        with self.open(path) as file:
+            size = file.size()
+            for _, piece in pieces_of(file, size):
+                crc = crc32c(piece, crc)
+                progress(len(piece))
+        return size, crc
 
     def rename(self, path: str, to: str) -> None:
         try:
@@ -212,6 +227,17 @@ class LocalFiles:
 
     def _at(self, path: str) -> Path:
         return self._root / path if path else self._root
+
+
+def pieces_of(source: LocalReading, size: int) -> Iterator[tuple[int, bytes]]:
+    """The first *size* bytes of a file, piece by piece, each with its offset. Raises StorageFailed."""
+    done = 0
+    while done < size:
+        piece = source.read(done, min(COPY_BYTES, size - done))
+        if not piece:
+            raise StorageFailed(f"{source.path} ends at {done} of {size} bytes; run qmq verify")
+        yield done, piece
+        done += len(piece)
 
 
 def local_path(place: str) -> Path | None:

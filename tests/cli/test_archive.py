@@ -17,9 +17,10 @@ def test_archives_and_sums_up(tmp_path: Path) -> None:
     assert first.exit_code == 0, first.output
     said = json.loads(first.output)
     assert said["messages"] == sum(count for batch in sent for _, _, count in batch.runs)
+    assert said["receipts"] == said["copied"] == len(list(source.rglob("*.receipt")))
     again = qmq("archive", str(source), "--to", f"file://{to}", "--as", "segments")
     assert again.exit_code == 0
-    assert f"0 segments copied (0 bytes, 0 messages), {said['copied']} were there already" in again.output
+    assert f"0 segments copied (0 bytes, 0 messages), {said['copied']} were there already\n" in again.output
 
 
 def test_refuses_what_cannot_be(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert (wrong.exit_code, "is no data directory" in wrong.output) == (2, True)
     write_orders(tmp_path / "data", 2)
     gopher = qmq("archive", str(tmp_path / "data"), "--to", "gopher://a/b")
-    assert (gopher.exit_code, "--to gopher://a/b" in gopher.output) == (2, True)
+    assert (gopher.exit_code, "gopher://a/b is no place" in gopher.output) == (2, True)
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def archive(source: Path, to: Path, disk: Disk | None = None, holder: Holder | N
     files = LocalFiles(to, disk)
     files.make_directory("")
     with ArchiveLock(files, lambda: NOW_US, holder if holder is not None else this_process()) as lock:
-        return archive_segments(open_data_directory(source), files, lock, lambda: NOW_US)
+        return archive_segments(open_data_directory(source, disk), files, lock, lambda: NOW_US)
 
 
 def files_in(archive: Path) -> dict[str, bytes]:

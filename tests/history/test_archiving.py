@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
 from qmq.history.archive import archived_segments, manifests
+from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.storage.disk import Buffer, Disk
 from tests.history.archives import GONE, NOW_US, archive, files_in
@@ -28,6 +29,13 @@ def positions_in(place: Path) -> list[tuple[int, int]]:
         for segment in archived_segments(files)
         for position in segment.batches(files)["position"].tolist()
     ]
+
+
+def receipts_for(source: Path, to: Path) -> set[int]:
+    """Bases of the segments that have a receipt of this archive."""
+    found = open_data_directory(source)
+    receipts = [found.receipt(segment) for segment in found.segments]
+    return {receipt.base for receipt in receipts if receipt is not None and receipt.destination == str(to)}
 
 
 def places(sent: list[Sent]) -> list[tuple[int, int]]:
@@ -165,9 +173,11 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
             break
         if to.exists():
             assert set(positions_in(to)) <= set(places(sent))
+            assert receipts_for(source, to) <= {manifest.base for _, manifest in manifests(LocalFiles(to))}
             leftovers += any(path.name.startswith("_") for path in to.rglob("*"))
         archive(source, to)
         assert files_in(to) == whole
+        assert len(receipts_for(source, to)) == len(manifests(LocalFiles(to)))
     print(f"killed {killed} times, {leftovers} times with something left")
     assert killed > 20
     assert leftovers > 10
@@ -240,7 +250,7 @@ def test_a_rotten_manifest_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(BadBytes, match="does not fit its checksum"):
         archived_segments(LocalFiles(to))
     path.write_bytes(b"{")
-    with pytest.raises(BadBytes, match="is not one of QMQ.s"):
+    with pytest.raises(BadBytes, match="is not one of QMQ's"):
         archived_segments(LocalFiles(to))
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.running import Mutant
 
 _ARCHIVING: Final = ("tests/history/test_archiving.py",)
+_RECEIPTS: Final = ("tests/history/test_receipts.py",)
 _READING: Final = ("tests/spark/test_reading.py",)
 
 OF_HISTORY: Final = (
@@ -20,16 +21,37 @@ OF_HISTORY: Final = (
     Mutant(
         "put nothing in place once another run has the archive",
         "qmq/history/archiving.py",
-        "    lock.confirm()\n",
+        "        self._lock.confirm()\n",
         "",
         _ARCHIVING,
     ),
     Mutant(
         "never put a beginning in the place of a whole segment, nor copy twice",
         "qmq/history/archiving.py",
-        "elif path in there and there[path].end >= segment.end:",
-        "elif False:",
+        "elif manifest is not None and manifest.end >= segment.end and",
+        "elif False and manifest is not None and",
         _ARCHIVING,
+    ),
+    Mutant(
+        "verify a copy before it gets its name",
+        "qmq/history/archiving.py",
+        "        self._verify(unfinished, manifest)\n",
+        "",
+        _RECEIPTS,
+    ),
+    Mutant(
+        "verify a copy that is there before it gets a receipt",
+        "qmq/history/archiving.py",
+        "            self._verify(path, manifest)\n",
+        "            pass\n",
+        _RECEIPTS,
+    ),
+    Mutant(
+        "take no receipt for a segment that has gone on",
+        "qmq/storage/receipt.py",
+        "self.end >= end",
+        "True",
+        ("tests/storage/test_receipt.py", *_RECEIPTS),
     ),
     Mutant(
         "refuse a second run",
