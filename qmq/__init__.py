@@ -144,7 +144,8 @@ def connect(
     """A client of the broker at *url* (several brokers: comma separated), to be used as ``async with``.
 
     *durability*: "flush", where what is acknowledged is on disk, or "append", where it survives the end of the broker
-    but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of the loop.
+    but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of
+    the loop, or until one of two batches on their way is answered.
     *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
     after which a send is not tried again. *failover_after*: seconds for which a send that its broker may have stored
     waits for that broker, before another one gets it too (None: never; then it may end as SendUnknown). Raises

@@ -31,6 +31,11 @@ from qmq.net.outgoing import Outgoing
 _SAY_NOTHING: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
 
+#: While so many batches wait for their answers, messages gather until one comes, or until they fill a batch: a busy
+#: broker gets fewer and larger batches, an idle one gets each at once.
+AT_ONCE: Final = 2
+
+
 class Sending:
     """What becomes of the batches that one broker gets. Not for several threads."""
 
@@ -147,7 +152,7 @@ class Sending:
                 return None
             batch = self._retries.pop(0)
         else:
-            gathered = self._gathering.take(now, self._outcomes.is_flushing) if self.takes_new else None
+            gathered = self._gather(now) if self.takes_new else None
             if gathered is None:
                 return None
             batch = gathered
@@ -160,6 +165,11 @@ class Sending:
         self._in_flight[request] = batch
         return batch
 
+    def _gather(self, now: float) -> Outgoing | None:
+        if len(self._in_flight) >= AT_ONCE and not self._gathering.has_sealed():
+            return None
+        return self._gathering.take(now, self._outcomes.is_flushing)
+
     def wake_at(self) -> float | None:
         """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
         if len(self._in_flight) + len(self._given_up) >= self._limits.producer_window or (
@@ -168,6 +178,8 @@ class Sending:
             return None
         if self._retries:
             return self._retry_at
+        if len(self._in_flight) >= AT_ONCE and not self._gathering.has_sealed():
+            return None
         return self._gathering.next_at() if self.takes_new else None
 
     def has_waiting(self) -> bool:

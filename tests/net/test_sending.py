@@ -105,6 +105,28 @@ def test_no_more_are_in_flight_than_the_window() -> None:
     assert driven.write() is None
 
 
+def test_while_answers_are_awaited_messages_gather_until_one_comes() -> None:
+    driven = Driven()
+    for subject in ("a", "b"):  # one by one, at once
+        driven.gathering.add_nowait(subject, b"x", NO_HEADER, True, 0.0)
+        assert driven.sending.wake_at() == 0.0
+        assert driven.written()[1].count == 1
+    for _ in range(3):
+        driven.gathering.add_nowait("c", b"x", NO_HEADER, True, 0.0)
+        assert driven.write() is None
+        assert driven.sending.wake_at() is None
+    driven.store(1)
+    assert driven.sending.wake_at() == 0.0
+    assert driven.written()[1].count == 3
+
+
+def test_full_batches_wait_for_no_answer() -> None:
+    driven = Driven()
+    for number in range(5):
+        driven.gathering.add_nowait("a", bytes(600_000), NO_HEADER, True, 0.0)
+        assert (driven.write() is not None) == (number != 2)  # what does not fit any more seals a batch
+
+
 def test_a_batch_that_was_given_up_still_counts_until_it_is_answered() -> None:
     driven = Driven(window=1)
     first = driven.send(b"1")
