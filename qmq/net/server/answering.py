@@ -34,6 +34,7 @@ class Answering:
         #: by number
         self.connections: dict[int, Connection] = {}
         self._answered: list[Connection] = []  # with answers in this turn
+        self._waited: list[Connection] = []  # those of them that get messages: they are written to first
         self._wrong: dict[Connection, int] = {}  # what was wrong of theirs in this turn
         #: Effects so far that changed what a checkpoint keeps.
         self.changes = 0
@@ -78,7 +79,7 @@ class Answering:
 
     def write(self) -> None:
         """Each connection gets its answers in one write. Who sent what was wrong is not read from for a while."""
-        answered, self._answered = self._answered, []
+        answered, self._waited, self._answered = self._waited + self._answered, [], []
         for connection in answered:
             try:
                 connection.write()
@@ -105,9 +106,12 @@ class Answering:
     def _messages(self, effect: effects.Messages) -> None:
         if effect.messages:
             self.changes += 1
-        connection = self._answer(effect, answers.messages)
+        connection = self.connections.get(effect.connection)
         if connection is not None:
-            connection.answers += effect.buffers
+            self._count_off(connection)
+            if not connection.answers:
+                self._waited.append(connection)
+            connection.answers += [answers.messages(effect), *effect.buffers]
 
     def _reported(self, effect: effects.Reported) -> None:
         connection = self._answer(effect, answers.reported)

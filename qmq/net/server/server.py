@@ -41,6 +41,8 @@ MAX_LISTINGS: Final = 16
 SPARE_CONNECTIONS: Final = 500
 #: Connections that the system holds until they are taken.
 _BACKLOG: Final = 1_024
+#: What goes by time is looked at so often while the broker is busy with other things.
+_TICK_US: Final = 5_000
 
 
 def clock() -> Now:
@@ -98,6 +100,7 @@ class Server:
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
+        self._tick_us = 0
 
     @property
     def changes(self) -> int:
@@ -139,14 +142,25 @@ class Server:
         try:
             if self._postponed.turn():
                 self._turn_soon()
-            deadline = self._run_rules(now)
-            self._answering.write()
+            self._run(self._broker.turn, now)
+            self._answering.write()  # before what has time
+            deadline = self._tick(now)
         finally:
             self._running = False
         self.arena.reset()
         self._make_room()
         self._arm(deadline, now)
         self._turned()
+
+    def _tick(self, now: Now) -> int | None:
+        """What goes by time, but not in every turn of a busy broker; returns when there has to be a turn."""
+        if now.monotonic_us < self._tick_us:
+            return self._tick_us
+        deadline = self._run(self._broker.tick, now)
+        self._answering.write()
+        later_us = now.monotonic_us + _TICK_US
+        self._tick_us = later_us if deadline is None else min(deadline, later_us)
+        return deadline
 
     def _make_room(self) -> None:
         """End who has been behind for longest, as long as too much is held for all together."""
@@ -165,12 +179,11 @@ class Server:
             "this one has been behind for longest: send frames without a pause in them, and read answers"
         )
 
-    def _run_rules(self, now: Now) -> int | None:
-        """One turn of the broker and its effects; returns when it wants to be called again."""
+    def _run(self, rules: Callable[[Now], int | None], now: Now) -> int | None:
+        """The broker's turn or tick, and its effects; returns when it wants to be called again."""
         deadline: int | None = None
         try:
-            self._broker.turn(now)
-            deadline = self._broker.tick(now)
+            deadline = rules(now)
         except Exception:
             log.exception("the broker failed in a turn")
             # Nobody knows which batches of the turn are stored: who sent them has to ask again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,25 @@ async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
         assert answered.is_set()
         assert time.monotonic_ns() // 1_000 >= deadlines[0]
         deadlines.clear()
+        await client.close()
+
+
+@on_uvloop
+async def test_what_goes_by_time_comes_after_the_answers_and_not_in_every_turn() -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        ticks: list[int] = []
+        s.rules.tick = lambda now: ticks.append(now.monotonic_us)  # type: ignore[method-assign,func-returns-value]
+        for number in range(1, 201):
+            client.send(frame(Kind.SEND, number, batch(b"x")))
+            await client.read()
+        assert len(s.rules.turns) == 200
+        assert all(later - earlier >= 5_000 for earlier, later in pairwise(ticks))
+        ticked = asyncio.Event()
+        s.rules.tick = lambda now: ticked.set()  # type: ignore[method-assign,func-returns-value]
+        s.server.turn()
+        async with asyncio.timeout(60):  # what was left out follows, though nothing else comes
+            await ticked.wait()
         await client.close()
 
 
