@@ -221,15 +221,10 @@ class Delivery:
                 ready = found
 
     def _has_more(self, following: Following) -> bool:
-        store, ledger = self._store, following.group.ledger
+        ledger = following.group.ledger
         if ledger is not None and (ledger.retries.is_due or ledger.retries.is_due_alone):
             return True
-        if not following.exact:
-            return any(row < store.visible_row(partition) for partition, row in enumerate(following.scan))
-        number = following.subject(store)
-        if number is None:
-            return False
-        return bool(following.group.cursors.upto(number + 1)[number] < store.ends[number])
+        return following.has_more(self._store)
 
     def tick(self, now_us: int) -> None:
         """Answer the parked pulls whose time is up."""

@@ -128,6 +128,13 @@ class Following:
         """Where the rows of its scan lie, by partition: what comes before is handed out."""
         return _places(store, self, visible)
 
+    def has_more(self, store: Store) -> bool:
+        """Whether there may be something that it was not given."""
+        if not self.exact:
+            return any(row < store.visible_row(partition) for partition, row in enumerate(self.scan))
+        number = self.subject(store)
+        return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.ends[number])
+
     def subject(self, store: Store) -> int | None:
         """The number of the exact subject, or None while nothing was ever sent to it."""
         if self.number is None:

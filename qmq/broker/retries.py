@@ -126,7 +126,7 @@ class Retries:
 
     def load(self, now_us: int, most: int = LOADED_ITEMS) -> bool:
         """Bring in what is due by now, about as many as that; True when something waits to be handed out."""
-        while len(self._due) + len(self._alone) < most:
+        while len(self._due) + len(self._alone) < most and self._schedule.is_due(now_us):
             items = self._schedule.pop(now_us, LOADED_ITEMS)
             if not len(items):
                 break

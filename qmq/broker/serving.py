@@ -93,6 +93,8 @@ class Serving:
                 return self._serve_again(waiting, offer, final)
             most, size = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
             pull = pull._replace(max_count=most, max_bytes=size)
+        if not final and not self._may_have(waiting.subscription):
+            return 0
         need = 1 if final else min(self.need(pull), pull.max_count)
         max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
         selection, sifted = self._choosing.choose(waiting, pull.max_count, need, max_bytes)
@@ -123,6 +125,12 @@ class Serving:
         if selection.count:
             selection.take_back()  # else all that was passed is for others, and need not be looked at again
         return selection.count
+
+    def _may_have(self, subscription: Subscription) -> bool:
+        """Whether there may be something for it: mostly a pull comes when there is nothing."""
+        if any(following.has_more(self._store) for following in subscription.followings):
+            return True
+        return self._handing.is_due(subscription)
 
     def _is_ahead(self, waiting: Waiting, selection: Selection) -> bool:
         """What was chosen may not be handed out before a block is on disk that has it."""

@@ -244,6 +244,9 @@ def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> 
 
 def _calls(buffers: Sequence[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
     """*buffers* cut into what one call takes each, with its size."""
+    if len(buffers) == 1 and isinstance(buffers[0], bytes) and 0 < len(buffers[0]) <= WRITE_BYTES:
+        yield [buffers[0]], len(buffers[0])
+        return
     group: list[Buffer] = []
     size = 0
     for buffer in buffers:

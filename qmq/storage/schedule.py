@@ -111,6 +111,10 @@ class Schedule(RunOwner):
         """When the first item falls due; None when there is none."""
         return min((heads[0][0] for heads in (self._heap, self._heads) if heads), default=None)
 
+    def is_due(self, now_us: int) -> bool:
+        """Whether ``pop`` may find something."""
+        return any(heads and heads[0][0] <= now_us for heads in (self._heap, self._heads))
+
     def pop(self, now_us: int, limit: int) -> Items:
         """At most *limit* items that are due, in order, as far as they can be read now."""
         found = list[bytes]()

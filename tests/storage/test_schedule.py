@@ -62,6 +62,7 @@ def test_it_is_a_sorted_list(tmp_path: Path, seed: int) -> None:
             now += chance.randrange(20)
             limit = chance.randrange(1, 30)
             due = [pair for pair in model if pair[0] <= now][:limit]
+            assert found.is_due(now) == bool(due)
             assert pairs_of(found.pop(now, limit)) == due
             model = model[len(due) :]
         else:
