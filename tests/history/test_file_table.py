@@ -1,0 +1,108 @@
+"""The table of files: the highest counts, as a whole, and of two that commit at once one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
+from qmq.format.checked import pack_checked
+from qmq.history.file_table import (
+    FileTable,
+    ListedDamage,
+    ListedFile,
+    ListedSegment,
+    SegmentKey,
+    commit,
+    numbers,
+    parse_table,
+    path_of,
+    read_table,
+)
+from qmq.history.files import LocalFiles
+
+STORE = "7f0000015191"
+FILE = ListedFile("parquet/a", "hotel", 3, 100, 7, 1, 2)
+SEGMENT = ListedSegment(STORE, 0, 1 << 61, (1 << 61) + 500, 3)
+DAMAGE = ListedDamage(STORE, 0, 70, 90, None, "no batch begins here")
+
+
+def with_files(table: FileTable, files: Iterable[ListedFile] = ()) -> FileTable:
+    return table.with_more(files, (), ())
+
+
+def test_comes_back_as_it_was(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    assert read_table(files) == FileTable()
+    table = FileTable().with_more([FILE], [SEGMENT], [DAMAGE])
+    commit(files, table)
+    assert read_table(files) == table
+    assert (table.number, table.messages) == (1, 3)
+    assert table.ends() == {SegmentKey(STORE, 0, 1 << 61): SEGMENT.end}
+
+
+def test_segments_go_on_and_files_come_behind() -> None:
+    first = FileTable().with_more([FILE], [SEGMENT], [])
+    end = SEGMENT.end + 4
+    later = replace(SEGMENT, base=end, end=end + 9)
+    more = first.with_more([replace(FILE, path="parquet/b")], [later, replace(SEGMENT, end=end)], [DAMAGE])
+    assert [file.path for file in more.files] == ["parquet/a", "parquet/b"]
+    assert more.segments == (replace(SEGMENT, end=end, messages=6), later)
+    assert more.damages == (DAMAGE,)
+
+
+def test_of_two_at_once_one_is_refused(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    one, other = with_files(FileTable(), [FILE]), with_files(FileTable(), [replace(FILE, path="parquet/b")])
+    commit(files, one)
+    with pytest.raises(DirectoryInUse, match="another run has archived"):
+        commit(files, other)
+    assert read_table(files) == one
+
+
+def test_the_one_before_stays(tmp_path: Path) -> None:
+    files, table = LocalFiles(tmp_path), FileTable()
+    for _ in range(4):
+        table = with_files(table)
+        commit(files, table)
+    assert numbers(files) == [3, 4]
+    (tmp_path / "tables" / "README").write_text("not ours")
+    (tmp_path / "tables" / "_00000009.table").write_text("half")
+    assert read_table(files) == table
+
+
+def test_what_is_rotten_is_told_of(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    commit(files, with_files(FileTable(), [FILE]))
+    path = tmp_path / path_of(1)
+    data = path.read_bytes()
+    for at in range(len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        with pytest.raises(BadBytes, match=r"00000001\.table"):
+            read_table(files)
+    with pytest.raises(BadBytes, match="is the table 1; put it back"):
+        parse_table(data, 2, "it")
+    with pytest.raises(BadBytes, match="lacks what a table has"):
+        parse_table(pack_checked(1, {"number": 1, "files": [{}], "segments": [], "damages": []}), 1, "it")
+
+
+def test_a_table_that_goes_while_it_is_read_is_looked_for_again(tmp_path: Path) -> None:
+    class Fleeting(LocalFiles):
+        left = 0
+
+        def read_whole(self, path: str) -> bytes:
+            if self.left:
+                self.left -= 1
+                raise FileNotFoundError(path)
+            return super().read_whole(path)
+
+    files = Fleeting(tmp_path)
+    commit(files, with_files(FileTable()))
+    files.left = 2
+    assert read_table(files).number == 1
+    files.left = 100
+    with pytest.raises(StorageFailed, match="try again"):
+        read_table(files)
