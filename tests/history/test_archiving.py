@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
 from qmq.history.archive import archived_segments, manifests
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk import Disk
 from tests.history.archives import GONE, NOW_US, archive, files_in
+from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import write_orders
-from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store, segment_files, verified
 
@@ -109,53 +108,6 @@ def test_a_segment_that_went_on_takes_the_place_of_its_beginning(tmp_path: Path)
     assert positions_in(to) == places([*sent, *sender.sent])
 
 
-class _Killed(BaseException):
-    """The process is no more."""
-
-
-class _MortalDisk(HastyDisk):
-    """Ends its process at the nth thing that is done to the disk; the last write is half done."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-        self.done = 0
-
-    def _step(self) -> None:
-        self.done += 1
-        if self.done > self.last:
-            raise _Killed
-
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        self._step()
-        return super().open(path, flags, mode)
-
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        try:
-            self._step()
-        except _Killed:
-            if self.done == self.last + 1:
-                whole = b"".join(buffers)
-                super().pwritev(fd, [whole[: len(whole) // 2]], offset)
-            raise
-        return super().pwritev(fd, buffers, offset)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._step()
-        super().rename(source, target)
-
-    def link(self, source: Path, target: Path) -> None:
-        self._step()
-        super().link(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        super().unlink(path)
-
-    def mkdir(self, path: Path) -> None:
-        self._step()
-        super().mkdir(path)
-
-
 def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
     """After each step: what is there is whole, and the next run makes it as if nothing had happened."""
     source = tmp_path / "data"
@@ -164,10 +116,10 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
     whole = files_in(tmp_path / "whole")
     killed = leftovers = 0
     for last in range(1_000):
-        to, disk = tmp_path / f"archive-{last}", _MortalDisk(last)
+        to, disk = tmp_path / f"archive-{last}", MortalDisk(last)
         try:
             archive(source, to, disk, GONE)
-        except _Killed:
+        except Killed:
             killed += 1
         else:
             break
@@ -198,8 +150,8 @@ def test_killed_while_it_replaces_a_segment(tmp_path: Path) -> None:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_bytes(data)
         try:
-            archive(source, to, _MortalDisk(last), GONE)
-        except _Killed:
+            archive(source, to, MortalDisk(last), GONE)
+        except Killed:
             killed += 1
         else:
             break

@@ -46,6 +46,15 @@ class Sender:
         self._stamp_us = max(store.last_stored_at_us, NOW_US)
         self._sequence = 0
 
+    @property
+    def now_us(self) -> int:
+        """When the last batch was stored."""
+        return self._stamp_us
+
+    def pass_time(self, us: int) -> None:
+        """What is sent from now on is stored so much later."""
+        self._stamp_us += us
+
     def stage(self, *runs: tuple[str, Sequence[bytes]] | RunContent, partition: int = 0) -> Sent:
         """Stage one batch of (subject, bodies) runs, or of runs with headers."""
         store = self.store

@@ -1,0 +1,254 @@
+"""Archiving as Parquet: sealed segments, each message once. A run may be killed at any moment, and repeated.
+
+A run goes day by day, in rounds: each writes some files, gives them their names, and commits a table that lists them
+and says how far the segments are in. What a round has committed is done for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from qmq.errors import StorageFailed
+from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.history.archive_lock import LOCK, ArchiveLock
+from qmq.history.file_table import (
+    PARQUET,
+    TABLES,
+    FileTable,
+    ListedDamage,
+    ListedFile,
+    ListedSegment,
+    SegmentKey,
+    commit,
+    path_of,
+    read_table,
+)
+from qmq.history.files import Files, LocalFiles, WritableFiles
+from qmq.history.segments import SegmentSource
+from qmq_spark.parquet_files import DayFiles, ParquetFile, directory_of
+from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
+from qmq_spark.schema import SCHEMA
+
+#: A round ends once it has read so many bytes of segments.
+ROUND_BYTES: Final = 4 << 30
+_DAY_US: Final = 86_400_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class ArchivedTables:
+    """What a run did."""
+
+    #: Segments that have something in the archive now that was not there before.
+    segments: int = 0
+    #: Those that were there already as they are.
+    kept: int = 0
+    #: Those that a broker still writes.
+    left: int = 0
+    #: Bytes of segments.
+    read_bytes: int = 0
+    messages: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    #: Stretches of bad bytes; the table lists them.
+    damages: int = 0
+    #: Files of killed runs that were removed.
+    removed: int = 0
+
+
+class _Piece(NamedTuple):
+    """What of a segment is of one day: whole batches."""
+
+    day: int
+    key: SegmentKey
+    stretch: Stretch
+
+    @property
+    def size(self) -> int:
+        return self.stretch.end - self.stretch.start
+
+
+def archive_parquet(
+    source: Files,
+    segments: list[SegmentSource],
+    files: WritableFiles,
+    lock: ArchiveLock,
+    run: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> ArchivedTables:
+    """Write what is not there yet of every sealed segment. *lock* is held, *run* is a name that no other run has;
+    *progress* hears of bytes done and to do.
+
+    Raises DirectoryInUse when another run has taken the archive, BadBytes, StorageFull, StorageFailed.
+    """
+    done = ArchivedTables()
+    table = before = read_table(files)
+    pieces = _pieces(source, segments, table, done)
+    total = sum(piece.size for piece in pieces)
+
+    def read(more: int) -> None:
+        lock.renew()
+        if progress is not None:
+            progress(done.read_bytes + more, total)
+
+    for number, pieces_of in enumerate(_rounds(pieces)):
+        table = _Round(source, files, lock, f"{run}-{number}", done, read).run(table, pieces_of)
+    left = list(_unlisted(files, table))
+    if left and table.number == before.number:
+        # Whoever wrote them and only seems to be dead can list them no more: the number that it waits for is taken.
+        table = table.with_more((), (), ())
+        commit(files, table)
+    for path in left:
+        files.remove(path)
+    done.removed = len(left)
+    return done
+
+
+def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done: ArchivedTables) -> list[_Piece]:
+    """What is to be read, in its order: by day, of each segment from its beginning on."""
+    ends, found = table.ends(), list[_Piece]()
+    for segment in segments:
+        key = SegmentKey(segment.store_id.hex(), segment.partition, segment.base)
+        if not segment.sealed:
+            done.left += 1
+        elif ends.get(key, 0) >= segment.end:
+            done.kept += 1
+        else:
+            done.segments += 1
+            start = ends.get(key, segment.base + SEGMENT_HEADER_SIZE)
+            found += [_Piece(day, key, stretch) for day, stretch in _days_of(source, segment, start)]
+    return sorted(found, key=lambda piece: (piece.day, piece.key, piece.stretch.start))
+
+
+def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, Stretch]]:
+    """A segment from *start* on, cut where a batch is of another day than the one before."""
+    batches = segment.batches(source)
+    batches = batches[batches["position"] >= start]
+    days = (batches["stored_at_us"] // _DAY_US).astype(np.int64)
+    cuts = np.flatnonzero(days[1:] != days[:-1]) + 1
+    edges = [start, *batches["position"][cuts].tolist(), segment.end]
+    firsts = days[[0, *cuts]].tolist() if len(days) else [0]
+    for day, first, last in zip(firsts, edges[:-1], edges[1:], strict=True):
+        yield day, Stretch(segment, first, last)
+
+
+def _rounds(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    held, size = list[_Piece](), 0
+    for piece in pieces:
+        held.append(piece)
+        size += piece.size
+        if size >= ROUND_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+class _Round:
+    """Reads some pieces, and commits what it made of them. Its files are called *name* and a number."""
+
+    def __init__(
+        self,
+        source: Files,
+        files: WritableFiles,
+        lock: ArchiveLock,
+        name: str,
+        done: ArchivedTables,
+        read: Callable[[int], None],
+    ) -> None:
+        self._source = source
+        self._files = files
+        self._lock = lock
+        self._name = name
+        self._done = done
+        self._read = read
+        self._day = ""
+        self._store_id = ""
+        self._made: list[ListedFile] = []
+        self._damages: list[ListedDamage] = []
+
+    def run(self, table: FileTable, pieces: list[_Piece]) -> FileTable:
+        """Write the files, then the table; gives that."""
+        reader = StretchReader(self._source, Wanted(private=True), SCHEMA, self._note)
+        segments = list[ListedSegment]()
+        for day, of_day in groupby(pieces, key=lambda piece: piece.day):
+            self._day = (_EPOCH + timedelta(days=day)).date().isoformat()
+            day_files = DayFiles(SCHEMA, self._put)
+            try:
+                segments += [self._copy(reader, piece, day_files) for piece in of_day]
+                day_files.finish()
+            finally:
+                day_files.close()
+        return self._commit(table, segments)
+
+    def _copy(self, reader: StretchReader, piece: _Piece, day_files: DayFiles) -> ListedSegment:
+        self._store_id = piece.key.store_id
+        messages = 0
+        for batch in reader.record_batches(piece.stretch):
+            messages += batch.num_rows
+            day_files.add(batch)
+            self._read(batch["position"][-1].as_py() - piece.stretch.start)
+        self._done.read_bytes += piece.size
+        self._read(0)
+        return ListedSegment(*piece.key, end=piece.stretch.end, messages=messages)
+
+    def _note(self, damage: Damage) -> None:
+        told = ListedDamage(
+            self._store_id, damage.partition, damage.start, damage.end, damage.messages, damage.reason
+        )  # fmt: skip
+        self._damages.append(told)
+
+    def _put(self, file: ParquetFile) -> None:
+        """Copy a file that is whole to where it belongs, under a name that is nobody's, and read it back."""
+        directory = f"{PARQUET}/{directory_of(self._day, file.subject)}"
+        name = f"{self._name}-{len(self._made)}.parquet"
+        self._files.make_directory(directory)
+        size, draft = file.size, f"{directory}/_{name}"
+
+        def renew(_: int) -> None:
+            self._lock.renew()
+
+        with LocalFiles(file.path.parent).open(file.path.name) as reading:
+            crc = self._files.copy_in(reading, size, draft, renew)
+        if self._files.checksum(draft, renew) != (size, crc):
+            raise StorageFailed(f"{self._files.name}/{draft} is not what was written there; check the disk")
+        self._made.append(
+            ListedFile(
+                f"{directory}/{name}", file.subject, file.messages, size, crc, file.first_stored_at_us,
+                file.last_stored_at_us,
+            )
+        )  # fmt: skip
+
+    def _commit(self, table: FileTable, segments: list[ListedSegment]) -> FileTable:
+        messages = sum(segment.messages for segment in segments)
+        if messages != sum(file.messages for file in self._made):
+            raise StorageFailed(f"{messages} messages were read, and others written to {self._files.name}")
+        self._lock.confirm()
+        for file in self._made:
+            directory, _, name = file.path.rpartition("/")
+            self._files.rename(f"{directory}/_{name}", file.path)
+        table = table.with_more(self._made, segments, self._damages)
+        commit(self._files, table)
+        self._done.messages += messages
+        self._done.files += len(self._made)
+        self._done.file_bytes += sum(file.size for file in self._made)
+        self._done.damages += len(self._damages)
+        return table
+
+
+def _unlisted(files: Files, table: FileTable) -> Iterator[str]:
+    """What killed runs have left: this one has finished, and no other runs."""
+    listed = {file.path for file in table.files}
+    for day in files.names(PARQUET):
+        for subject in files.names(f"{PARQUET}/{day}"):
+            directory = f"{PARQUET}/{day}/{subject}"
+            yield from (path for name in files.names(directory) if (path := f"{directory}/{name}") not in listed)
+    tables = {path_of(table.number), path_of(table.number - 1)}
+    yield from (path for name in files.names(TABLES) if (path := f"{TABLES}/{name}") not in tables)
+    yield from (name for name in files.names("") if name.startswith("_") and name != LOCK)

@@ -1,0 +1,255 @@
+"""Reading the Parquet files of an archive, those that its table lists, as ``StretchReader`` reads segments."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from qmq.errors import BadBytes, InvalidOption
+from qmq.history.file_table import FileTable, ListedFile, SegmentKey
+from qmq.history.files import Files, Reading
+from qmq.history.segments import SegmentSource
+from qmq_spark.reading import ROWS, Wanted
+
+
+class FileDamage(NamedTuple):
+    """What is bad of a file, or was of a segment when it was archived; positions where these are known."""
+
+    file: str
+    partition: int | None
+    start: int | None
+    end: int | None
+    #: None where nobody can tell.
+    messages: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        count = "an unknown number of" if self.messages is None else f"{self.messages:,}"
+        where = "" if self.start is None else f": partition {self.partition}, positions {self.start} to {self.end}"
+        return f"{self.file}{where}: {self.reason}; {count} messages are missing"
+
+
+class FilePiece(NamedTuple):
+    """What one task reads of a file: the row groups that begin at its bytes [start, end)."""
+
+    file: ListedFile
+    start: int
+    end: int
+
+
+def is_read_from_files(table: FileTable, segments: Iterable[SegmentSource], place: str) -> bool:
+    """Whether an archive is read from its Parquet files: it is read from its segments where these hold everything.
+
+    Raises InvalidOption when neither form does.
+    """
+    if not table.number:
+        return False
+    in_files = table.ends()
+    in_segments = {SegmentKey(each.store_id.hex(), each.partition, each.base): each.end for each in segments}
+    if all(in_segments.get(key, 0) >= end for key, end in in_files.items()):
+        return False
+    if all(in_files.get(key, 0) >= end for key, end in in_segments.items()):
+        return True
+    raise InvalidOption(
+        f"{place} holds some segments byte for byte only, and others as Parquet only; archive again with --as both,"
+        " or read parquet/ by itself"
+    )
+
+
+def plan_files(table: FileTable, wanted: Wanted, part_bytes: int) -> list[list[FilePiece]]:
+    """The parts of an archive's files: each of about *part_bytes*; those with nothing that is wanted are left out."""
+    parts: list[list[FilePiece]] = [[]]
+    room = part_bytes
+    for file in table.files:
+        if not _may_have(file, wanted):
+            continue
+        count = -(-file.size // part_bytes)
+        edges = [file.size * number // count for number in range(count + 1)]
+        for start, end in itertools.pairwise(edges):
+            if parts[-1] and end - start > room:
+                parts.append([])
+                room = part_bytes
+            parts[-1].append(FilePiece(file, start, end))
+            room -= end - start
+    return [part for part in parts if part]
+
+
+def missing(table: FileTable, wanted: Wanted, name: str) -> list[FileDamage]:
+    """What was bad of segments when they were archived, and so is in no file."""
+    return [
+        FileDamage(name, damage.partition, damage.start, damage.end, damage.messages, damage.reason)
+        for damage in table.damages
+        if wanted.partitions is None or damage.partition in wanted.partitions
+    ]
+
+
+def _may_have(file: ListedFile, wanted: Wanted) -> bool:
+    if file.subject is not None and not wanted.takes(file.subject):
+        return False
+    return file.first_stored_at_us < wanted.stored_until and file.last_stored_at_us >= wanted.stored_from
+
+
+class PieceReader:
+    """Reads pieces of the files of one tree. ``tell`` hears of each damage."""
+
+    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[FileDamage], None]) -> None:
+        self._files = files
+        self._wanted = wanted
+        self._schema = schema
+        self._tell = tell
+
+    def record_batches(self, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+        """The messages of a piece. Raises StorageFailed; BadBytes when its file is gone."""
+        try:
+            reading = self._files.open(piece.file.path)
+        except FileNotFoundError as error:
+            raise BadBytes(f"{piece.file.path} in {self._files.name} is gone; its archive has lost it") from error
+        try:
+            yield from self._of_piece(reading, piece)
+        finally:
+            reading.close()
+
+    def _of_piece(self, reading: Reading, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+        size = reading.size()
+        if size != piece.file.size:
+            self._damage(piece, f"it has {size:,} bytes instead of {piece.file.size:,}")
+            return
+        try:
+            file = pq.ParquetFile(
+                pa.PythonFile(_Seekable(reading, size), "r"), pre_buffer=False, page_checksum_verification=True
+            )
+        except (pa.ArrowException, OSError) as error:
+            self._damage(piece, str(error))
+            return
+        if file.metadata.num_rows != piece.file.messages:
+            self._damage(piece, f"it has {file.metadata.num_rows:,} messages instead of {piece.file.messages:,}")
+            return
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            if piece.start <= _start_of(group) < piece.end and self._may_have(group):
+                yield from self._of_group(file, number, piece)
+
+    def _of_group(self, file: pq.ParquetFile, number: int, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+        filtered = self._filtered(piece)
+        names = [*self._schema.names, *(name for name in filtered if name not in self._schema.names)]
+        rows, read = file.metadata.row_group(number).num_rows, 0
+        batches = file.iter_batches(ROWS, [number], names, use_threads=False)
+        while read < rows:
+            try:
+                batch = next(batches)
+            except (pa.ArrowException, OSError) as error:
+                self._tell(FileDamage(self._name(piece), None, None, None, rows - read, str(error)))
+                return
+            read += batch.num_rows
+            kept = self._kept(batch, filtered)
+            yield kept.select(self._schema.names).cast(self._schema)
+
+    def _filtered(self, piece: FilePiece) -> list[str]:
+        """The columns that say whether a message is wanted, less those that say so of all in the file."""
+        wanted = self._wanted
+        found = [] if piece.file.subject is not None else ["subject"]
+        found += ["partition"] if wanted.partitions is not None else []
+        for name, (first, until) in _limits(wanted).items():
+            if first > 0 or until < 1 << 63:
+                found.append(name)
+        return found
+
+    def _kept(self, batch: pa.RecordBatch, filtered: list[str]) -> pa.RecordBatch:
+        wanted, limits = self._wanted, _limits(self._wanted)
+        mask = None
+        for name in filtered:
+            column = batch.column(name)
+            if name == "subject":
+                names = [one for one in column.unique().to_pylist() if wanted.takes(one)]
+                such = pc.is_in(column, pa.array(names, pa.string()))
+            elif name == "partition":
+                such = pc.is_in(column, pa.array(sorted(wanted.partitions or ()), column.type))
+            else:
+                first, until = limits[name]
+                stamps = column.cast(pa.int64())
+                such = pc.and_(pc.greater_equal(stamps, first), pc.less_equal(stamps, until - 1))
+            mask = such if mask is None else pc.and_(mask, such)
+        return batch if mask is None else batch.filter(mask)
+
+    def _may_have(self, group: Any) -> bool:
+        """Whether a row group may have wanted messages, by what it says of its columns."""
+        limits = _limits(self._wanted)
+        for number in range(group.num_columns):
+            column = group.column(number)
+            if column.path_in_schema in limits and column.statistics is not None:
+                first, until = limits[column.path_in_schema]
+                if column.statistics.max_raw < first or column.statistics.min_raw >= until:
+                    return False
+            if (
+                column.path_in_schema == "subject"
+                and column.statistics is not None
+                and self._wanted.subjects is not None
+            ):
+                low, high = column.statistics.min, column.statistics.max
+                if not any(low <= subject <= high for subject in self._wanted.subjects):
+                    return False
+        return True
+
+    def _damage(self, piece: FilePiece, reason: str) -> None:
+        """A file that cannot be read: told of by who reads its beginning."""
+        if piece.start == 0:
+            self._tell(FileDamage(self._name(piece), None, None, None, piece.file.messages, reason))
+
+    def _name(self, piece: FilePiece) -> str:
+        return f"{self._files.name}/{piece.file.path}"
+
+
+def _limits(wanted: Wanted) -> dict[str, tuple[int, int]]:
+    """Of each time from when (included) until when (excluded) it is wanted."""
+    return {
+        "stored_at": (wanted.stored_from, wanted.stored_until),
+        "created_at": (wanted.created_from, wanted.created_until),
+    }
+
+
+def _start_of(group: Any) -> int:
+    """Where a row group begins in its file."""
+    column = group.column(0)
+    starts = (column.dictionary_page_offset, column.data_page_offset)
+    return min(int(start) for start in starts if start is not None)
+
+
+class _Seekable:
+    """A file as Arrow reads one."""
+
+    closed = False
+
+    def __init__(self, reading: Reading, size: int) -> None:
+        self._reading = reading
+        self._size = size
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        size = self._size - self._at if size < 0 else min(size, self._size - self._at)
+        data = self._reading.read(self._at, size)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

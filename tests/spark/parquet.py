@@ -1,0 +1,80 @@
+"""Archives of Parquet files in tests: made at once, and read without Spark."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from qmq.history.archive_lock import ArchiveLock, Holder, this_process
+from qmq.history.data_directory import open_data_directory
+from qmq.history.file_table import FileTable, read_table
+from qmq.history.files import LocalFiles
+from qmq.storage.disk import Disk
+from qmq_spark.parquet_archiving import ArchivedTables, archive_parquet
+from qmq_spark.parquet_reading import FileDamage, PieceReader, plan_files
+from qmq_spark.reading import Wanted
+from qmq_spark.schema import SCHEMA
+from tests.history.archives import NOW_US
+from tests.history.orders import SUBJECTS, Row, run_of
+from tests.storage.disks import HastyDisk
+from tests.storage.stores import Sender, Sent, close_cleanly, open_store
+
+DAY_US: Final = 86_400_000_000
+#: Whatever there is, also what is one group's alone.
+ALL: Final = Wanted(private=True)
+
+
+def write_days(directory: Path, days: int, batches: int, seed: int = 1) -> list[Sent]:
+    """A stopped store of two partitions with so many random batches a day, on a new start each day."""
+    dice, sent = random.Random(seed), list[Sent]()
+    for day in range(days):
+        store = open_store(directory, HastyDisk(), partitions=2)
+        sender = Sender(store)
+        sender.pass_time(DAY_US * min(day, 1))
+        for _ in range(batches):
+            subjects = dice.sample(SUBJECTS, dice.choice([1, 2]))
+            sender.stage(*(run_of(dice, subject) for subject in subjects), partition=dice.randrange(2))
+            sender.write()
+        close_cleanly(store)
+        sent += sender.sent
+    return sent
+
+
+def archive(
+    source: Path, to: Path, disk: Disk | None = None, holder: Holder | None = None, run: str = "run"
+) -> ArchivedTables:
+    """One run."""
+    files = LocalFiles(to, disk)
+    files.make_directory("")
+    with ArchiveLock(files, lambda: NOW_US, holder if holder is not None else this_process()) as lock:
+        found = open_data_directory(source)
+        return archive_parquet(found.files, found.segments, files, lock, run)
+
+
+def table_of(archive: Path) -> FileTable:
+    """The table that counts."""
+    return read_table(LocalFiles(archive))
+
+
+def read(
+    archive: Path, wanted: Wanted = ALL, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
+) -> tuple[list[Row], list[FileDamage]]:
+    """All rows that the table lists, by partition and position where they have these, and what is bad."""
+    files, rows, damages = LocalFiles(archive), list[dict[str, Any]](), list[FileDamage]()
+    reader = PieceReader(files, wanted, schema, damages.append)
+    for part in plan_files(read_table(files), wanted, part_bytes):
+        for piece in part:
+            for batch in reader.record_batches(piece):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
+    if {"partition", "position"} <= set(schema.names):
+        rows.sort(key=lambda row: (row["partition"], row["position"]))
+    return rows, damages
+
+
+def files_of(archive: Path) -> set[str]:
+    """All files below parquet/, as the table names them."""
+    return {str(path.relative_to(archive)) for path in (archive / "parquet").rglob("*") if path.is_file()}

@@ -1,0 +1,290 @@
+"""Segments as Parquet: every message once, day by day, whenever a run is killed and however many try at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
+from qmq.format.build import RunContent, make_header
+from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.data_directory import open_data_directory
+from qmq.history.files import LocalFiles, Progress
+from qmq_spark import parquet_archiving, parquet_files
+from qmq_spark.parquet_archiving import archive_parquet
+from tests.history.archives import GONE, NOW_US, files_in
+from tests.history.mortal import Killed, MortalDisk
+from tests.history.orders import rows_in
+from tests.spark.parquet import DAY_US, archive, files_of, read, table_of, write_days
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import Sender, close_cleanly, damage, open_store, verified
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes are much: several rounds, several files a day."""
+    monkeypatch.setattr(parquet_archiving, "ROUND_BYTES", 5_000)
+    monkeypatch.setattr(parquet_files, "GATHERED_BYTES", 8_000)
+    monkeypatch.setattr(parquet_files, "OWN_BYTES", 3_000)
+
+
+def check(source: Path, to: Path) -> None:
+    """The archive has every message of the store once, and nothing else."""
+    rows, damages = read(to)
+    assert rows == rows_in(source)
+    assert damages == []
+    table = table_of(to)
+    assert table.messages == sum(segment.messages for segment in table.segments) == len(rows)
+    assert files_of(to) == {file.path for file in table.files}
+    assert not [name for name in files_in(to) if "/_" in name or name.startswith("_")]
+    for file in table.files:
+        found = pq.read_table(to / file.path, partitioning=None)
+        days = {time.date().isoformat() for time in found["stored_at"].to_pylist()}
+        assert file.path.split("/")[1] == f"date={next(iter(days))}"
+        assert len(days) == 1
+        assert file.subject is None or set(found["subject"].to_pylist()) == {file.subject}
+        assert (found.num_rows, (to / file.path).stat().st_size) == (file.messages, file.size)
+
+
+@pytest.mark.usefixtures("small")
+def test_has_every_message_once(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 3, 20)
+    done = archive(source, to)
+    check(source, to)
+    assert (done.kept, done.left, done.damages, done.removed) == (0, 0, 0, 0)
+    assert (done.messages, done.files) == (len(rows_in(source)), len(files_of(to)))
+    assert done.files > len({path.split("/")[1] for path in files_of(to)}) == 3
+    assert table_of(to).number > 1
+    verified(source)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 2, 20)
+    first = archive(source, to)
+    before = files_in(to)
+    again = archive(source, to, run="again")
+    assert (again.messages, again.files, again.segments, again.kept) == (0, 0, 0, first.segments)
+    assert files_in(to) == before
+
+
+def test_runs_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    """The last segment of a store that was stopped goes on when it is started again."""
+    source, to = tmp_path / "data", tmp_path / "archive"
+    for number in range(4):
+        write_days(source, 1, 4, seed=number)
+        done = archive(source, to, run=f"run-{number}")
+        assert done.messages > 0
+        check(source, to)
+
+
+def test_what_a_broker_still_writes_is_left(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    store = open_store(source)
+    sender = Sender(store)
+    for _ in range(30):
+        sender.send("a", *[b"body" * 50] * 10)
+    done = archive(source, to)
+    assert (done.left, done.messages) == (1, len(read(to)[0]))
+    assert 0 < done.messages < 300
+    close_cleanly(store)
+    assert archive(source, to, run="later").messages == 300 - done.messages
+
+
+def test_a_batch_is_of_the_day_on_which_it_was_stored(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    store = open_store(source, partitions=2)
+    sender = Sender(store)
+    sender.pass_time(DAY_US - 2 - sender.now_us % DAY_US)
+    for body in (b"last of the day", b"first of the next"):
+        sender.send("a", body)
+    close_cleanly(store)
+    archive(source, to)
+    check(source, to)
+    assert len(table_of(to).files) == 2
+
+
+def test_bad_bytes_are_listed_and_the_others_there(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    sent = write_days(source, 1, 30)
+    rows, bad = rows_in(source), sent[9]
+    damage(source, bad, len(bad.data) - 1)
+    done = archive(source, to)
+    count = sum(messages for _, _, messages in bad.runs)
+    places = range(bad.position, bad.position + count)
+    kept = [row for row in rows if row["partition"] != bad.partition or row["position"] not in places]
+    assert read(to)[0] == kept
+    (told,) = table_of(to).damages
+    assert (told.partition, told.start, told.messages) == (bad.partition, bad.position, count)
+    assert "checksum" in told.reason
+    assert (done.damages, done.messages) == (1, len(kept))
+    assert archive(source, to, run="again").damages == 0
+    assert len(table_of(to).damages) == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
+    """After each step: what the table lists is right, and the next run makes it whole, nothing twice."""
+    source = tmp_path / "data"
+    write_days(source, 3, 3)
+    rows = rows_in(source)
+    killed = partly = leftovers = removed = 0
+    for last in range(1_000):
+        to, disk = tmp_path / f"archive-{last}", MortalDisk(last)
+        try:
+            archive(source, to, disk, GONE)
+        except Killed:
+            killed += 1
+        else:
+            break
+        if to.exists():
+            found = read(to)
+            assert found == ([row for row in rows if row in found[0]], [])
+            partly += 0 < len(found[0]) < len(rows)
+            leftovers += bool(files_of(to) - {file.path for file in table_of(to).files})
+        removed += archive(source, to, HastyDisk(), run="again").removed > 0
+        assert read(to) == (rows, [])
+        assert files_of(to) == {file.path for file in table_of(to).files}
+        assert not [name for name in files_in(to) if "/_" in name or name.startswith("_")]
+        shutil.rmtree(to)
+    print(f"killed {killed} times, {partly} times with a part of it there, {leftovers} times with files of nobody")
+    assert min(killed, partly, leftovers, removed) > 5
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("operation", ["pwritev", "fsync"])
+@pytest.mark.parametrize("place", [".parquet", "tables"])
+def test_a_full_or_failing_disk_ends_the_run_with_an_error(tmp_path: Path, operation: str, place: str) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 6)
+    disk = FaultyDisk()
+    disk.fail_always(operation, path_part=place)
+    with pytest.raises(StorageFull, match="archive"):
+        archive(source, to, disk)
+    assert read(to) == ([], [])
+    assert disk.still_open() == []
+    archive(source, to, run="again")
+    check(source, to)
+
+
+def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:
+    """As of a disk that says that it has written."""
+
+    class Forgetful(LocalFiles):
+        def copy_in(self, source: Any, size: int, path: str, progress: Progress) -> int:
+            crc = super().copy_in(source, size, path, progress)
+            with (to / path).open("r+b") as file:
+                file.write(b"?")
+            return crc
+
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 6)
+    files, found = Forgetful(to), open_data_directory(source)
+    files.make_directory("")
+    with ArchiveLock(files, lambda: NOW_US, this_process()) as lock, pytest.raises(StorageFailed, match="not what was"):
+        archive_parquet(found.files, found.segments, files, lock, "run")
+    assert read(to) == ([], [])
+
+
+def test_a_run_that_lost_its_lock_commits_nothing(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 6)
+
+    class Thief(LocalFiles):
+        def copy_in(self, source: Any, size: int, path: str, progress: Progress) -> int:
+            held = {"host": "elsewhere", "process": 7, "started": "now", "renewed_at_us": 0}
+            (to / "_lock").write_text(json.dumps(held))
+            return super().copy_in(source, size, path, progress)
+
+    files, found = Thief(to), open_data_directory(source)
+    files.make_directory("")
+    with ArchiveLock(files, lambda: NOW_US, this_process()) as lock, pytest.raises(DirectoryInUse, match="elsewhere"):
+        archive_parquet(found.files, found.segments, files, lock, "run")
+    assert table_of(to).number == 0
+
+
+@pytest.mark.parametrize("there_already", [False, True])
+def test_one_that_only_seemed_to_be_dead_commits_nothing(tmp_path: Path, there_already: bool) -> None:
+    """It stands still behind its last look at the lock; meanwhile another run has done all, and cleaned up.
+
+    Where that one had nothing to write, it has removed files that the first one is about to list.
+    """
+    source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
+    write_days(source, 1, 6)
+    write_days(other, 1, 6, seed=2)
+    if there_already:
+        archive(other, to, run="before")
+
+    class Slow(ArchiveLock):
+        def confirm(self) -> None:
+            super().confirm()
+            (to / "_lock").unlink()
+            archive(other if there_already else source, to, run="meanwhile")
+
+    files, found = LocalFiles(to), open_data_directory(source)
+    files.make_directory("")
+    before = table_of(to).files
+    with Slow(files, lambda: NOW_US, this_process()) as lock, pytest.raises((DirectoryInUse, StorageFailed)):
+        archive_parquet(found.files, found.segments, files, lock, "slow")
+    assert (table_of(to).files == before) is there_already
+    archive(source, to, run="later")
+    rows = sorted([*rows_in(source), *(rows_in(other) if there_already else [])], key=_place)
+    assert sorted(read(to)[0], key=_place) == rows
+
+
+def _place(row: dict[str, Any]) -> Any:
+    return row["message_id"]
+
+
+_TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
+_RUNS = st.builds(
+    lambda subject, messages: RunContent(
+        subject, [body for body, *_ in messages], [make_header(key, tags, names) for _, key, tags, names in messages]
+    ),
+    st.sampled_from(["hotel.order.created", "hotel.order.paid", "a"]),
+    st.lists(
+        st.tuples(
+            st.binary(max_size=50),
+            st.none() | _TEXTS,
+            st.lists(_TEXTS, max_size=3),
+            st.dictionaries(_TEXTS, _TEXTS, max_size=3),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+_BATCHES = st.lists(
+    st.tuples(
+        st.lists(_RUNS, min_size=1, max_size=3, unique_by=lambda run: run.subject), st.integers(0, 1), st.booleans()
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=12)
+@given(stays=st.lists(_BATCHES, min_size=1, max_size=2))
+def test_any_messages_come_back(tmp_path_factory: pytest.TempPathFactory, stays: list[Any]) -> None:
+    """Each stay is a broker's, and a run after it; batches with a True come a day later."""
+    directory = tmp_path_factory.mktemp("any")
+    source, to = directory / "data", directory / "archive"
+    for number, batches in enumerate(stays):
+        store = open_store(source, HastyDisk(), partitions=2)
+        sender = Sender(store)
+        for runs, partition, later in batches:
+            sender.pass_time(DAY_US * later)
+            sender.stage(*runs, partition=partition)
+            sender.write()
+        close_cleanly(store)
+        archive(source, to, HastyDisk(), run=f"run-{number}")
+    check(source, to)
+    shutil.rmtree(directory)
