@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.repair",
         "qmq.storage.verify",
         "qmq.wiring",
+        "qmq_spark.parquet_archiving",  # which needs pyarrow, and no Spark
     ),
 }
 

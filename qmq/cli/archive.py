@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
+from qmq.cli.archive_tables import archive_tables, summary_of_tables
 from qmq.cli.progress import reading_bar
-from qmq.history.archive_run import archive_to
-from qmq.history.archiving import Archived
+from qmq.history.archive_run import open_run
+from qmq.history.archiving import Archived, archive_segments
 
 
 def _now_us() -> int:
@@ -23,22 +24,42 @@ def _now_us() -> int:
 @click.option(
     "--to", "destination", required=True, metavar="DEST", help="Where the archive is: a path, or file:// URL."
 )
-@click.option("--as", "form", type=click.Choice(["segments"]), default="segments", help="In which form (segments).")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["segments", "parquet", "both"]),
+    default="segments",
+    help="In which form: segments byte for byte, Parquet, or both (segments).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def archive(source: Path, destination: str, form: str, as_json: bool) -> None:
-    """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte.
+    """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte or as Parquet.
 
     A broker may run on SOURCE: the segments that it still writes are left for a later run. Of a stopped broker's
     directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
     copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused. Beside
     each segment whose copy was verified a receipt is written.
     """
-    with reading_bar() as progress:
-        done = archive_to(source, destination, _now_us, progress=progress)
-    click.echo(json.dumps({"destination": destination, **asdict(done)}) if as_json else _summary(destination, done))
+    done = tables = None
+    with open_run(source, destination, _now_us) as run:
+        if form != "parquet":
+            with reading_bar() as progress:
+                done = archive_segments(run.source, run.files, run.lock, _now_us, progress)
+        if form != "segments":
+            with reading_bar() as progress:
+                tables = archive_tables(run, progress)
+    if as_json:
+        said = {"destination": destination, **(asdict(done) if done is not None else {})}
+        click.echo(json.dumps({**said, **({"parquet": asdict(tables)} if tables is not None else {})}))
+    else:
+        lines = [_summary(done)] if done is not None else []
+        lines += [summary_of_tables(tables)] if tables is not None else []
+        click.echo("\n".join(f"{destination}: {line}" for line in lines))
+    if tables is not None and tables.damages:
+        click.get_current_context().exit(1)
 
 
-def _summary(destination: str, done: Archived) -> str:
+def _summary(done: Archived) -> str:
     parts = [
         f"{done.copied:,} segments copied ({done.copied_bytes:,} bytes, {done.messages:,} messages)",
         f"{done.kept:,} were there already",
@@ -49,4 +70,4 @@ def _summary(destination: str, done: Archived) -> str:
         parts.append(f"{done.left:,} left that a broker still writes")
     if done.removed:
         parts.append(f"{done.removed:,} unfinished files of earlier runs removed")
-    return f"{destination}: " + ", ".join(parts)
+    return ", ".join(parts)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from qmq.errors import InvalidOption
 from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.archiving import Archived, archive_segments
-from qmq.history.data_directory import is_data_directory, open_data_directory
+from qmq.history.data_directory import DataDirectory, is_data_directory, open_data_directory
+from qmq.history.files import WritableFiles
 from qmq.history.places import files_at
+
+
+class Run(NamedTuple):
+    """What a run has: what it archives, the archive, and the hold on that."""
+
+    source: DataDirectory
+    files: WritableFiles
+    lock: ArchiveLock
 
 
 def archive_to(
@@ -23,9 +34,16 @@ def archive_to(
 
     Raises InvalidOption, DirectoryInUse while another run goes on, and what ``archive_segments`` does.
     """
+    with open_run(source, destination, clock) as run:
+        return archive_segments(run.source, run.files, run.lock, clock, progress)
+
+
+@contextmanager
+def open_run(source: Path, destination: str, clock: Callable[[], int]) -> Iterator[Run]:
+    """Take hold of an archive, to archive a data directory. Raises as ``archive_to`` does."""
     if not is_data_directory(source):
         raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
     files = files_at(destination)
     files.make_directory("")
     with ArchiveLock(files, clock, this_process()) as lock:
-        return archive_segments(open_data_directory(source), files, lock, clock, progress)
+        yield Run(open_data_directory(source), files, lock)

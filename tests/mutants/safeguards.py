@@ -9,6 +9,7 @@ from tests.mutants.delays import OF_DELAYS
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
 from tests.mutants.modelled import MODELLED
+from tests.mutants.parquet import OF_PARQUET
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
@@ -21,6 +22,7 @@ SAFEGUARDS: Final = (
     *HANDING_OVER,
     *OF_DELAYS,
     *OF_HISTORY,
+    *OF_PARQUET,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",

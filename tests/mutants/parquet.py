@@ -1,0 +1,91 @@
+"""The safeguards of archives that are written as Parquet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+_ARCHIVING: Final = ("tests/spark/test_parquet_archiving.py",)
+_FILES: Final = ("tests/spark/test_parquet_files.py",)
+_READING: Final = ("tests/spark/test_parquet_reading.py",)
+
+OF_PARQUET: Final = (
+    Mutant(
+        "make a table only if nobody else has",
+        "qmq/history/file_table.py",
+        "    if not files.claim(path_of(table.number), table.pack()):\n",
+        "    if files.write(path_of(table.number), table.pack()):\n",
+        ("tests/history/test_file_table.py",),
+    ),
+    Mutant(
+        "keep the table that is being read",
+        "qmq/history/file_table.py",
+        "if number < table.number - 1:",
+        "if number < table.number:",
+        ("tests/history/test_file_table.py",),
+    ),
+    Mutant(
+        "write nothing twice",
+        "spark/qmq_spark/parquet_archiving.py",
+        "start = ends.get(key, segment.base + SEGMENT_HEADER_SIZE)",
+        "start = segment.base + SEGMENT_HEADER_SIZE",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "list no files that another run may have removed",
+        "spark/qmq_spark/parquet_archiving.py",
+        "if left and table.number == before.number:",
+        "if False:",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "list nothing once another run has the archive",
+        "spark/qmq_spark/parquet_archiving.py",
+        "        self._lock.confirm()\n",
+        "",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "read back what was copied",
+        "spark/qmq_spark/parquet_archiving.py",
+        "if self._files.checksum(draft, renew) != (size, crc):",
+        "if False:",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "list what was bad",
+        "spark/qmq_spark/parquet_archiving.py",
+        "        self._damages.append(told)\n",
+        "        pass\n",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "give a name to no directory that means something else",
+        "spark/qmq_spark/parquet_files.py",
+        'return not subject.startswith("~") and subject != NO_SUBJECT',
+        "return True",
+        _FILES,
+    ),
+    Mutant(
+        "check the pages of what is read",
+        "spark/qmq_spark/parquet_reading.py",
+        "page_checksum_verification=True",
+        "page_checksum_verification=False",
+        _READING,
+    ),
+    Mutant(
+        "read no file that is another one than was listed",
+        "spark/qmq_spark/parquet_reading.py",
+        "if size != piece.file.size:",
+        "if False:",
+        _READING,
+    ),
+    Mutant(
+        "read an archive from the form that has everything",
+        "spark/qmq_spark/parquet_reading.py",
+        "if all(in_segments.get(key, 0) >= end for key, end in in_files.items()):",
+        "if in_segments:",
+        _READING,
+    ),
+)
