@@ -127,7 +127,7 @@ def test_what_is_one_groups_alone_is_kept_apart(tmp_path: Path) -> None:
     assert sorted(row["subject"] for row in read(tmp_path / "archive", ALL)[0]) == ["hotel", "~group~hotel"]
 
 
-@pytest.mark.parametrize("place", ["end", "middle", "cut", "longer", "other", "made anew"])
+@pytest.mark.parametrize("place", ["end", "middle", "cut", "longer", "other", "made-anew"])
 def test_bad_bytes_are_told_of_and_the_others_read(own: Path, rows: list[Row], place: str) -> None:
     table = table_of(own)
     file = max(table.files, key=lambda file: file.messages)
@@ -141,7 +141,7 @@ def test_bad_bytes_are_told_of_and_the_others_read(own: Path, rows: list[Row], p
         del data[-1:]
     elif place == "longer":
         data += b"PAR1"
-    elif place == "made anew":
+    elif place == "made-anew":
         pq.write_table(pq.read_table(path, partitioning=None), path)
         data = bytearray(path.read_bytes())
     else:
