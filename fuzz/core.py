@@ -42,8 +42,8 @@ LIMITS: Final = BrokerLimits(
 )
 
 
-Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted
-Outcome = commands.Synced | commands.ReadDone | commands.Checked
+Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
+Outcome = commands.Synced | commands.ReadDone | commands.Checked | commands.Fetched
 
 
 class Timer:
@@ -241,6 +241,12 @@ def carry_out(store: Store, want: Work) -> Outcome:
             except QmqError as error:
                 return commands.ReadDone(want.number, error)
             return commands.ReadDone(want.number, None)
+        case effects.FetchWanted():
+            try:
+                want.fetch.run()
+            except QmqError as error:
+                return commands.Fetched(want.number, error)
+            return commands.Fetched(want.number, None)
         case effects.CheckWanted():
             reader = store.reader(want.partition, want.position)
             try:

@@ -239,9 +239,17 @@ class Wires:
                 self._subscribed = wire.unpack_meta(frame.meta)["subscription"]
 
     def _numbers(self, picks: Picks, stranger: Wire) -> None:
-        request, which = 1 + picks.number(1), picks.number(1) % 4
-        if which == 3:
-            position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
+        request, which = 1 + picks.number(1), picks.number(1) % 7
+        position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
+        if which == 6:
+            self._put(stranger, Kind.SEGMENTS, request, b"", wire.SEGMENTS.pack(position, picks.number(1) & 1))
+        elif which == 5:
+            span = wire.BATCHES.pack(position, position + picks.number(2), picks.number(1) & 1)
+            self._put(stranger, Kind.BATCHES, request, b"", span)
+        elif which == 4:
+            read = wire.READ_LOG.pack(position, picks.number(2), picks.number(1) & 1)
+            self._put(stranger, Kind.READ_LOG, request, b"", read)
+        elif which == 3:
             report = wire.REPORT.pack(position, picks.number(1) & 3, picks.number(1) & 3, picks.number(1) & 1)
             self._put(stranger, Kind.REPORT, request, msgpack.packb({"reason": "fuzz"}), report)
         elif which == 0:

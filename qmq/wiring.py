@@ -1,7 +1,8 @@
 """The one module that knows all parts: builds store, broker and server of one broker and runs them.
 
 The loop's thread does everything but wait for disks: each partition has a thread for its syncs and one for reading what
-is not in memory, so that a disk that stalls stalls only its own partition, and checkpoints have one.
+is not in memory, and one for who reads history; so a disk that stalls stalls only its own partition. Checkpoints have
+one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Final
 
-from qmq.broker.commands import Checked, Now, ReadDone, SyncBroken, Synced
+from qmq.broker.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
-from qmq.broker.effects import CheckWanted, ReadWanted, SyncWanted
+from qmq.broker.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.limits import BrokerLimits
 from qmq.checkpoints import Checkpoints
 from qmq.errors import QmqError, StorageError, StorageFailed
@@ -96,6 +97,7 @@ class RunningBroker:
             partition: Worker(f"qmq-sync-{partition}") for partition in (*range(self.store.partitions), DELAY_PARTITION)
         }
         self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
+        self._fetchers = [Worker(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
         )
@@ -147,7 +149,7 @@ class RunningBroker:
         finally:
             for worker in [*self._syncs.values(), self._scrub_worker]:
                 worker.stop(patience_s)
-            for worker in self._readers:
+            for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # nobody waits for what they read
             self._close_store(clean)
             log.info("in all: %s", self.counters.summary())
@@ -172,12 +174,16 @@ class RunningBroker:
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
-    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted) -> None:
+    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted) -> None:
         match wanted:
             case SyncWanted():
                 self._sync(wanted)
             case ReadWanted(number, read):
                 self._readers[read.partition].call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
+            case FetchWanted(number, fetch):
+                self._fetchers[fetch.partition].call(
+                    fetch.run, lambda error: self.server.submit(Fetched(number, error))
+                )
             case CheckWanted():
                 self._check(wanted)
 

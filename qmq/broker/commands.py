@@ -185,6 +185,35 @@ class Report(NamedTuple):
     reason: str
 
 
+class ListSegments(NamedTuple):
+    """The segments of a partition, from the first that ends behind ``position``."""
+
+    connection: int
+    request: int
+    partition: int
+    position: int
+
+
+class ListBatches(NamedTuple):
+    """Where batches begin at positions [start, end) of a partition."""
+
+    connection: int
+    request: int
+    partition: int
+    start: int
+    end: int
+
+
+class ReadLog(NamedTuple):
+    """Bytes of a partition as they lie, at most ``size`` from ``position`` on."""
+
+    connection: int
+    request: int
+    partition: int
+    position: int
+    size: int
+
+
 class Disconnected(NamedTuple):
     """The connection is gone: its pulls and subscriptions with it."""
 
@@ -224,6 +253,13 @@ class Checked(NamedTuple):
     error: QmqError | None
 
 
+class Fetched(NamedTuple):
+    """The bytes that FetchWanted asked for were read; or *error*: they were not."""
+
+    number: int
+    error: QmqError | None
+
+
 Command = (
     Send
     | Subscribe
@@ -238,9 +274,13 @@ Command = (
     | LastSequence
     | ListSubjects
     | Report
+    | ListSegments
+    | ListBatches
+    | ReadLog
     | Disconnected
     | Synced
     | SyncBroken
     | ReadDone
     | Checked
+    | Fetched
 )

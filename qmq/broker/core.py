@@ -20,14 +20,18 @@ from qmq.broker.commands import (
     Checked,
     Command,
     Disconnected,
+    Fetched,
     HandBack,
     HandOver,
     Heartbeat,
     LastSequence,
+    ListBatches,
+    ListSegments,
     ListSubjects,
     Now,
     Pull,
     ReadDone,
+    ReadLog,
     Report,
     Send,
     Subscribe,
@@ -46,6 +50,7 @@ from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.log_reads import LogReads
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
@@ -89,6 +94,7 @@ class Broker:
         self._delivery = Delivery(
             store, limits, self._effects, self._intake.visible, OnDisk(self._intake.on_disk, self._intake.want_on_disk)
         )
+        self._log_reads = LogReads(store, self._effects, self._intake.visible)
         self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
@@ -124,7 +130,7 @@ class Broker:
         try:
             self._handle(command, now)
         except QmqError as error:
-            assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Disconnected | Withdraw)
+            assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Fetched | Disconnected | Withdraw)
             self._effects.append(Refused(command.connection, command.request, error))
 
     def _handle(self, command: Command, now: Now) -> None:
@@ -144,6 +150,8 @@ class Broker:
             case ReadDone(number):
                 if number == SYNC_NUMBER:
                     self._delivery.durable.synced(command.error)
+                elif self._log_reads.is_mine(number):
+                    self._log_reads.read_done(command)
                 else:
                     (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
             case Withdraw():
@@ -187,7 +195,18 @@ class Broker:
                 self._reports.report(command)
             case Checked():
                 self._reports.checked(command)
+            case ListSegments():
+                self._log_reads.list_segments(command)
+            case ListBatches():
+                self._log_reads.list_batches(command)
+            case ReadLog():
+                if self._stopping is not None:
+                    raise self._stopping
+                self._log_reads.read(command)
+            case Fetched():
+                self._log_reads.fetched(command)
             case Disconnected(connection):
+                self._log_reads.disconnected(connection)
                 self._delivery.disconnected(connection)
                 self._intake.acknowledging.disconnected(connection)
                 self._hand_overs.disconnected(connection)

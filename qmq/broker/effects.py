@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.storage.store import Fetch
 
 Buffer = bytes | memoryview
 
@@ -125,6 +126,33 @@ class SubjectList(NamedTuple):
     after: int | None
 
 
+class SegmentList(NamedTuple):
+    """Segments, ascending: base, end, whether it can grow no more. How many partitions there are; if more follow."""
+
+    connection: int
+    request: int
+    partitions: int
+    rows: list[tuple[int, int, bool]]
+    more: bool
+
+
+class BatchList(NamedTuple):
+    """Where batches begin, records of an index; ``after`` is the position to go on from, None where that was all."""
+
+    connection: int
+    request: int
+    records: bytes
+    after: int | None
+
+
+class LogBytes(NamedTuple):
+    """Bytes as they lie; fewer than asked for where the segment ends, none behind the end of what can be read."""
+
+    connection: int
+    request: int
+    data: Buffer
+
+
 class Refused(NamedTuple):
     connection: int
     request: int
@@ -152,6 +180,13 @@ class ReadWanted(NamedTuple):
 
     number: int
     read: Read
+
+
+class FetchWanted(NamedTuple):
+    """Run ``fetch.run`` in a thread for such reads of its partition, then hand in Fetched(number, error)."""
+
+    number: int
+    fetch: Fetch
 
 
 class Reported(NamedTuple):
@@ -192,8 +227,12 @@ Effect = (
     | LastSequenceIs
     | SubjectList
     | Reported
+    | SegmentList
+    | BatchList
+    | LogBytes
     | Refused
     | SyncWanted
     | ReadWanted
     | CheckWanted
+    | FetchWanted
 )

@@ -51,6 +51,13 @@ REPORT: Final = struct.Struct("<QIIH")
 #: SENT payload: position u64 | stored_at_us u64 | partition u16 | store_id 6s | runs u32, then first_sequence u64 a run
 SENT: Final = struct.Struct("<QQH6sI")
 
+#: SEGMENTS payload: position u64 | partition u16
+SEGMENTS: Final = struct.Struct("<QH")
+#: BATCHES payload: start u64 | end u64 | partition u16
+BATCHES: Final = struct.Struct("<QQH")
+#: READ_LOG payload: position u64 | size u32 | partition u16
+READ_LOG: Final = struct.Struct("<QIH")
+
 #: SEND flag: durability flush (else append)
 FLUSH: Final = 1
 
@@ -72,6 +79,9 @@ class Kind(enum.IntEnum):
     HEARTBEAT = 12
     ADMINISTER = 13
     HAND_OVER = 14
+    SEGMENTS = 15
+    BATCHES = 16
+    READ_LOG = 17
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -85,6 +95,9 @@ class Kind(enum.IntEnum):
     HEARTBEAT_SEEN = 140
     ADMINISTERED = 141
     HANDED_OVER = 142
+    SEGMENT_LIST = 143
+    BATCH_LIST = 144
+    LOG_BYTES = 145
     ERROR = 255
 
 

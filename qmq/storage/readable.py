@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,8 @@ from qmq.storage.at_hand import Places
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Disk
 from qmq.storage.dropping import Leaving, Stretches
-from qmq.storage.index import derive_index
+from qmq.storage.fetch import Fetch
+from qmq.storage.index import Records, derive_index
 from qmq.storage.opened import Opened
 from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
@@ -25,7 +27,7 @@ from qmq.storage.reading import Read
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.room import Room
 from qmq.storage.scrub import SegmentReader
-from qmq.storage.segment import Place
+from qmq.storage.segment import Place, segment_path
 from qmq.storage.sequences import merge_by_sequence
 from qmq.storage.subjects import SubjectTable
 
@@ -248,6 +250,35 @@ class Readable:
     def segment_at(self, partition: int, position: int) -> SegmentSpan | None:
         """The segment that holds *position*; None when it is gone."""
         return self._partitions[partition].log.segment_at(position)
+
+    def segments_from(self, partition: int, position: int, limit: int) -> list[SegmentSpan]:
+        """At most *limit* segments, ascending, from the first that ends behind *position*; the current one, last, up to
+        its end.
+        """
+        log = self._partitions[partition].log
+        first = bisect_right(log.sealed, position, key=lambda span: span.end)
+        found = log.sealed[first : first + limit]
+        return found if len(found) == limit else [*found, SegmentSpan(log.current.base, log.end)]
+
+    def batches_from(self, partition: int, position: int, limit: int) -> Records:
+        """The batches that can be read from *position* on, INDEX_DTYPE[n]: of at most *limit* rows, fewer at borders,
+        none only at the end. Raises BadBytes, StorageFailed, NotAtHand.
+        """
+        consumer = self._partitions[partition].consumer
+        return derive_index(consumer.rows(consumer.row_at_position(position), limit))
+
+    def fetch(self, partition: int, position: int, size: int, end: int) -> Fetch | None:
+        """Who reads the bytes from *position* on, as they lie: at most *size*, up to *end* and the segment's end. None
+        where there are none.
+        """
+        log = self._partitions[partition].log
+        span = log.segment_at(position)
+        size = 0 if span is None else min(size, span.end - position, end - position)
+        if span is None or size <= 0:
+            return None
+        return Fetch(
+            self._disk, partition, segment_path(log.directory, span.base), position - span.base, size, position
+        )
 
     # --- reading again -----------------------------------------------------------------------------------------------
 

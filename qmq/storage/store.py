@@ -22,6 +22,7 @@ from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk import Buffer, Disk
 from qmq.storage.dropping import OldSegment, Stretches, stretches_of
+from qmq.storage.fetch import Fetch
 from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.index import SegmentIndex
 from qmq.storage.item_log import ItemLog, ItemLogClaim
@@ -42,6 +43,7 @@ __all__ = [
     "Checkpoint",
     "Damage",
     "Disk",
+    "Fetch",
     "Hole",
     "ItemLog",
     "ItemLogClaim",

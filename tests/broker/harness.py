@@ -6,10 +6,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.broker.commands import Ack, Checked, Now, Pull, ReadDone, Send, Subscribe, Synced
+from qmq.broker.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.core import Broker
 from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import Acked, CheckWanted, Effect, Messages, ReadWanted, Refused, Sent, Subscribed, SyncWanted
+from qmq.broker.effects import (
+    Acked,
+    CheckWanted,
+    Effect,
+    FetchWanted,
+    Messages,
+    ReadWanted,
+    Refused,
+    Sent,
+    Subscribed,
+    SyncWanted,
+)
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
@@ -20,6 +31,7 @@ from qmq.storage.verify import verify
 
 PRODUCER = b"p" * 16
 START_US = 1_700_000_000_000_000
+_WORK = SyncWanted | ReadWanted | CheckWanted | FetchWanted
 
 
 def batch_of(
@@ -59,6 +71,7 @@ class Driven:
         self.auto_read = True
         self.reads: list[ReadWanted] = []
         self.read_outcomes: list[ReadDone] = []
+        self.fetches: list[FetchWanted] = []
         self.open()
 
     def open(self) -> None:
@@ -108,17 +121,30 @@ class Driven:
         """Take effects; run the syncs and reads that are wanted, if they are to run by themselves."""
         said: list[Effect] = []
         while effects := self.broker.take_effects():
-            said += [effect for effect in effects if not isinstance(effect, SyncWanted | ReadWanted | CheckWanted)]
+            said += [effect for effect in effects if not isinstance(effect, _WORK)]
+            self.fetches += [effect for effect in effects if isinstance(effect, FetchWanted)]
             self.wanted += [effect for effect in effects if isinstance(effect, SyncWanted)]
             self.reads += [effect for effect in effects if isinstance(effect, ReadWanted)]
             if self.auto_sync:
                 self.sync(turn=False)
             if self.auto_read:
                 self.read(turn=False)
+                self.fetch()
             for effect in effects:
                 if isinstance(effect, CheckWanted):
                     self.broker.handle(self.check(effect), self.now)
         return said
+
+    def fetch(self) -> None:
+        """Do the reads for history that are wanted by now."""
+        fetches, self.fetches = self.fetches, []
+        for number, fetch in fetches:
+            error = None
+            try:
+                fetch.run()
+            except QmqError as failed:
+                error = failed
+            self.broker.handle(Fetched(number, error), self.now)
 
     def check(self, wanted: CheckWanted) -> Checked:
         """Read a batch as it lies on disk."""

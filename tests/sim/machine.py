@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from qmq.broker.commands import Checked, Now, ReadDone, Synced
+from qmq.broker.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.core import Broker
-from qmq.broker.effects import CheckWanted, ReadWanted, SyncWanted
+from qmq.broker.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.limits import BrokerLimits
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.answering import Work
@@ -163,6 +163,9 @@ class Machine:
                 while read.step():
                     pass
                 self.server.submit(ReadDone(number, None))
+            case FetchWanted(number, fetch):
+                fetch.run()
+                self.server.submit(Fetched(number, None))
             case CheckWanted() as wanted:
                 self.server.submit(self._checked(wanted))
         self._work.popleft()

@@ -21,7 +21,7 @@ log = logging.getLogger("qmq.server")
 #: What a right client does not cause.
 _WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
 
-Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted
+Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
 
 
 class Answering:
@@ -54,6 +54,10 @@ class Answering:
             effects.SyncWanted: work,
             effects.ReadWanted: work,
             effects.CheckWanted: work,
+            effects.FetchWanted: work,
+            effects.SegmentList: partial(self._answer, encode=answers.segment_list),
+            effects.BatchList: partial(self._answer, encode=answers.batch_list),
+            effects.LogBytes: self._log_bytes,
             effects.Reported: self._reported,
         }
 
@@ -117,6 +121,11 @@ class Answering:
         connection = self._answer(effect, answers.reported)
         if connection is not None:
             connection.answers += effect.buffers
+
+    def _log_bytes(self, effect: effects.LogBytes) -> None:
+        connection = self._answer(effect, answers.log_bytes)
+        if connection is not None and len(effect.data):
+            connection.answers.append(effect.data)
 
     def _subscribed(self, effect: effects.Subscribed) -> None:
         self.changes += 1

@@ -1,6 +1,6 @@
 """Effects of the broker to frames for clients. Without I/O.
 
-Each function gives the bytes of an answer; those of MESSAGES and REPORTED are followed by the buffers of the effect.
+Each function gives the bytes of an answer; the buffers of the effect follow those of MESSAGES, REPORTED and LOG_BYTES.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import struct
 from typing import Any, Final
 
 import msgpack
+from crc32c import crc32c
 
 from qmq.broker import effects
 from qmq.net import wire
@@ -106,6 +107,24 @@ def subject_list(effect: effects.SubjectList) -> bytes:
     """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
     return wire.encode_frame(Kind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
+
+
+def segment_list(effect: effects.SegmentList) -> bytes:
+    """SEGMENT_LIST: rows as payload, because they may be more than a meta part holds."""
+    payload: bytes = msgpack.packb({"partitions": effect.partitions, "rows": effect.rows, "more": effect.more})
+    meta = wire.pack_meta({"crc": crc32c(payload)})
+    return wire.encode_frame(Kind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
+
+
+def batch_list(effect: effects.BatchList) -> bytes:
+    """BATCH_LIST: records of an index, and where to go on."""
+    meta = wire.pack_meta({"crc": crc32c(effect.records), "after": effect.after})
+    return wire.encode_frame(Kind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
+
+
+def log_bytes(effect: effects.LogBytes) -> bytes:
+    """The header of LOG_BYTES; the data of the effect follows."""
+    return wire.encode_frame(Kind.LOG_BYTES, effect.request, b"", len(effect.data))
 
 
 def _with_meta(kind: Kind, request: int, fields: dict[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
 """Pulls beyond a connection's share of a turn: they wait for the next one, so that others come in between. No I/O.
 
 A pull is a frame of 36 bytes, and may be milliseconds of work: what one connection sends at once must not become one
-long turn.
+long turn. So it is with what reads the log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from qmq.net.server.connection import Connection
 
 #: Pulls of one connection that are handed in in a turn.
 PULLS_A_TURN: Final = 8
+_PULLS: Final = frozenset((commands.Pull, commands.ListSegments, commands.ListBatches, commands.ReadLog))
 
 
 class Postponed:
@@ -27,7 +28,7 @@ class Postponed:
 
     def take(self, connection: Connection, command: Command) -> bool:
         """Whether the command has to wait, behind those before it. What a SEND holds can't: it never does."""
-        pulls = type(command) is commands.Pull
+        pulls = type(command) in _PULLS
         if pulls and not connection.postponed and connection.pulls < PULLS_A_TURN:
             self._count(connection)
             return False
@@ -52,7 +53,7 @@ class Postponed:
             waiting = connection.postponed
             while waiting and connection.pulls < PULLS_A_TURN and not connection.slow():
                 command = waiting.popleft()
-                if type(command) is commands.Pull:
+                if type(command) in _PULLS:
                     self._count(connection)
                 self._hand_in(connection, command)
             if not waiting or connection.slow():

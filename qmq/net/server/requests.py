@@ -183,6 +183,24 @@ def _report(connection: int, frame: Frame) -> Command:
     return commands.Report(connection, frame.request, partition, position, first, messages, reason)
 
 
+def _segments(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.SEGMENTS.size)
+    position, partition = wire.SEGMENTS.unpack(frame.payload)
+    return commands.ListSegments(connection, frame.request, partition, position)
+
+
+def _batches(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.BATCHES.size)
+    start, end, partition = wire.BATCHES.unpack(frame.payload)
+    return commands.ListBatches(connection, frame.request, partition, start, end)
+
+
+def _read_log(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.READ_LOG.size)
+    position, size, partition = wire.READ_LOG.unpack(frame.payload)
+    return commands.ReadLog(connection, frame.request, partition, position, size)
+
+
 _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.SUBSCRIBE: _subscribe,
     Kind.PULL: _pull,
@@ -196,6 +214,9 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.HAND_OVER: _hand_over,
     Kind.HEARTBEAT: _heartbeat,
     Kind.ADMINISTER: _administer,
+    Kind.SEGMENTS: _segments,
+    Kind.BATCHES: _batches,
+    Kind.READ_LOG: _read_log,
 }
 
 

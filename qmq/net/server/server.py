@@ -117,7 +117,10 @@ class Server:
             served, slowly = lambda: self._served, lambda: self._penance.much
             self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
 
-    def submit(self, command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked) -> None:
+    def submit(
+        self,
+        command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked | commands.Fetched,
+    ) -> None:
         """Hand in the outcome of a sync or a read."""
         self._handle(command)
         self.turn()

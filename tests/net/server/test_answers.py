@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import numpy as np
+from crc32c import crc32c
 
 from qmq.broker import effects
 from qmq.net import wire
@@ -57,3 +58,17 @@ def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
     assert frame.kind == Kind.SUBJECT_LIST
     assert len(frame.payload) > wire.MAX_META_BYTES
     assert msgpack.unpackb(frame.payload) == {"rows": [list(row) for row in rows], "after": 1_000}
+
+
+def test_answers_about_the_log() -> None:
+    rows = [(64, 4_096, True), (4_096, 5_000, False)]
+    segments = only_frame(answers.segment_list(effects.SegmentList(1, 9, 2, rows, False)))
+    assert (segments.kind, segments.request) == (Kind.SEGMENT_LIST, 9)
+    assert unpack_meta(segments.meta) == {"crc": crc32c(segments.payload)}
+    listed = msgpack.unpackb(segments.payload)
+    assert listed == {"partitions": 2, "rows": [list(row) for row in rows], "more": False}
+    batches = only_frame(answers.batch_list(effects.BatchList(1, 9, b"0123456789abcdef", 77)))
+    assert (batches.kind, bytes(batches.payload)) == (Kind.BATCH_LIST, b"0123456789abcdef")
+    assert unpack_meta(batches.meta) == {"crc": crc32c(b"0123456789abcdef"), "after": 77}
+    data = only_frame(answers.log_bytes(effects.LogBytes(1, 9, b"raw")) + b"raw")
+    assert (data.kind, data.meta, bytes(data.payload)) == (Kind.LOG_BYTES, b"", b"raw")

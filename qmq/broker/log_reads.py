@@ -1,0 +1,141 @@
+"""Reading history over the wire: segments, where batches begin in them, and their bytes as they lie.
+
+Bytes are read in a thread, a few reads a partition at a time; the others wait in line as requests, which are small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+from qmq.broker.commands import Fetched, ListBatches, ListSegments, ReadDone, ReadLog
+from qmq.broker.delay_reading import READ_NUMBER
+from qmq.broker.effects import BatchList, Effect, FetchWanted, LogBytes, ReadWanted, Refused, SegmentList
+from qmq.errors import InvalidOption, Overloaded, QmqError
+from qmq.storage.store import Fetch, NotAtHand, Store
+
+#: Bytes of one answer.
+MAX_BYTES: Final = 1 << 20
+#: Requests of one connection that may wait: for a list of batches whose rows are read, or for bytes.
+MAX_WAITING: Final = 64
+#: Reads of a partition that run at once.
+RUNNING: Final = 4
+#: Segments of one answer; rows that are looked at for one list of batches.
+SEGMENTS_AT_ONCE: Final = 1_000
+ROWS_AT_ONCE: Final = 16_384
+
+
+class LogReads:
+    """Everything it has to say goes to *effects*. *visible* tells how far a partition may be read."""
+
+    def __init__(self, store: Store, effects: list[Effect], visible: Callable[[int], int]) -> None:
+        self._store = store
+        self._effects = effects
+        self._visible = visible
+        self._last_number = READ_NUMBER
+        self._by_connection: Counter[int] = Counter()
+        self._listing: dict[int, ListBatches] = {}  # whose rows are read
+        self._waiting: list[deque[ReadLog]] = [deque() for _ in range(store.partitions)]
+        self._running: dict[int, tuple[ReadLog, Fetch]] = {}
+        self._busy = [0] * store.partitions
+
+    def list_segments(self, asked: ListSegments) -> None:
+        """Say which segments there are. Raises InvalidOption."""
+        self._check(asked.partition)
+        visible = self._visible(asked.partition)
+        spans = self._store.segments_from(asked.partition, asked.position, SEGMENTS_AT_ONCE)
+        current = self._store.segments_from(asked.partition, self._store.end(asked.partition), 1)[0].base
+        rows = [(base, min(end, visible), base != current and end <= visible) for base, end in spans if base < visible]
+        more = bool(spans) and spans[-1].base != current
+        self._effects.append(SegmentList(asked.connection, asked.request, self._store.partitions, rows, more))
+
+    def list_batches(self, asked: ListBatches) -> None:
+        """Say where batches begin. Raises InvalidOption, Overloaded, StorageError."""
+        self._check(asked.partition)
+        try:
+            records = self._store.batches_from(asked.partition, asked.start, ROWS_AT_ONCE)
+        except NotAtHand as missing:
+            self._count(asked.connection)
+            self._last_number += 1
+            self._listing[self._last_number] = asked
+            self._effects.append(ReadWanted(self._last_number, missing.read))
+            return
+        within = records[records["position"] < asked.end]
+        after = int(within["position"][-1]) + 1 if len(within) and len(within) == len(records) else None
+        self._effects.append(BatchList(asked.connection, asked.request, within.tobytes(), after))
+
+    def is_mine(self, number: int) -> bool:
+        """Whether a read with that number was asked for here."""
+        return number > READ_NUMBER
+
+    def read_done(self, done: ReadDone) -> None:
+        """The rows of a list are in memory, or cannot be read."""
+        asked = self._listing.pop(done.number)
+        if self._forget(asked.connection):
+            try:
+                if done.error is not None:
+                    raise done.error
+                self.list_batches(asked)
+            except QmqError as error:
+                self._effects.append(Refused(asked.connection, asked.request, error))
+
+    def read(self, asked: ReadLog) -> None:
+        """Have bytes read. Raises InvalidOption, Overloaded."""
+        self._check(asked.partition)
+        self._count(asked.connection)
+        self._waiting[asked.partition].append(asked)
+        self._go_on(asked.partition)
+
+    def fetched(self, fetched: Fetched) -> None:
+        """Bytes were read, or could not be."""
+        asked, fetch = self._running.pop(fetched.number)
+        self._busy[asked.partition] -= 1
+        if self._forget(asked.connection):
+            if fetched.error is not None:
+                self._effects.append(Refused(asked.connection, asked.request, fetched.error))
+            else:
+                self._effects.append(LogBytes(asked.connection, asked.request, fetch.data))
+        self._go_on(asked.partition)
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for what that connection has asked for."""
+        if not self._by_connection.pop(connection, 0):
+            return
+        for partition, waiting in enumerate(self._waiting):
+            self._waiting[partition] = deque(asked for asked in waiting if asked.connection != connection)
+
+    def _go_on(self, partition: int) -> None:
+        waiting = self._waiting[partition]
+        while waiting and self._busy[partition] < RUNNING:
+            asked = waiting.popleft()
+            size = min(asked.size, MAX_BYTES)
+            fetch = self._store.fetch(partition, asked.position, size, self._visible(partition))
+            if fetch is None:
+                self._forget(asked.connection)
+                self._effects.append(LogBytes(asked.connection, asked.request, b""))
+                continue
+            self._last_number += 1
+            self._running[self._last_number] = asked, fetch
+            self._busy[partition] += 1
+            self._effects.append(FetchWanted(self._last_number, fetch))
+
+    def _check(self, partition: int) -> None:
+        if partition >= self._store.partitions:
+            raise InvalidOption(f"there is no partition {partition}; there are {self._store.partitions}")
+
+    def _count(self, connection: int) -> None:
+        if self._by_connection[connection] >= MAX_WAITING:
+            raise Overloaded(
+                f"{MAX_WAITING} reads of the log wait for this connection; ask for more when some are done"
+            )
+        self._by_connection[connection] += 1
+
+    def _forget(self, connection: int) -> bool:
+        """One request less of a connection; False when that has left."""
+        if connection not in self._by_connection:
+            return False
+        self._by_connection[connection] -= 1
+        if not self._by_connection[connection]:
+            del self._by_connection[connection]
+        return True
