@@ -50,6 +50,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.errors",
         "qmq.format",
         "qmq.history",
+        "qmq.net.address",
+        "qmq.net.log_reading",
         "qmq.storage.checkpoint",
         "qmq.storage.derived",
         "qmq.storage.disk",
@@ -60,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.scan",
         "qmq.storage.segment",
     ),
-    "qmq_spark": ("qmq.errors", "qmq.format", "qmq.history", "qmq_spark"),
+    "qmq_spark": (PUBLIC, "qmq.errors", "qmq.format", "qmq.history", "qmq_spark"),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,

@@ -8,6 +8,7 @@ A segment is there when its manifest is: that comes last. Names that begin with 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from qmq.errors import BadBytes
@@ -34,26 +35,44 @@ def manifests(files: Files) -> list[tuple[str, Manifest]]:
 
     Raises BadBytes for a manifest that is rotten, or of another place; StorageFailed.
     """
+    paths = [
+        f"{SEGMENTS}/{directory}/{name.removesuffix(MANIFEST)}"
+        for directory in files.names(SEGMENTS)
+        for name in files.names(f"{SEGMENTS}/{directory}")
+        if _is_manifest(name)
+    ]
+    return [(path, _manifest(files, path)) for path in paths]
+
+
+def archived_segments(files: Files, known: Iterable[SegmentSource] = ()) -> list[SegmentSource]:
+    """What there is to read. Of those *known* from a look before, only the last of a partition is looked at again: no
+    other one can have become longer. Raises as ``manifests`` does.
+    """
+    settled = {segment.path: segment for segment in known}
     found = []
     for directory in files.names(SEGMENTS):
-        for name in files.names(f"{SEGMENTS}/{directory}"):
-            if name.startswith("_") or not name.endswith(MANIFEST):
-                continue
-            path = f"{SEGMENTS}/{directory}/{name}"
-            manifest = parse_manifest(files.read_whole(path), f"{files.name}/{path}")
-            place = f"{directory_of(bytes.fromhex(manifest.store_id), manifest.partition)}/{manifest.base:016x}"
-            if place + MANIFEST != path:
-                raise BadBytes(f"{files.name}/{path} tells of {place}; put it back where it belongs")
-            found.append((place, manifest))
+        names = [name for name in files.names(f"{SEGMENTS}/{directory}") if _is_manifest(name)]
+        for name in names:
+            path = f"{SEGMENTS}/{directory}/{name.removesuffix(MANIFEST)}"
+            segment = settled.get(path + MESSAGES) if name != names[-1] else None
+            found.append(segment or _segment(path, _manifest(files, path)))
     return found
 
 
-def archived_segments(files: Files) -> list[SegmentSource]:
-    """What there is to read. Raises as ``manifests`` does."""
-    return [
-        SegmentSource(
-            bytes.fromhex(manifest.store_id), manifest.partition, manifest.base, manifest.end, path + MESSAGES,
-            path + INDEX, None,
-        )
-        for path, manifest in manifests(files)
-    ]  # fmt: skip
+def _segment(path: str, manifest: Manifest) -> SegmentSource:
+    store_id = bytes.fromhex(manifest.store_id)
+    return SegmentSource(store_id, manifest.partition, manifest.base, manifest.end, path + MESSAGES, path + INDEX, None)
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith(MANIFEST) and not name.startswith("_")
+
+
+def _manifest(files: Files, path: str) -> Manifest:
+    """The manifest of the segment at *path*, which has no suffix."""
+    name = f"{files.name}/{path}{MANIFEST}"
+    manifest = parse_manifest(files.read_whole(path + MANIFEST), name)
+    place = f"{directory_of(bytes.fromhex(manifest.store_id), manifest.partition)}/{manifest.base:016x}"
+    if place != path:
+        raise BadBytes(f"{name} tells of {place}; put it back where it belongs")
+    return manifest

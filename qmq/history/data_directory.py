@@ -5,6 +5,7 @@ Its broker may run meanwhile: what is read then ends behind the last batch that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,15 +59,21 @@ def is_data_directory(directory: Path) -> bool:
     return any((directory / name).exists() for name in COPY_NAMES)
 
 
-def open_data_directory(directory: Path, disk: Disk | None = None) -> DataDirectory:
-    """Look at a data directory. Raises BadBytes when nobody can say whose it is, ForeignFile, StorageFailed."""
+def open_data_directory(
+    directory: Path, disk: Disk | None = None, known: Iterable[SegmentSource] = ()
+) -> DataDirectory:
+    """Look at a data directory; what is *known* from a look before is not read again.
+
+    Raises BadBytes when nobody can say whose it is, ForeignFile, StorageFailed.
+    """
     disk = disk if disk is not None else Disk()
     holder = holder_of(disk, directory)  # before its segments: a broker that starts meanwhile only adds to them
     identity = latest(*read_copies(disk, directory))
     files = LocalFiles(directory, disk)
-    segments = []
+    known, segments = list(known), list[SegmentSource]()
     for number, claim in enumerate(_claims(disk, directory, identity)):
-        partition = _Partition(disk, directory, files, identity, number)
+        own = {segment.base: segment for segment in known if segment.whose == (identity.store_id, number)}
+        partition = _Partition(disk, directory, files, identity, number, own)
         segments += partition.segments(claim, is_live=holder is not None)
     return DataDirectory(files, identity.store_id, segments, holder, directory, disk)
 
@@ -82,8 +89,17 @@ def _claims(disk: Disk, directory: Path, identity: Identity) -> list[PartitionCl
 
 
 class _Partition:
-    def __init__(self, disk: Disk, directory: Path, files: Files, identity: Identity, number: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        files: Files,
+        identity: Identity,
+        number: int,
+        known: dict[int, SegmentSource],
+    ) -> None:
         self._disk = disk
+        self._known = known
         self._files = files
         self._identity = identity
         self._owner = Owner(identity.store_id, number)
@@ -118,7 +134,9 @@ class _Partition:
 
     def _indexed(self, base: int, end: int) -> SegmentSource | None:
         """A sealed segment by its index, where that is good."""
-        path = f"{self._name}/{base:016x}"
+        path, known = f"{self._name}/{base:016x}", self._known.get(base)
+        if known is not None and known.index_path is not None and known.end == end:
+            return known
         try:
             read_index(self._files, path + INDEX, *self._owner, base, end)
         except BadBytes:
@@ -127,6 +145,11 @@ class _Partition:
 
     def _scanned(self, base: int, end: int | None, *, sealed: bool) -> SegmentSource:
         """A segment that is read to find its batches: what a start of the broker takes, it finds too."""
+        known, found, start = self._known.get(base), None, base
+        if known is not None and known.found is not None and (end is None or known.end <= end):
+            found, start = known.found, known.end  # what it had stays as it was
+            if start == end:
+                return known._replace(sealed=sealed)
         positions, stamps = list[int](), list[int]()
 
         def feed(header: Header, _: memoryview) -> None:
@@ -138,7 +161,7 @@ class _Partition:
         try:
             stop = base + segment.size() if end is None else end
             # Batches with good headers and bad data are fed too: whoever reads them tells of them.
-            seen = scanner.scan(segment, base, stop, vouched=True)
+            seen = scanner.scan(segment, start, stop, vouched=True)
         finally:
             segment.close()
         last = seen.end
@@ -148,6 +171,8 @@ class _Partition:
             stamps.pop()
         index = np.empty(len(positions), INDEX_DTYPE)
         index["position"], index["stored_at_us"] = positions, stamps
+        if found is not None:
+            index = np.concatenate((found, index))
         return SegmentSource(
             *self._owner, base, last if end is None else end, f"{self._name}/{base:016x}{MESSAGES}", None, index, sealed
         )

@@ -55,6 +55,9 @@ class Files(Protocol):
     def read_whole(self, path: str) -> bytes:
         """All of a small file. Raises as ``open`` and ``Reading.read``."""
 
+    def close(self) -> None:
+        """Let go of what it takes to reach the tree; it can be used again."""
+
 
 class WritableFiles(Files, Protocol):
     """A tree that an archive is written to. What a call has written is on disk when it returns."""
@@ -149,6 +152,9 @@ class LocalFiles:
     def read_whole(self, path: str) -> bytes:
         with self.open(path) as file:
             return file.read(0, file.size())
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
 
     def make_directory(self, path: str) -> None:
         make_directory(self._disk, self._at(path))

@@ -42,6 +42,11 @@ class SegmentSource(NamedTuple):
     #: Whether it can still grow.
     sealed: bool = True
 
+    @property
+    def whose(self) -> tuple[bytes, int]:
+        """Store id and partition."""
+        return self.store_id, self.partition
+
     def batches(self, files: Files) -> Index:
         """Its batches. Raises BadBytes when the index is not that of this segment, StorageFailed."""
         if self.found is not None:

@@ -1,0 +1,83 @@
+"""Live brokers as a tree of segments: what an archive of them would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qmq
+from qmq.errors import BadBytes, ConnectionLost
+from qmq.history import brokers
+from qmq.history.brokers import BrokerFiles
+from qmq.history.data_directory import open_data_directory
+from qmq.net import log_reading
+from tests.broker_process import BrokerProcess, broker_process
+from tests.storage.stores import segment_files
+
+#: A few segments hold what the tests send.
+SMALL: dict[str, Any] = {
+    "segment_bytes": 1 << 20, "max_frame_bytes": 1 << 19, "max_message_bytes": 1 << 18, "partitions": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("brokers") / "data", **SMALL) as started:
+        with qmq.connect_sync(started.url, durability="append") as client:
+            for number in range(60):
+                client.send_many(f"a.{number % 3}", [bytes([number]) * 60_000, b"small"])
+        yield started
+
+
+def test_has_what_the_data_directory_has(broker: BrokerProcess) -> None:
+    local = open_data_directory(broker.path)
+    with closing(BrokerFiles(f"{broker.url},{broker.url}")) as files:
+        found = files.segments()
+        assert [segment[:4] for segment in found] == [segment[:4] for segment in local.segments]
+        assert [segment.sealed for segment in found] == [segment.sealed for segment in local.segments]
+        for ours, theirs in zip(found, local.segments, strict=True):
+            assert np.array_equal(ours.batches(files), theirs.batches(local.files))
+            reading, original = files.open(ours.path), local.files.open(theirs.path)
+            assert reading.size() == ours.end - ours.base
+            assert reading.read(5, 100_000) == original.read(5, min(100_000, reading.size() - 5))
+            assert len(reading.read(70, 10 << 20)) == reading.size() - 70
+            assert reading.read(10 << 20, 5) == b""
+            reading.close()
+            original.close()
+            assert files.read_whole(ours.path)[:100] == local.files.read_whole(theirs.path)[:100]
+
+
+def test_names_are_those_of_an_archive(broker: BrokerProcess) -> None:
+    with closing(BrokerFiles(broker.url)) as files:
+        (first, second) = files.names("")
+        assert (first.rpartition("-")[2], second.rpartition("-")[2]) == ("0", "1")
+        stems = [path.stem for path in segment_files(broker.path)]
+        assert files.names(first) == sorted(f"{stem}{suffix}" for stem in stems for suffix in (".messages", ".index"))
+        assert files.names("nothing") == []
+        for path in (f"{first}/x.messages", "0-0/0000000000000000.messages", f"{first}/{stems[0]}.manifest"):
+            with pytest.raises(FileNotFoundError):
+                files.open(path)
+        with pytest.raises(FileNotFoundError, match="no segment at position 0"):
+            files.open(f"{first}/{0:016x}.messages")
+
+
+def test_a_broker_that_is_missing_is_not_passed_over(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reading.LogReader.__init__, "__defaults__", (0.0,))
+    with closing(BrokerFiles(f"{broker.url},qmq://127.0.0.1:1")) as files, pytest.raises(ConnectionLost, match=":1: "):
+        files.segments()
+
+
+def test_batches_that_make_no_sense_are_refused(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(BrokerFiles(broker.url)) as files:
+        index = files.segments()[0].index_path
+        assert index is not None
+        monkeypatch.setattr(brokers.LogReader, "batches", lambda *_: bytes(32))
+        with pytest.raises(BadBytes, match="makes no sense"):
+            files.read_whole(index)
