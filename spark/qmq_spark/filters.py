@@ -47,7 +47,7 @@ def _narrowed(wanted: Wanted, condition: Any) -> Wanted:
         return replace(wanted, **changed)
     for time in _TIMES:
         if name == f"{time}_at" and isinstance(value, datetime):
-            return _in_time(wanted, condition, time, _microseconds(value))
+            return _in_time(wanted, condition, time, microseconds(value))
     return wanted
 
 
@@ -60,6 +60,6 @@ def _in_time(wanted: Wanted, condition: Any, time: str, us: int) -> Wanted:
     return replace(wanted, **{f"{time}_from": max(first, 0), f"{time}_until": max(until, 0)})
 
 
-def _microseconds(time: datetime) -> int:
+def microseconds(time: datetime) -> int:
     """Since 1970. Spark gives times with their zone; one without is in UTC."""
     return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from qmq.errors import InvalidOption
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.history.archive import archived_segments, is_archive
+from qmq.history.brokers import SCHEME, BrokerFiles
 from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
 from qmq.history.files import Files, LocalFiles, local_path
 from qmq.history.segments import SegmentSource
 from qmq_spark.reading import Stretch, Wanted
+
+#: A partition of a store: store id and number.
+Whose = tuple[bytes, int]
+#: Positions [start, end) by partition.
+Spans = Mapping[Whose, tuple[int, int]]
 
 
 class Source(NamedTuple):
@@ -24,36 +31,74 @@ class Source(NamedTuple):
     segments: list[SegmentSource]
 
 
+class SourceView:
+    """A source that is looked at again and again: what was found once is not read again. Close it."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._files: Files | None = None
+        self._known: list[SegmentSource] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the tree."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def look(self) -> Source:
+        """What is there now. Raises InvalidOption, BadBytes, StorageError."""
+        if self._files is None:
+            self._files = open_files(self._place)
+        self._known = self._segments(self._files)
+        return Source(self._files, self._known)
+
+    def _segments(self, files: Files) -> list[SegmentSource]:
+        if isinstance(files, BrokerFiles):
+            return files.segments()
+        path = local_path(self._place)
+        if path is not None:
+            check_is_there(path)
+            if is_data_directory(path):
+                return open_data_directory(path, known=self._known).segments
+        if is_archive(files):
+            return archived_segments(files, self._known)
+        raise InvalidOption(f"{self._place} is neither a data directory nor an archive; name the directory itself")
+
+
 def open_files(place: str) -> Files:
     """The tree that *place* names. Raises InvalidOption for a scheme that is not known."""
+    if place.startswith(SCHEME):
+        return BrokerFiles(place)
     path = local_path(place)
     if path is None:
-        raise InvalidOption(f"{place}: give a path of this machine, or a file:// URL")
+        raise InvalidOption(f"{place}: give a path of this machine, a file:// URL, or qmq://HOST:PORT of brokers")
     return LocalFiles(path)
 
 
 def open_source(place: str) -> Source:
-    """Look at a data directory or an archive. Raises InvalidOption, BadBytes, StorageFailed."""
-    path = local_path(place)
-    if path is not None:
-        check_is_there(path)
-        if is_data_directory(path):
-            found = open_data_directory(path)
-            return Source(found.files, found.segments)
-    files = open_files(place)
-    if is_archive(files):
-        return Source(files, archived_segments(files))
-    raise InvalidOption(f"{place} is neither a data directory nor an archive; name the directory itself")
+    """Look at a source once. Raises InvalidOption, BadBytes, StorageError."""
+    return SourceView(place).look()
 
 
-def plan(source: Source, wanted: Wanted, part_bytes: int) -> list[list[Stretch]]:
-    """The parts of a source: each of about *part_bytes*, in order of their partitions and positions."""
+def plan(source: Source, wanted: Wanted, part_bytes: int, spans: Spans | None = None) -> list[list[Stretch]]:
+    """The parts of a source: each of about *part_bytes*, in order of their partitions and positions; with *spans*
+    only what lies there.
+    """
     parts: list[list[Stretch]] = [[]]
     room = part_bytes
     for segment in source.segments:
         if wanted.partitions is not None and segment.partition not in wanted.partitions:
             continue
-        for stretch in _stretches(source.files, segment, wanted, part_bytes):
+        span = (segment.base, segment.end) if spans is None else spans.get(segment.whose, (0, 0))
+        for stretch in _stretches(source.files, segment, wanted, part_bytes, span):
             size = stretch.end - stretch.start
             if parts[-1] and size > room:
                 parts.append([])
@@ -63,17 +108,23 @@ def plan(source: Source, wanted: Wanted, part_bytes: int) -> list[list[Stretch]]
     return [part for part in parts if part]
 
 
-def _stretches(files: Files, segment: SegmentSource, wanted: Wanted, part_bytes: int) -> Iterator[Stretch]:
+def _stretches(
+    files: Files, segment: SegmentSource, wanted: Wanted, part_bytes: int, span: tuple[int, int]
+) -> Iterator[Stretch]:
     """A segment cut where batches begin, into pieces of about the same size; less what is of another time."""
+    start, end = max(segment.base + SEGMENT_HEADER_SIZE, span[0]), min(segment.end, span[1])
+    if start >= end:
+        return
     batches = segment.batches(files)
-    start, end = segment.base + SEGMENT_HEADER_SIZE, segment.end
+    positions = batches["position"].astype(np.int64)
+    first, behind = np.searchsorted(positions, [start, end]).tolist()
     limits = np.array([wanted.stored_from, wanted.stored_until], np.uint64)
     low, high = np.searchsorted(batches["stored_at_us"], limits).tolist()
-    positions = batches["position"].astype(np.int64)
-    if low:
+    if low > first:
         start = int(positions[low]) if low < len(positions) else end
-    if high < len(positions):
+    if high < behind:
         end = int(positions[high])
+    low, high = max(low, first), min(high, behind)
     if start >= end:
         return
     if low >= high:  # none of them, but bad bytes
@@ -83,8 +134,8 @@ def _stretches(files: Files, segment: SegmentSource, wanted: Wanted, part_bytes:
     aims = np.linspace(start, end, pieces + 1)[1:-1].astype(np.int64)
     cuts = np.unique(positions[low:high][np.searchsorted(positions[low:high], aims, "right") - 1]).tolist()
     edges = [start, *(cut for cut in cuts if start < cut < end), end]
-    for first, last in pairwise(edges):
-        yield Stretch(_trimmed(segment, first, last), first, last)
+    for begin, stop in pairwise(edges):
+        yield Stretch(_trimmed(segment, begin, stop), begin, stop)
 
 
 def _trimmed(segment: SegmentSource, start: int, end: int) -> SegmentSource:

@@ -7,8 +7,8 @@ import sys
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from qmq_spark.options import COLUMNS
 from qmq_spark.schema import SCHEMA
-from qmq_spark.source import COLUMNS
 
 
 def test_columns_are_those_of_the_data_source() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from qmq_spark.source import COLUMNS
+from qmq_spark.options import COLUMNS
 from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, write_orders
 from tests.storage.stores import Sender, Sent, close_cleanly, damage, open_store

@@ -1,0 +1,147 @@
+"""What a read may be asked for: columns, and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from qmq.errors import InvalidOption
+from qmq_spark.filters import microseconds
+from qmq_spark.reading import Wanted
+
+#: The columns, in this order.
+COLUMNS: Final = StructType(
+    [
+        StructField("subject", StringType()),
+        StructField("lane", IntegerType()),
+        StructField("partition", IntegerType()),
+        StructField("position", LongType()),
+        StructField("sequence", LongType()),
+        StructField("message_id", StringType()),
+        StructField("key", StringType()),
+        StructField("tags", ArrayType(StringType())),
+        StructField("properties", MapType(StringType(), StringType())),
+        StructField("created_at", TimestampType()),
+        StructField("stored_at", TimestampType()),
+        StructField("body", BinaryType()),
+    ]
+)
+#: Those of the view of damages.
+DAMAGE_COLUMNS: Final = StructType(
+    [
+        StructField("file", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("start", LongType()),
+        StructField("end", LongType()),
+        StructField("messages", LongType()),
+        StructField("reason", StringType()),
+    ]
+)
+#: What a task reads, about.
+PART_BYTES: Final = 32 << 20
+
+_CHOICES: Final = {
+    "body": ("true", "false"),
+    "private": ("false", "true"),
+    "corrupt": ("fail", "skip"),
+    "view": ("messages", "damages"),
+}
+_NAMES: Final = (*_CHOICES, "prefix", "since", "part_bytes", "max_trigger_bytes")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of a read. Bytes; ``max_trigger_bytes`` None: all there is."""
+
+    place: str
+    body: bool = True
+    private: bool = False
+    skip: bool = False
+    damages: bool = False
+    prefix: str = ""
+    since_us: int = 0
+    part_bytes: int = PART_BYTES
+    max_trigger_bytes: int | None = None
+
+    @property
+    def columns(self) -> StructType:
+        """All columns that such a read may have."""
+        return DAMAGE_COLUMNS if self.damages else COLUMNS
+
+    @property
+    def schema(self) -> StructType:
+        """Those that it has when nobody chooses."""
+        return StructType([field for field in self.columns.fields if self.body or field.name != "body"])
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which messages."""
+        return Wanted((self.prefix,) if self.prefix else (), private=self.private, stored_from=self.since_us)
+
+    def check(self, schema: StructType) -> None:
+        """Raise InvalidOption for a column that there is not."""
+        known: dict[str, DataType] = {field.name: field.dataType for field in self.columns.fields}
+        for field in schema.fields:
+            if known.get(field.name) != field.dataType:
+                there = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+                raise InvalidOption(
+                    f"there is no column {field.name} {field.dataType.simpleString()}; there are {there}"
+                )
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """All options of a read, checked. Raises InvalidOption."""
+    found = {name.lower(): str(value) for name, value in given.items()}
+    place = found.pop("path", "")
+    if not place:
+        raise InvalidOption('no source is given; name it: spark.read.format("qmq").load("/path")')
+    unknown = sorted(found.keys() - set(_NAMES))
+    if unknown:
+        raise InvalidOption(f"there is no option {', '.join(unknown)}; there are {', '.join(_NAMES)}")
+    chosen = {name: _choice(name, found.get(name, allowed[0]), allowed) for name, allowed in _CHOICES.items()}
+    limit = found.get("max_trigger_bytes")
+    return ReadOptions(
+        place,
+        chosen["body"] == "true",
+        chosen["private"] == "true",
+        chosen["corrupt"] == "skip",
+        chosen["view"] == "damages",
+        found.get("prefix", ""),
+        _time("since", found["since"]) if "since" in found else 0,
+        _bytes("part_bytes", found.get("part_bytes", str(PART_BYTES))),
+        None if limit is None else _bytes("max_trigger_bytes", limit),
+    )
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value.lower() not in allowed:
+        raise InvalidOption(f"option {name} is {value!r}; give one of {', '.join(allowed)}")
+    return value.lower()
+
+
+def _bytes(name: str, value: str) -> int:
+    if not (value.isdecimal() and int(value) > 0):
+        raise InvalidOption(f"option {name} is {value!r}; give a number of bytes")
+    return int(value)
+
+
+def _time(name: str, value: str) -> int:
+    try:
+        return max(0, microseconds(datetime.fromisoformat(value).astimezone(UTC)))
+    except ValueError:
+        raise InvalidOption(f"option {name} is {value!r}; give a time such as 2025-12-01T00:00:00Z") from None

@@ -1,0 +1,209 @@
+"""Streams: each message once, whatever is between two micro-batches; limits; what is gone is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from qmq.errors import BadBytes
+from qmq_spark.options import read_options
+from qmq_spark.streaming import Offset, QmqStreamReader
+from tests.history.archives import archive
+from tests.history.orders import Row, rows_in, time_of, write_orders
+from tests.spark.session import environment_of
+from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files
+
+
+def reader_of(place: Path, **options: Any) -> QmqStreamReader:
+    read = read_options({"path": str(place), **{name: str(value) for name, value in options.items()}})
+    return QmqStreamReader(read, read.schema)
+
+
+def batches_of(reader: QmqStreamReader, start: Offset, limit: Any) -> Iterator[tuple[Offset, list[Row]]]:
+    """Micro-batches until nothing is left."""
+    while (end := reader.latestOffset(start, limit)) != start:
+        yield end, rows_between(reader, start, end)
+        start = end
+
+
+def rows_between(reader: QmqStreamReader, start: Offset, end: Offset) -> list[Row]:
+    start, end = json.loads(json.dumps([start, end]))
+    found = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["partition"], row["position"]))
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["partition"], row["position"]))
+
+
+@pytest.mark.parametrize("most_bytes", [1, 3_000, 40_000])
+def test_limits_are_kept_and_nothing_is_missed(tmp_path: Path, most_bytes: int) -> None:
+    sent = write_orders(tmp_path, 80)
+    reader = reader_of(tmp_path, max_trigger_bytes=most_bytes)
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(most_bytes)
+    largest = max(len(batch.data) for batch in sent)
+    rows: list[Row] = []
+    for number, (_, found) in enumerate(batches_of(reader, reader.initialOffset(), reader.getDefaultReadLimit())):
+        assert found, number
+        assert sum(len(row["body"]) for row in found) <= most_bytes + 2 * largest
+        rows += found
+    assert ordered(rows) == rows_in(tmp_path)
+    assert number >= min(len(sent) // 2 - 1, sum(len(batch.data) for batch in sent) // (most_bytes + 2 * largest))
+    reader.stop()
+
+
+def test_goes_on_as_a_broker_writes(tmp_path: Path) -> None:
+    """Each look finds what came since the last one; what it found before is not read again."""
+    store = open_store(tmp_path, partitions=2)
+    sender = Sender(store)
+    reader = reader_of(tmp_path)
+    assert reader.getDefaultReadLimit() == ReadAllAvailable()
+    offset, found = reader.initialOffset(), list[bytes]()
+    assert reader.latestOffset(offset, ReadAllAvailable()) == {} or reader.partitions({}, offset) == []
+    for number in range(40):
+        sender.stage(("a", [b"%d" % number + b"x" * 2_000] * 3), partition=number % 2)
+        sender.write()
+        if number % 3 == 0:
+            end = reader.latestOffset(offset, ReadAllAvailable())
+            found += [row["body"] for row in rows_between(reader, offset, end)]
+            offset = end
+    close_cleanly(store)
+    end = reader.latestOffset(offset, ReadAllAvailable())
+    found += [row["body"] for row in rows_between(reader, offset, end)]
+    assert sorted(found) == sorted(row["body"] for row in rows_in(tmp_path))
+    assert reader.reportLatestOffset() == end == reader.latestOffset(end, ReadAllAvailable())
+    assert rows_between(reader_of(tmp_path), {}, end) == rows_in(tmp_path)
+    assert len(segment_files(tmp_path)) > 1
+
+
+def test_an_archive_grows(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_orders(source, 30)
+    archive(source, to)
+    reader = reader_of(to)
+    first = reader.latestOffset({}, ReadAllAvailable())
+    rows = rows_between(reader, {}, first)
+    assert rows == rows_in(source)
+    store = open_store(source, partitions=2)
+    sender = Sender(store)
+    for number in range(30):
+        sender.stage(("late", [b"x" * 900]), partition=number % 2)
+        sender.write()
+    close_cleanly(store)
+    archive(source, to)
+    second = reader.latestOffset(first, ReadAllAvailable())
+    assert ordered(rows + rows_between(reader, first, second)) == rows_in(source)
+
+
+def test_available_now_ends_at_what_was_there(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    sender = Sender(store)
+    sender.send("a", b"before")
+    reader = reader_of(tmp_path)
+    reader.prepareForTriggerAvailableNow()
+    sender.send("a", b"after")
+    end = reader.latestOffset({}, ReadAllAvailable())
+    assert [row["body"] for row in rows_between(reader, {}, end)] == [b"before"]
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    close_cleanly(store)
+
+
+def test_begins_at_a_time(tmp_path: Path) -> None:
+    write_orders(tmp_path, 60)
+    rows = rows_in(tmp_path)
+    since = rows[len(rows) // 3]["stored_at"]
+    reader = reader_of(tmp_path, since=since.isoformat(), prefix="hotel.")
+    start = reader.initialOffset()
+    assert start
+    end = reader.latestOffset(start, ReadAllAvailable())
+    expected = [row for row in rows if row["stored_at"] >= since and row["subject"].startswith("hotel.")]
+    assert rows_between(reader, start, end) == expected
+    assert rows_between(reader, {}, end) == expected
+    assert reader_of(tmp_path, since=time_of(NOW_US * 2).isoformat()).initialOffset() == {}
+
+
+def test_what_was_removed_is_said(tmp_path: Path) -> None:
+    write_orders(tmp_path, 80)
+    reader = reader_of(tmp_path)
+    start = next(batches_of(reader, {}, ReadMaxBytes(4_000)))[0]
+    end = reader.latestOffset(start, ReadAllAvailable())
+    first = segment_files(tmp_path)[0]
+    for path in first.parent.glob(f"{first.stem}.*"):
+        path.unlink()
+    for look in (lambda: reader.latestOffset(start, ReadAllAvailable()), lambda: reader.partitions(start, end)):
+        with pytest.raises(BadBytes, match="messages were removed"):
+            look()
+    lenient = reader_of(tmp_path, corrupt="skip")
+    kept = int(segment_files(tmp_path)[0].stem, 16)
+    positions = [row["position"] for row in rows_between(lenient, start, end) if not row["partition"]]
+    assert min(positions) > kept
+    shutil.rmtree(tmp_path)
+    write_orders(tmp_path, 3, store_id_hint=b"other!")
+    with pytest.raises(BadBytes, match="has nothing of that store"):
+        reader_of(tmp_path).latestOffset(start, ReadAllAvailable())
+
+
+# --- in a real session ---------------------------------------------------------------------------------------------
+
+
+def stream(spark: SparkSession, place: Path | str, **options: Any) -> DataFrame:
+    return spark.readStream.format("qmq").options(**options).load(str(place))
+
+
+def run(frame: DataFrame, to: Path, **trigger: Any) -> None:
+    """Write what there is to files, each row once, and come back."""
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(to / "checkpoint"))
+    query = writer.trigger(**trigger).start(str(to / "rows"))
+    try:
+        assert query.awaitTermination(120)
+    finally:
+        query.stop()
+
+
+def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream is killed in mid-run, and one in another process goes on; then more comes."""
+    source, to = tmp_path / "data", tmp_path / "to"
+    write_orders(source, 200)
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.stream_to", str(source), str(to)],
+        env=environment_of(), stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert killed.stdout is not None
+    told = [line for _, line in zip(range(3), killed.stdout, strict=False)]
+    assert [line.split()[0] for line in told] == ["batch"] * 3, told
+    _kill(killed)
+    before = len(list((to / "checkpoint" / "commits").glob("[0-9]*")))
+    assert before >= 1
+    run(stream(spark, source, max_trigger_bytes=40_000), to, availableNow=True)
+    assert _positions(spark, to) == [(row["partition"], row["position"]) for row in rows_in(source)]
+    assert len(list((to / "checkpoint" / "commits").glob("[0-9]*"))) > before
+    store = open_store(source, partitions=2)
+    Sender(store).send("late", b"one more", b"and one")
+    close_cleanly(store)
+    run(stream(spark, source), to, availableNow=True)
+    assert _positions(spark, to) == [(row["partition"], row["position"]) for row in rows_in(source)]
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With all that it has started."""
+    import os
+
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _positions(spark: SparkSession, to: Path) -> list[tuple[int, int]]:
+    rows = spark.read.parquet(str(to / "rows")).select("partition", "position").collect()
+    return sorted((row[0], row[1]) for row in rows)

@@ -1,0 +1,130 @@
+"""Rows become messages, and brokers are read back over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import qmq
+from qmq.errors import InvalidOption
+from qmq_spark.writing import QmqWriter, WriteOptions, write_options
+from tests.broker_process import BrokerProcess, broker_process
+from tests.spark.reads import read
+
+ROWS = "subject string, key string, tags array<string>, properties map<string,string>, body binary"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("writing") / "data", partitions=2) as started:
+        yield started
+
+
+def schema_of(text: str) -> StructType:
+    return StructType.fromDDL(text)
+
+
+def test_rows_go_and_come_back_over_the_wire(spark: SparkSession, broker: BrokerProcess) -> None:
+    sent = [
+        ("hotel.order", f"k{number}", ["vip"], {"price": str(number)}, b"%d" % number) if number % 3
+        else ("flight.order", None, None, None, b"%d" % number)
+        for number in range(3_000)
+    ]  # fmt: skip
+    frame = spark.createDataFrame(sent, ROWS).repartition(3)
+    frame.write.format("qmq").mode("append").save(broker.url)
+    back = spark.read.format("qmq").option("part_bytes", 20_000).load(broker.url)
+    assert back.rdd.getNumPartitions() > 2
+    table = back.toArrow()
+    got = sorted(
+        (row["subject"], row["key"], row["tags"], dict(row["properties"]), row["body"]) for row in table.to_pylist()
+    )
+    assert got == sorted((name, key, tags or [], properties or {}, body) for name, key, tags, properties, body in sent)
+    local = read(broker.path)[0]
+    places = sorted((row["partition"], row["position"], row["message_id"]) for row in table.to_pylist())
+    assert places == sorted((row["partition"], row["position"], row["message_id"]) for row in local)
+    counted = spark.read.format("qmq").load(broker.url).where("subject = 'hotel.order'").groupBy("subject").count()
+    assert [tuple(row) for row in counted.collect()] == [("hotel.order", 2_000)]
+
+
+def test_what_cannot_be_sent_fails_the_write(spark: SparkSession, broker: BrokerProcess) -> None:
+    frame = spark.createDataFrame([("a..b", b"")], "subject string, body binary")
+    with pytest.raises(PySparkException, match=r"a\.\.b"):
+        frame.write.format("qmq").mode("append").save(broker.url)
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        frame.write.format("qmq").mode("overwrite").save(broker.url)
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    """Rows with text bodies."""
+    return pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(first, first + count)]})
+
+
+def test_a_broker_that_restarts_gets_each_row_once(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data") as broker:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for number in range(6):
+                yield rows(number * 1_500, 1_500)
+                if number % 2:
+                    broker.kill()
+                    broker.start()
+
+        QmqWriter(WriteOptions(broker.url, "a", "flush", 60.0)).write(batches())
+        with qmq.connect_sync(broker.url) as client, client.subscribe("a", start="first") as consumer:
+            got: list[bytes] = []
+            while len(got) < 9_000:
+                pulled = consumer.pull_batch(max_count=10_000, timeout=30)
+                assert len(pulled)
+                got += pulled.bodies
+            assert consumer.pull(timeout=0) == []
+        assert sorted(map(int, got)) == list(range(9_000))
+
+
+def test_more_than_a_client_queues(broker: BrokerProcess) -> None:
+    large = pa.RecordBatch.from_pydict({"body": [bytes(200_000)] * 500, "subject": ["large"] * 500})
+    QmqWriter(WriteOptions(broker.url, None, "append", 60.0)).write(iter([large]))
+    with qmq.connect_sync(broker.url) as client:
+        assert [info.messages for info in client.subjects("large")] == [500]
+
+
+def test_a_row_without_a_subject_or_a_body_is_refused(broker: BrokerProcess) -> None:
+    for row, lacking in ({"subject": None, "body": "b"}, "subject"), ({"subject": "a", "body": None}, "body"):
+        batch = pa.RecordBatch.from_pylist([row])
+        with pytest.raises(InvalidOption, match=f"a row has no {lacking}"):
+            QmqWriter(WriteOptions(broker.url, None, "append", 60.0)).write(iter([batch]))
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "said"),
+    [
+        ({}, "subject string, body binary", "nothing is no broker"),
+        ({"path": "/data"}, "subject string, body binary", "/data is no broker"),
+        ({"path": "qmq://h", "colour": "red"}, "subject string, body binary", "no option colour"),
+        ({"path": "qmq://h", "durability": "none"}, "subject string, body binary", "flush, append"),
+        ({"path": "qmq://h", "send_timeout": "soon"}, "subject string, body binary", "give seconds"),
+        ({"path": "qmq://h"}, "subject string", "no column body"),
+        ({"path": "qmq://h"}, "body binary", "column subject, or the option"),
+        ({"path": "qmq://h", "subject": "a"}, "subject string, body binary", "column subject, or the option"),
+        ({"path": "qmq://h"}, "subject string, body binary, price int", "price int is no column"),
+        ({"path": "qmq://h"}, "subject string, body int", "body int is no column"),
+        ({"path": "qmq://h"}, "subject string, body binary, tags array<int>", "tags array<int> is no column"),
+        ({"path": "qmq://h"}, "subject string, body binary, properties map<string,int>", "is no column"),
+    ],
+)
+def test_what_cannot_be(given: dict[str, str], columns: str, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        write_options(given, schema_of(columns), overwrite=False)
+
+
+def test_each_option() -> None:
+    given: dict[str, Any] = {"path": "qmq://h", "subject": "a", "durability": "append", "send_timeout": "5"}
+    options = write_options(given, schema_of("body string, key string"), overwrite=False)
+    assert options == WriteOptions("qmq://h", "a", "append", 5.0)
+    assert write_options({"path": "qmq://h"}, schema_of(ROWS), overwrite=False).subject is None
