@@ -14,7 +14,8 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.history.archive import archived_segments, is_archive
 from qmq.history.brokers import SCHEME, BrokerFiles
 from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
-from qmq.history.files import Files, LocalFiles, local_path
+from qmq.history.files import Files, local_path
+from qmq.history.places import files_at
 from qmq.history.segments import SegmentSource
 from qmq_spark.reading import Stretch, Wanted
 
@@ -77,10 +78,7 @@ def open_files(place: str) -> Files:
     """The tree that *place* names. Raises InvalidOption for a scheme that is not known."""
     if place.startswith(SCHEME):
         return BrokerFiles(place)
-    path = local_path(place)
-    if path is None:
-        raise InvalidOption(f"{place}: give a path of this machine, a file:// URL, or qmq://HOST:PORT of brokers")
-    return LocalFiles(path)
+    return files_at(place)
 
 
 def open_source(place: str) -> Source:

@@ -8,6 +8,7 @@ from tests.mutants.running import Mutant
 
 _ARCHIVING: Final = ("tests/history/test_archiving.py",)
 _RECEIPTS: Final = ("tests/history/test_receipts.py",)
+_LOG_READS: Final = ("tests/broker/test_log_reads.py",)
 _READING: Final = ("tests/spark/test_reading.py",)
 
 OF_HISTORY: Final = (
@@ -94,5 +95,47 @@ OF_HISTORY: Final = (
         "        odd = set(walked.odd.tolist()) | _without_text(self._window, walked)\n",
         "        odd = set(walked.odd.tolist())\n",
         ("tests/spark/test_columns.py",),
+    ),
+    Mutant(
+        "give readers of history nothing that may not be pulled yet",
+        "qmq/broker/log_reads.py",
+        "fetch = self._store.fetch(partition, asked.position, size, self._visible(partition))",
+        "fetch = self._store.fetch(partition, asked.position, size, 1 << 63)",
+        _LOG_READS,
+    ),
+    Mutant(
+        "list no segment further than may be pulled",
+        "qmq/broker/log_reads.py",
+        "rows = [(base, min(end, visible),",
+        "rows = [(base, end,",
+        _LOG_READS,
+    ),
+    Mutant(
+        "bound what waits to be read of the log for a connection",
+        "qmq/broker/log_reads.py",
+        "if self._by_connection[connection] >= MAX_WAITING:",
+        "if False:",
+        _LOG_READS,
+    ),
+    Mutant(
+        "take no list of batches that was damaged on its way",
+        "qmq/net/log_reading.py",
+        'if wire.unpack_meta(frame.meta).get("crc") != crc32c(frame.payload):',
+        "if False:",
+        ("tests/net/test_log_reading.py",),
+    ),
+    Mutant(
+        "let a stream say what was removed before it was read",
+        "spark/qmq_spark/streaming.py",
+        "if not position or (first is not None and first <= position):",
+        "if True:",
+        ("tests/spark/test_streaming.py::test_what_was_removed_is_said",),
+    ),
+    Mutant(
+        "end a stream over what was there where that ends",
+        "spark/qmq_spark/streaming.py",
+        "min(end, self._target[name])",
+        "end",
+        ("tests/spark/test_streaming.py::test_available_now_ends_at_what_was_there",),
     ),
 )
