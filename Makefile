@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
+.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -16,6 +16,10 @@ env-spark: .venv/spark-ready  ## .venv with Spark in it, for the history; instal
 .venv/spark-ready: .venv/ready requirements-spark.lock
 	@scripts/make-spark-env
 
+env-hdfs: .venv/hdfs-ready  ## the servers of HDFS, for the tests; installs Maven where there is none
+.venv/hdfs-ready: .venv/spark-ready scripts/hdfs/pom.xml
+	@scripts/make-hdfs-env
+
 demo: env  ## a broker, real orders through it, and what happened (ARGS=... for examples/demo.py)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
@@ -27,7 +31,7 @@ lint: env-spark  ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint  ## lint, then every test with coverage, two at a time (ARGS=... for pytest)
+test: lint env-hdfs  ## lint, then every test with coverage, two at a time (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)

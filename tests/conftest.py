@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from qmq.net import pulling
 from tests.forks import SHARED
+from tests.hdfs.cluster import Cluster
 from tests.spark.session import running
 
 if TYPE_CHECKING:
@@ -41,17 +42,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that need Spark come first, so that one worker has all of them, and with them the one session. Then those
-    that are so long that they are not counted: else one worker might end with one, alone.
+    """Those that need Spark come first, so that one worker has all of them, and with them the one session; then those
+    that need HDFS, likewise. Then those that are so long that they are not counted: else one worker might end with one,
+    alone.
     """
     for item in items:
         if _needs_spark(item):
             item.add_marker("no_cover")  # Spark's workers end as they please: nobody waits for their counts
-    items.sort(key=lambda item: (not _needs_spark(item), item.get_closest_marker("no_cover") is None))
+    items.sort(
+        key=lambda item: (not _needs_spark(item), not _needs_hdfs(item), item.get_closest_marker("no_cover") is None)
+    )
 
 
 def _needs_spark(item: pytest.Item) -> bool:
     return "spark" in getattr(item, "fixturenames", ())
+
+
+def _needs_hdfs(item: pytest.Item) -> bool:
+    return "hdfs" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A NameNode and two DataNodes. One for all tests: whoever breaks it heals it."""
+    with Cluster(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def _now_us() -> int:
 @click.command(short_help="Copy sealed segments of a data directory to an archive.")
 @click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--to", "destination", required=True, metavar="DEST", help="Where the archive is: a path, or file:// URL."
+    "--to", "destination", required=True, metavar="DEST", help="Where the archive is: a path, file:// or hdfs:// URL."
 )
 @click.option(
     "--as",
@@ -38,7 +38,7 @@ def archive(source: Path, destination: str, form: str, as_json: bool) -> None:
     A broker may run on SOURCE: the segments that it still writes are left for a later run. Of a stopped broker's
     directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
     copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused. Beside
-    each segment whose copy was verified a receipt is written.
+    each segment whose copy was verified a receipt is written. DEST may be in HDFS: pip install 'qmq[hdfs]'.
     """
     done = tables = None
     with open_run(source, destination, _now_us) as run:
@@ -68,6 +68,8 @@ def _summary(done: Archived) -> str:
         parts.append(f"{done.receipts:,} receipts written")
     if done.left:
         parts.append(f"{done.left:,} left that a broker still writes")
+    if done.dropped:
+        parts.append(f"{done.dropped:,} dropped by retention before they could be copied")
     if done.removed:
         parts.append(f"{done.removed:,} unfinished files of earlier runs removed")
     return ", ".join(parts)

@@ -36,6 +36,8 @@ class Archived:
     kept: int = 0
     #: Those that a broker still writes.
     left: int = 0
+    #: Those that retention dropped before they could be copied.
+    dropped: int = 0
     #: Files of killed runs that were removed.
     removed: int = 0
     #: Receipts that were written.
@@ -88,7 +90,13 @@ class _Run:
                 wanted.append((path, segment))
         self._total = sum(segment.end - segment.base for _, segment in wanted)
         for path, segment in wanted:
-            manifest = self._archive(segment, path)
+            try:
+                manifest = self._archive(segment, path)
+            except (FileNotFoundError, BadBytes):
+                if self._source.has(segment):
+                    raise
+                self._done.dropped += 1
+                continue
             self._write_receipt(segment, manifest)
             self._done.copied += 1
             self._done.messages += manifest.messages

@@ -36,6 +36,10 @@ class DataDirectory(NamedTuple):
     directory: Path
     disk: Disk
 
+    def has(self, segment: SegmentSource) -> bool:
+        """Whether a segment is still there: retention may have dropped it."""
+        return self.disk.exists(self.directory / segment.path)
+
     def receipt(self, segment: SegmentSource) -> Receipt | None:
         """The receipt beside a segment, when it is about all of it. Raises ForeignFile, StorageFailed."""
         try:
@@ -47,7 +51,7 @@ class DataDirectory(NamedTuple):
 
     def write_receipt(self, segment: SegmentSource, receipt: Receipt) -> None:
         """Put a receipt beside a segment, unless that was removed meanwhile. Raises StorageFull or StorageFailed."""
-        if self.disk.exists(self.directory / segment.path):
+        if self.has(segment):
             write_receipt(self.disk, self._directory_of(segment), receipt)
 
     def _directory_of(self, segment: SegmentSource) -> Path:

@@ -1,14 +1,38 @@
-"""Where archives are: what a place that a user names means, a path or file://."""
+"""Where archives are: what a place that a user names means, a path, file:// or hdfs://."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from qmq.errors import InvalidOption
-from qmq.history.files import LocalFiles, local_path
+from qmq.history.files import Files, LocalFiles, WritableFiles, local_path
+from qmq.history.hdfs_files import WritableHdfsFiles, is_hdfs
+from qmq.history.hdfs_reading import HdfsFiles
 
 
-def files_at(place: str) -> LocalFiles:
-    """The tree there. Raises InvalidOption."""
+def files_at(place: str) -> Files:
+    """The tree there, to be read. Raises InvalidOption, StorageFailed."""
+    if is_hdfs(place):
+        return HdfsFiles(place)
     path = local_path(place)
     if path is None:
-        raise InvalidOption(f"{place} is no place that is known; give a path of this machine, or a file:// URL")
+        raise _strange(place)
     return LocalFiles(path.absolute())
+
+
+@contextmanager
+def writable_files_at(place: str, settings: Mapping[str, str] | None = None) -> Iterator[WritableFiles]:
+    """The tree there, to be written to; *settings* are Hadoop's. Raises InvalidOption, StorageFailed."""
+    if is_hdfs(place):
+        with WritableHdfsFiles(place, settings) as files:
+            yield files
+        return
+    path = local_path(place)
+    if path is None:
+        raise _strange(place)
+    yield LocalFiles(path.absolute())
+
+
+def _strange(place: str) -> InvalidOption:
+    return InvalidOption(f"{place} is no place that is known; give a path of this machine, file:// or hdfs://")

@@ -7,15 +7,31 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import InvalidOption
-from qmq.history.places import files_at
+from qmq.history.files import LocalFiles
+from qmq.history.hdfs_reading import HdfsFiles
+from qmq.history.places import files_at, writable_files_at
 
 
 def test_paths_are_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert files_at("archive").name == str(tmp_path / "archive")
     assert files_at(f"file://{tmp_path}/archive").name == str(tmp_path / "archive")
+    with writable_files_at("archive") as files:
+        assert isinstance(files, LocalFiles)
+        assert files.name == str(tmp_path / "archive")
+
+
+def test_some_are_in_hdfs() -> None:
+    files = files_at("hdfs://host:8020/archive/")
+    assert isinstance(files, HdfsFiles)
+    assert files.name == "hdfs://host:8020/archive"
 
 
 def test_others_are_refused() -> None:
     with pytest.raises(InvalidOption, match="gopher://a/b is no place that is known"):
         files_at("gopher://a/b")
+    with (
+        pytest.raises(InvalidOption, match="gopher://a/b is no place that is known"),
+        writable_files_at("gopher://a/b"),
+    ):
+        pass

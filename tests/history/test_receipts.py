@@ -9,6 +9,8 @@ import pytest
 
 from qmq.errors import BadBytes
 from qmq.history.archive import manifests
+from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.archiving import archive_segments
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.storage.disk import Buffer
@@ -141,6 +143,24 @@ def test_a_copy_that_differs_is_found_out_before_it_gets_its_name(tmp_path: Path
     assert list(source.rglob("*.receipt")) == []
     archive(source, to)
     assert None not in receipts_of(source)
+
+
+def test_what_retention_drops_meanwhile_is_counted(tmp_path: Path) -> None:
+    """Before the run comes to it: with its index, without, and while the archive is looked at."""
+    source = tmp_path / "data"
+    write_orders(source, 60)
+    found = open_data_directory(source)
+    indexed = [segment for segment in found.segments if segment.index_path is not None]
+    scanned = [segment for segment in found.segments if segment.index_path is None]
+    for gone in (indexed[0], scanned[0]):
+        (source / gone.path).unlink()
+        (source / gone.path).with_suffix(".index").unlink()
+    files = LocalFiles(tmp_path / "archive")
+    files.make_directory("")
+    with ArchiveLock(files, lambda: NOW_US, this_process()) as lock:
+        done = archive_segments(found, files, lock, lambda: NOW_US)
+    assert (done.dropped, done.copied) == (2, len(found.segments) - 2)
+    assert archive(source, tmp_path / "archive").dropped == 0
 
 
 def test_a_segment_that_is_dropped_meanwhile_gets_none(tmp_path: Path) -> None:

@@ -55,6 +55,30 @@ OF_HISTORY: Final = (
         ("tests/storage/test_receipt.py", *_RECEIPTS),
     ),
     Mutant(
+        "let an archive in HDFS be claimed by one run only",
+        "qmq/history/hdfs_files.py",
+        "self._rename(draft, path, self._rename_class.NONE)",
+        "self._rename(draft, path, self._rename_class.OVERWRITE)",
+        ("tests/hdfs/test_hdfs_files.py", "tests/hdfs/test_archive_in_hdfs.py"),
+    ),
+    Mutant(
+        "give up a call to HDFS that does not end",
+        "qmq/history/hadoop.py",
+        "auth_token=token, read_timeout=PATIENCE_S",
+        "auth_token=token",
+        ("tests/hdfs/test_hadoop.py",),
+    ),
+    Mutant(
+        "end what waits for HDFS once its call was given up",
+        "qmq/history/hadoop.py",
+        """        ended = self._process.poll()
+        self._process.kill()
+""",
+        """        ended = self._process.poll()
+""",
+        ("tests/hdfs/test_hadoop.py",),
+    ),
+    Mutant(
         "refuse a second run",
         "qmq/history/archive_lock.py",
         "not held.is_gone() and self._clock() - renewed_us < LAPSE_US",

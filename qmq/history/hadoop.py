@@ -1,0 +1,258 @@
+"""Hadoop's own client for HDFS, in a Java process beside this one that is spoken to through py4j.
+
+Its jars come with PySpark. It ends when this process does, however that ends. No call takes longer than ``PATIENCE_S``:
+where HDFS does not answer, the Java process is ended, and with it whatever it waits for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
+
+#: The longest that a call takes, in seconds: a lock on an archive that is not renewed holds for a little longer.
+PATIENCE_S: Final = 45.0
+_START_S: Final = 60.0
+_STOP_S: Final = 5.0
+
+_JAVA: Final = ("-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_GATEWAY: Final = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
+#: Errors come back to whoever called: nothing is to be logged beside.
+_QUIET: Final = ("-Dorg.apache.logging.log4j.level=OFF", "-Dlog4j2.StatusLogger.level=OFF")
+
+#: What is set where the user's files (HADOOP_CONF_DIR) say nothing. A NameNode may be away for half a minute, as it is
+#: while it is restarted; a DataNode that does not answer is left for another within seconds.
+_SETTINGS: Final = {
+    "dfs.checksum.combine.mode": "COMPOSITE_CRC",
+    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
+    "dfs.client.retry.policy.enabled": "true",
+    "dfs.client.retry.policy.spec": "500,60",
+    "dfs.client.socket-timeout": "8000",
+    "ipc.client.connect.timeout": "5000",
+    "ipc.client.connect.max.retries.on.timeouts": "1",
+    "ipc.client.rpc-timeout.ms": "8000",
+}
+#: To find out whether anybody is there: no waiting for one who is being restarted.
+_AT_FIRST: Final = {
+    "dfs.client.retry.policy.enabled": "false",
+    "dfs.client.failover.max.attempts": "2",
+    "ipc.client.connect.max.retries": "0",
+    "ipc.client.connect.max.retries.on.timeouts": "0",
+}
+
+_FULL: Final = ("QuotaExceededException", "minReplication nodes", "DiskOutOfSpace", "No space left")
+_NEED: Final = "hdfs:// needs Java 17 or later and the packages of qmq[hdfs]: pip install 'qmq[hdfs]'"
+
+
+class Hadoop:
+    """The Java process. Not for several threads."""
+
+    def __init__(self) -> None:
+        """Start it. Raises InvalidOption when Java or its jars are not there, StorageFailed when it does not start."""
+        command = [_java(), *_JAVA, *_QUIET, "-cp", _class_path(), *_GATEWAY]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close does)
+        self._gateway: Any = None
+        self._drain: threading.Thread | None = None
+        #: Why nothing can be asked any more.
+        self._gone = ""
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C is for this process: it has a lock to give back
+            )
+        except OSError as error:
+            self._errors.close()
+            raise InvalidOption(f"cannot start Java ({error.strerror}); {_NEED}") from error
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        port, token = self._first_lines()
+        py4j = _py4j()
+        parameters = py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=PATIENCE_S)
+        self._gateway = py4j.java_gateway.JavaGateway(gateway_parameters=parameters)
+        self._java_error = py4j.protocol.Py4JJavaError
+        logging.getLogger().addFilter(_is_not_of_py4j)
+        self._any_error = py4j.protocol.Py4JError
+
+    def _first_lines(self) -> tuple[str, str]:
+        """The port and the token. Raises StorageFailed with the process's last words."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        text, deadline = b"", time.monotonic() + _START_S
+        while text.count(b"\n") < 2:
+            ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+            more = stdout.read(1 << 10) if ready else b""
+            if not more:
+                self._errors.seek(0)
+                words = " ".join(self._errors.read().decode("utf-8", "replace").split())[-300:]
+                raise StorageFailed(f"Java has not started as it should ({words or 'it left no word'}); {_NEED}")
+            text += more
+        self._drain = threading.Thread(target=_drain, args=(stdout,), daemon=True)
+        self._drain.start()
+        port, token, *_ = text.decode("ascii").split("\n")
+        return port, token
+
+    @property
+    def java(self) -> Any:
+        """Its classes, by their full names."""
+        return self._gateway.jvm
+
+    def array(self, kind: Any, *items: Any) -> Any:
+        """A Java array."""
+        made = self._gateway.new_array(kind, len(items))
+        for index, item in enumerate(items):
+            made[index] = item
+        return made
+
+    def list_of(self, array: Any) -> Any:
+        """What is in a Java array, as a list of Java. (py4j finds no method that takes arrays of any objects.)"""
+        objects = self._gateway.new_array(self.java.java.lang.Object, len(array))
+        self.java.java.lang.System.arraycopy(array, 0, objects, 0, len(array))
+        return self.java.java.util.Arrays.asList(objects)
+
+    @contextmanager
+    def doing(self, what: str, name: str) -> Iterator[None]:
+        """A block that calls Java to do *what* ("write") to that which has that *name*.
+
+        Raises for what it meets there FileNotFoundError, FileExistsError, StorageFull, StorageFailed.
+        """
+        if self._gone:
+            raise StorageFailed(f"cannot {what} {name}: {self._gone}")
+        try:
+            yield
+        except self._java_error as error:
+            raise _failure(self._words(error), what, name) from error
+        except self._any_error as error:
+            if "Trace:" not in str(error):  # there was no answer
+                raise self._lost(what, name) from error
+            # Java has no such method: another version.
+            raise StorageFailed(f"cannot {what} {name}: {error}; install the versions that qmq[hdfs] names") from error
+
+    def _words(self, error: Any) -> str:
+        """What an exception says, in one line, with its class."""
+        try:
+            text = str(error.java_exception.toString())
+        except self._any_error:
+            text = str(error)
+        return text.partition("\n")[0].partition("; For more details")[0]
+
+    def _lost(self, what: str, name: str) -> StorageError:
+        """There was no answer: end the process, so that it does not do later what nobody waits for any more."""
+        ended = self._process.poll()
+        self._process.kill()
+        if ended is None:
+            self._gone = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs, and run this again"
+        else:
+            self._gone = f"the Java process ended with {ended}; run this again"
+        return StorageFailed(f"cannot {what} {name}: {self._gone}")
+
+    def open(self, place: str, settings: Mapping[str, str]) -> Any:
+        """The file system that a URL means. Raises StorageFailed, soon when nobody is there."""
+        with self.doing("open", place):
+            uri = self.java.java.net.URI.create(place)
+            file_system = self.java.org.apache.hadoop.fs.FileSystem
+            first = file_system.newInstance(uri, self._configuration({**settings, **_AT_FIRST}))
+            first.getFileStatus(self.java.org.apache.hadoop.fs.Path("/"))
+            first.close()
+            return file_system.newInstance(uri, self._configuration(settings))
+
+    def _configuration(self, settings: Mapping[str, str]) -> Any:
+        configuration = self.java.org.apache.hadoop.conf.Configuration()
+        for name, value in _SETTINGS.items():
+            sources = configuration.getPropertySources(name)
+            if sources is None or str(sources[-1]).endswith("-default.xml"):
+                configuration.set(name, value)
+        for name, value in settings.items():
+            configuration.set(name, value)
+        return configuration
+
+    def close(self) -> None:
+        """End the process."""
+        self._gone = self._gone or "the connection to HDFS was closed"
+        if self._gateway is not None:
+            self._gateway.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._drain is not None:
+            self._drain.join()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def _failure(words: str, what: str, name: str) -> OSError | StorageError:
+    """The error that an exception of Hadoop stands for."""
+    kind, _, text = words.partition(": ")
+    if kind.endswith("FileNotFoundException"):
+        return FileNotFoundError(text)
+    if kind.endswith(("FileAlreadyExistsException", "FileAlreadyExists")):
+        return FileExistsError(text)
+    told = f"cannot {what} {name}: {kind.rpartition('.')[2]}: {text}"
+    if "There are 0 datanode(s) running" in text:
+        return StorageFailed(f"{told}; start the DataNodes, and run this again")
+    if any(sign in words for sign in _FULL):
+        return StorageFull(f"{told}; make room in HDFS or raise the quota, and run this again")
+    if "SafeModeException" in words or "safe mode" in text:
+        return StorageFailed(f"{told}; wait until the NameNode has left its safe mode, and run this again")
+    if "AccessControlException" in words:
+        return StorageFailed(f"{told}; give this user the right to write there, or choose another path")
+    return StorageFailed(f"{told}; check that HDFS runs and that the address is right, and run this again")
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """py4j tells the root logger of answers that did not come; here they become errors."""
+    return record.module != "java_gateway"
+
+
+def _drain(stream: Any) -> None:
+    """Read what nobody wants: a pipe that is full would stop the one that writes."""
+    while stream.read(1 << 10):
+        pass
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
+def _class_path() -> str:
+    """PySpark's jars, and the user's settings before them. Raises InvalidOption."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        raise InvalidOption(f"there is no PySpark, whose jars are needed; {_NEED}")
+    jars = Path(found.submodule_search_locations[0], "jars", "*")
+    settings = os.environ.get("HADOOP_CONF_DIR")
+    return os.pathsep.join([settings, str(jars)] if settings else [str(jars)])
+
+
+def _py4j() -> Any:
+    try:
+        importlib.import_module("py4j.java_gateway")
+        return importlib.import_module("py4j")
+    except ImportError as error:
+        raise InvalidOption(f"there is no py4j; {_NEED}") from error

@@ -1,0 +1,249 @@
+"""A tree in HDFS that an archive is written to, by Hadoop's own client.
+
+Data goes from file to HDFS within Java, piece by piece, so that there is progress. Blocks are synced by the DataNodes
+when they are full, or closed: without that a copy would survive the end of processes only. The checksum of a file is
+HDFS's own over what its DataNodes have written, where it is crc32c; else the file is read back.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from crc32c import crc32c
+
+from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
+from qmq.history.files import COPY_BYTES, LocalReading, Progress, pieces_of
+from qmq.history.hadoop import Hadoop
+from qmq.storage.disk import Disk
+
+SCHEME: Final = "hdfs://"
+#: Up to so many bytes are handed over as they are; more by way of a file.
+_SMALL_BYTES: Final = 64 << 10
+#: What no name of an archive has in it.
+_BETWEEN: Final = "\n"
+
+
+def is_hdfs(place: str) -> bool:
+    """Whether a place is in HDFS, by its URL."""
+    return place.startswith(SCHEME)
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """A URL in HDFS as its address (hdfs://host:port) and its path (/path). Raises InvalidOption."""
+    address, slash, path = place.removeprefix(SCHEME).partition("/")
+    if not slash:
+        raise InvalidOption(f"{place} has no path; give one: {place}/path")
+    names = [name for name in path.split("/") if name]
+    if any(name in (".", "..") or ":" in name for name in names):
+        raise InvalidOption(f"{place} has a name that HDFS does not know; give a path without . and .. and colons")
+    return SCHEME + address, "/" + "/".join(names)
+
+
+class JavaReading:
+    """A file of HDFS, read through Java: for small files, and few."""
+
+    is_near = False
+
+    def __init__(self, hadoop: Hadoop, name: str, size: int, stream: Any) -> None:
+        self._hadoop = hadoop
+        self._name = name
+        self._size = size
+        self._stream = stream
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, offset: int, size: int) -> bytes:
+        with self._hadoop.doing("read", self._name):
+            self._stream.seek(min(offset, self._size))
+            return bytes(self._stream.readNBytes(size))
+
+    def close(self) -> None:
+        with suppress(StorageError), self._hadoop.doing("close", self._name):
+            self._stream.close()
+
+
+class WritableHdfsFiles:
+    """A directory in HDFS. *settings* are Hadoop's, beside those of HADOOP_CONF_DIR. Use it in a ``with`` block."""
+
+    def __init__(self, place: str, settings: Mapping[str, str] | None = None) -> None:
+        """Connect. Raises InvalidOption, StorageFailed."""
+        address, self._root = split_place(place)
+        self.name = address + self._root
+        self._hadoop = Hadoop()
+        try:
+            self._fs = self._hadoop.open(address + "/", settings or {})
+            with self._hadoop.doing("open", place):
+                hadoop = self._hadoop.java.org.apache.hadoop
+                self._path_class = hadoop.fs.Path
+                self._rename_class = hadoop.fs.Options.Rename
+                self._copy = self._hadoop.java.org.apache.commons.io.IOUtils.copyLarge
+        except BaseException:
+            self._hadoop.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._hadoop.close()
+
+    def names(self, path: str) -> list[str]:
+        try:
+            with self._hadoop.doing("list", self._at(path)):
+                return self._names(path)
+        except FileNotFoundError:
+            return []
+
+    def _names(self, path: str) -> list[str]:
+        """All in one text: each call to Java takes a fraction of a millisecond."""
+        hadoop = self._hadoop.java.org.apache.hadoop
+        paths = hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(self._path(path)))
+        text = str(hadoop.util.StringUtils.join(_BETWEEN, self._hadoop.list_of(paths)))
+        # A file is listed as itself, and has no names in it.
+        directory = str(self._fs.makeQualified(self._path(path)).toString()).rstrip("/") + "/"
+        return sorted(full.removeprefix(directory) for full in text.split(_BETWEEN) if full.startswith(directory))
+
+    def open(self, path: str) -> JavaReading:
+        name = self._at(path)
+        with self._hadoop.doing("open", name):
+            size = int(self._fs.getFileStatus(self._path(path)).getLen())
+            return JavaReading(self._hadoop, name, size, self._fs.open(self._path(path)))
+
+    def read_whole(self, path: str) -> bytes:
+        file = self.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def make_directory(self, path: str) -> None:
+        with self._hadoop.doing("make the directory", self._at(path)):
+            self._fs.mkdirs(self._path(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        if len(data) > _SMALL_BYTES:
+            self._write_by_file(path, data)
+            return
+        with self._writing(path) as stream, self._hadoop.doing("write", self._at(path)):
+            stream.write(data)
+
+    def _write_by_file(self, path: str, data: bytes) -> None:
+        """Bytes that went from Python to Java as they are would take a second for 20 MB."""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            with LocalReading(Disk(), Path(file.name)) as source:
+                self.copy_in(source, len(data), path, lambda _: None)
+
+    def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
+        crc, name = 0, self._at(path)
+        with self._writing(path) as stream, self._reading(source) as file:
+            for offset, piece in pieces_of(source, size):
+                crc = crc32c(piece, crc)
+                with self._hadoop.doing("write", name):
+                    copied = self._copy(file, stream, 0, len(piece))
+                if copied != len(piece):
+                    raise StorageFailed(f"{source.path} ends at {offset + copied} of {size} bytes; run qmq verify")
+                progress(len(piece))
+        return crc
+
+    @contextmanager
+    def _reading(self, source: LocalReading) -> Iterator[Any]:
+        """A local file, for Java: by what this process has open, for retention may remove its name meanwhile."""
+        with self._hadoop.doing("read", str(source.path)):
+            file = self._hadoop.java.java.io.FileInputStream(f"/proc/{os.getpid()}/fd/{source.fileno()}")
+        try:
+            yield file
+        finally:
+            with suppress(StorageError), self._hadoop.doing("close", str(source.path)):
+                file.close()
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[Any]:
+        """A new file, in the place of one that is there; whole when the block has ended well.
+
+        Where it has not, the file stays open for HDFS, until another one takes its place or its lease is over.
+        """
+        name = self._at(path)
+        try:
+            with self._hadoop.doing("write", name):
+                stream = self._fs.createFile(self._path(path)).overwrite(True).syncBlock().build()
+            yield stream
+            with self._hadoop.doing("write", name):
+                stream.close()
+        except StorageFull:
+            with suppress(StorageError):  # what was written takes room that others need
+                self.remove(path)
+            raise
+        except FileNotFoundError as error:
+            raise StorageFailed(f"cannot write {name}: {error}; its directory was removed, run this again") from error
+
+    def checksum(self, path: str, progress: Progress) -> tuple[int, int]:
+        with self._hadoop.doing("check", self._at(path)):
+            size = int(self._fs.getFileStatus(self._path(path)).getLen())
+            found = self._fs.getFileChecksum(self._path(path)) if size else None
+            if found is not None and str(found.getAlgorithmName()) == "COMPOSITE-CRC32C":
+                return size, int.from_bytes(bytes(found.getBytes()), "big")
+        return size, self._read_back(path, size, progress)
+
+    def _read_back(self, path: str, size: int, progress: Progress) -> int:
+        """The crc32c of a file, by reading it."""
+        name, java = self._at(path), self._hadoop.java.java
+        with self._hadoop.doing("read", name):
+            crc = java.util.zip.CRC32C()
+            sink = java.util.zip.CheckedOutputStream(java.io.OutputStream.nullOutputStream(), crc)
+            stream = self._fs.open(self._path(path))
+        for done in range(0, size, COPY_BYTES):
+            part = min(COPY_BYTES, size - done)
+            with self._hadoop.doing("read", name):
+                copied = self._copy(stream, sink, 0, part)
+            if copied != part:
+                raise StorageFailed(f"{name} has become shorter while it was read; run this again")
+            progress(part)
+        with self._hadoop.doing("read", name):
+            stream.close()
+            return int(crc.getValue())
+
+    def rename(self, path: str, to: str) -> None:
+        try:
+            with self._hadoop.doing("rename", self._at(path)):
+                self._rename(path, to, self._rename_class.OVERWRITE)
+        except FileNotFoundError as error:
+            raise StorageFailed(f"cannot rename {self._at(path)}: {error}; it was removed, run this again") from error
+
+    def _rename(self, path: str, to: str, how: Any) -> None:
+        self._fs.rename(self._path(path), self._path(to), self._hadoop.array(self._rename_class, how))
+
+    def remove(self, path: str) -> None:
+        with self._hadoop.doing("remove", self._at(path)):
+            self._fs.delete(self._path(path), False)
+
+    def claim(self, path: str, data: bytes) -> bool:
+        draft = f"{path}.{os.urandom(8).hex()}"
+        self.write(draft, data)
+        try:
+            with self._hadoop.doing("make", self._at(path)):
+                self._rename(draft, path, self._rename_class.NONE)
+        except FileExistsError:
+            self.remove(draft)
+            return False
+        return True
+
+    def _path(self, path: str) -> Any:
+        return self._path_class(f"{self._root.rstrip('/')}/{path}" if path else self._root)
+
+    def _at(self, path: str) -> str:
+        return f"{self.name.rstrip('/')}/{path}" if path else self.name

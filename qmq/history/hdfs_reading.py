@@ -1,0 +1,100 @@
+"""A tree in HDFS that history is read from, by hdfs-native: it needs no Java, and so does in executors of Spark."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from qmq.errors import InvalidOption, StorageFailed
+from qmq.history.bounded import BoundedCalls, NoAnswer
+from qmq.history.hdfs_files import split_place
+
+#: The longest that a call takes, in seconds.
+PATIENCE_S: Final = 60.0
+#: One who is not there is asked twice, not for three minutes.
+_SETTINGS: Final = {"dfs.client.failover.max.attempts": "2"}
+
+T = TypeVar("T")
+
+
+class HdfsReading:
+    """A file of HDFS."""
+
+    is_near = False
+
+    def __init__(self, tree: HdfsFiles, path: str, reader: Any) -> None:
+        self._tree = tree
+        self._path = path
+        self._reader = reader
+        self._size = len(reader)
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, offset: int, size: int) -> bytes:
+        size = min(size, self._size - offset)
+        if size <= 0:
+            return b""
+        return self._tree.ask("read", self._path, lambda: bytes(self._reader.read_range(offset, size)))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class HdfsFiles:
+    """A directory in HDFS. The settings of HADOOP_CONF_DIR count."""
+
+    def __init__(self, place: str) -> None:
+        """Connect at the first question. Raises InvalidOption."""
+        self._address, self._root = split_place(place)
+        self.name = self._address + self._root
+        self._calls = BoundedCalls(PATIENCE_S)
+        self._client: Any = None
+        try:
+            self._native = importlib.import_module("hdfs_native")
+        except ImportError as error:
+            raise InvalidOption("there is no hdfs-native, which reads hdfs://; pip install 'qmq[hdfs]'") from error
+
+    def names(self, path: str) -> list[str]:
+        try:
+            found = self.ask("list", path, lambda: list(self._connected().list_status(self._at(path))))
+        except FileNotFoundError:
+            return []
+        above = f"{self._at(path).rstrip('/')}/"
+        # A file is listed as itself, and has no names in it.
+        return sorted(status.path.removeprefix(above) for status in found if status.path.startswith(above))
+
+    def open(self, path: str) -> HdfsReading:
+        return HdfsReading(self, path, self.ask("open", path, lambda: self._connected().read(self._at(path))))
+
+    def read_whole(self, path: str) -> bytes:
+        file = self.open(path)
+        return file.read(0, file.size())
+
+    def ask(self, what: str, path: str, function: Callable[[], T]) -> T:
+        """Do *what* to a file. Raises FileNotFoundError, StorageFailed."""
+        name = f"{self.name.rstrip('/')}/{path}" if path else self.name
+        try:
+            return self._calls(function)
+        except FileNotFoundError:
+            raise
+        except NoAnswer as error:
+            why = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs"
+            raise StorageFailed(f"cannot {what} {name}: {why}") from error
+        except Exception as error:  # hdfs-native has RuntimeError for most
+            words = " ".join(str(error).split())[:300]
+            why = f"{words}; check that HDFS runs and that the address is right"
+            raise StorageFailed(f"cannot {what} {name}: {why}") from error
+
+    def close(self) -> None:
+        """Let go of the connection; another question makes a new one."""
+        self._calls, self._client = BoundedCalls(PATIENCE_S), None
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            self._client = self._native.Client(self._address, _SETTINGS)
+        return self._client
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else self._root

@@ -1,0 +1,201 @@
+"""HDFS breaks while something is archived: each time that ends well, or with a clear error and nothing half visible."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.errors import StorageError, StorageFailed, StorageFull
+from qmq.history import hadoop
+from qmq.history.archive_lock import this_process
+from qmq.history.hdfs_files import WritableHdfsFiles
+from qmq.history.hdfs_reading import HdfsFiles
+from tests.hdfs.cluster import Cluster
+from tests.hdfs.trees import archive, connected, files_in, places, positions_in, write_large
+from tests.storage.stores import Sent
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sent]]:
+    """Three segments of ten megabytes, and one of a few."""
+    directory = tmp_path_factory.mktemp("large") / "data"
+    return directory, write_large(directory, 65)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is started on a loaded machine takes longer than users are asked to wait."""
+    monkeypatch.setattr(hadoop, "PATIENCE_S", 240.0)
+
+
+class Fault:
+    """Happens once, when so many bytes have been copied."""
+
+    def __init__(self, at_bytes: int, *actions: Callable[[], None]) -> None:
+        self._at_bytes = at_bytes
+        self._actions = actions
+        self.struck = 0
+
+    def __call__(self, done: int, _total: int) -> None:
+        if done >= self._at_bytes and not self.struck:
+            self.struck += 1
+            for action in self._actions:
+                action()
+
+
+@contextmanager
+def healed(hdfs: Cluster) -> Iterator[None]:
+    """However it goes, the next test has it whole."""
+    try:
+        yield
+    finally:
+        hdfs.heal()
+
+
+def check_nothing_is_half_visible(hdfs: Cluster, place: str, sent: list[Sent]) -> None:
+    """What a reader sees is whole, and was sent."""
+    hdfs.heal()
+    files = HdfsFiles(place)
+    seen = positions_in(files)
+    assert set(seen) <= set(places(sent))
+    by_position = {(batch.partition, batch.position): batch.data for batch in sent}
+    for name in files_in(files):
+        if name.endswith(".messages") and "/_" not in name and name[:-9] + ".manifest" in files_in(files):
+            data, base = files.read_whole(name), int(name[-25:-9], 16)
+            own = {place: batch for place, batch in by_position.items() if base <= place[1] < base + len(data)}
+            assert all(data[place[1] - base :].startswith(batch) for place, batch in own.items())
+
+
+def test_a_datanode_is_killed(hdfs: Cluster, source: tuple[Path, list[Sent]]) -> None:
+    directory, sent = source
+    fault = Fault(6 << 20, lambda: hdfs.kill_datanode(0))
+    with healed(hdfs), connected(hdfs) as tree:
+        tree.make_directory("")
+        done = archive(directory, tree, progress=fault)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    print(f"a DataNode was killed {fault.struck} times; {done.copied} segments were copied")
+    assert fault.struck == 1
+    check_nothing_is_half_visible(hdfs, tree.name, sent)
+
+
+def test_all_datanodes_are_killed(hdfs: Cluster, source: tuple[Path, list[Sent]]) -> None:
+    directory, sent = source
+    fault = Fault(6 << 20, lambda: hdfs.kill_datanode(0), lambda: hdfs.kill_datanode(1))
+    with healed(hdfs), connected(hdfs) as tree:
+        tree.make_directory("")
+        with pytest.raises(StorageError, match="run this again"):
+            archive(directory, tree, progress=fault)
+        check_nothing_is_half_visible(hdfs, tree.name, sent)
+        archive(directory, tree)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    assert fault.struck == 1
+
+
+def test_the_namenode_is_restarted(hdfs: Cluster, source: tuple[Path, list[Sent]]) -> None:
+    directory, sent = source
+    fault = Fault(6 << 20, hdfs.kill_namenode, hdfs.start_namenode)
+    with healed(hdfs), connected(hdfs, dfs_client_retry_policy_spec="500,400") as tree:
+        tree.make_directory("")
+        archive(directory, tree, progress=fault)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    print(f"the NameNode was restarted {fault.struck} times")
+    assert fault.struck == 1
+    check_nothing_is_half_visible(hdfs, tree.name, sent)
+
+
+def test_the_namenode_is_gone(hdfs: Cluster, source: tuple[Path, list[Sent]]) -> None:
+    directory, sent = source
+    fault = Fault(6 << 20, hdfs.kill_namenode)
+    with healed(hdfs), connected(hdfs, dfs_client_retry_policy_spec="50,5") as tree:
+        tree.make_directory("")
+        with pytest.raises(StorageFailed, match="check that HDFS runs"):
+            archive(directory, tree, progress=fault)
+        check_nothing_is_half_visible(hdfs, tree.name, sent)
+        archive(directory, tree)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    assert fault.struck == 1
+
+
+def test_a_quota_is_reached(hdfs: Cluster, source: tuple[Path, list[Sent]]) -> None:
+    directory, sent = source
+    with connected(hdfs) as tree:
+        tree.make_directory("")
+        set_quota(tree, 40 << 20)  # both copies count
+        with pytest.raises(StorageFull, match=r"DiskSpace quota .*raise the quota"):
+            archive(directory, tree)
+        check_nothing_is_half_visible(hdfs, tree.name, sent)
+        assert 0 < len(positions_in(HdfsFiles(tree.name))) < len(sent)
+        set_quota(tree, -1)
+        archive(directory, tree)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+
+
+def set_quota(tree: WritableHdfsFiles, size: int) -> None:
+    """So many bytes may lie in a tree; -1: any number."""
+    tree._fs.setQuota(tree._path(""), (1 << 63) - 1, size)
+
+
+def test_a_disk_is_full(source: tuple[Path, list[Sent]], tmp_path: Path) -> None:
+    """And takes data again when there is room."""
+    directory, sent = source
+    with Cluster(tmp_path, datanodes=1, disk_bytes=48 << 20) as hdfs, connected(hdfs) as tree:
+        tree.make_directory("")
+        tree.write("other", bytes(30 << 20))
+        with pytest.raises(StorageFull, match="make room in HDFS"):
+            archive(directory, tree)
+        check_nothing_is_half_visible(hdfs, tree.name, sent)
+        tree.remove("other")
+        while len(positions_in(HdfsFiles(tree.name))) < len(sent):  # the DataNode takes its time to remove it
+            with archiving(StorageFull):
+                archive(directory, tree)
+        assert positions_in(HdfsFiles(tree.name)) == places(sent)
+
+
+@contextmanager
+def archiving(kind: type[StorageError]) -> Iterator[None]:
+    """A run that may end with that error."""
+    try:
+        yield
+    except kind as error:
+        print(error)
+
+
+_ARCHIVER = """
+import json, sys, time
+from pathlib import Path
+from qmq.history.archive_run import archive_to
+print("ready", flush=True)
+archive_to(
+    Path(sys.argv[1]), sys.argv[2], lambda: time.time_ns() // 1_000, settings=json.loads(sys.argv[3]),
+    progress=lambda done, total: print(done, flush=True),
+)
+"""
+
+
+def test_the_archiver_is_killed(hdfs: Cluster, source: tuple[Path, list[Sent]], tmp_path: Path) -> None:
+    """kill -9, at the first piece of each segment or later, and again: the last run finds what all have done."""
+    directory, sent = source
+    place, killed, copied = f"{hdfs.address}/{tmp_path.name}", 0, set[int]()
+    command: list[Any] = [sys.executable, "-c", _ARCHIVER, directory, place, json.dumps(hdfs.settings)]
+    for pieces in (1, 4, 3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(1 + pieces)]
+            process.kill()
+            killed += bool(lines[-1])
+        check_nothing_is_half_visible(hdfs, place, sent)
+        copied.add(len(positions_in(HdfsFiles(place))))
+    print(f"killed {killed} times; by then were there {sorted(copied)} of {len(sent)} batches")
+    assert killed == 3
+    assert len(copied) > 1
+    with WritableHdfsFiles(place, hdfs.settings) as tree:
+        archive(directory, tree, this_process())
+    assert positions_in(HdfsFiles(place)) == places(sent)
+    assert not [name for name in files_in(HdfsFiles(place)) if name.rpartition("/")[2].startswith("_")]

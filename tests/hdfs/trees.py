@@ -1,0 +1,75 @@
+"""Trees of the tests' HDFS. Java takes a second to start: tests that break nothing share one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from qmq.history.archive import archived_segments
+from qmq.history.archive_lock import ArchiveLock, Holder
+from qmq.history.archiving import Archived, archive_segments
+from qmq.history.data_directory import open_data_directory
+from qmq.history.files import Files, WritableFiles
+from qmq.history.hdfs_files import WritableHdfsFiles
+from tests.hdfs.cluster import Cluster
+from tests.history.archives import GONE, NOW_US
+from tests.storage.stores import Sender, Sent, close_cleanly, open_store
+
+#: Of these tests' segments, so that each is copied in some pieces.
+SEGMENT_BYTES: Final = 10 << 20
+_BODY: Final = bytes(range(256)) * 2_000
+
+
+def connected(hdfs: Cluster, **settings: str) -> WritableHdfsFiles:
+    """A new tree, with a Java process of its own."""
+    names = {name.replace("__", "-").replace("_", "."): value for name, value in settings.items()}
+    return WritableHdfsFiles(f"{hdfs.address}/{uuid4().hex}", {**hdfs.settings, **names})
+
+
+def beside(tree: WritableHdfsFiles) -> WritableHdfsFiles:
+    """An empty tree of the same connection."""
+    other: Any = copy.copy(tree)
+    other._root = f"/{uuid4().hex}"
+    other.name = tree.name.rpartition("/")[0] + other._root
+    other.make_directory("")
+    return other  # type: ignore[no-any-return]
+
+
+def write_large(directory: Path, count: int) -> list[Sent]:
+    """A stopped store of so many batches of half a megabyte each, in segments of 10 MB."""
+    store = open_store(directory, segment_bytes=SEGMENT_BYTES, max_frame_bytes=1 << 20)
+    sender = Sender(store)
+    for _ in range(count):
+        sender.send("a", _BODY)
+    close_cleanly(store)
+    return sender.sent
+
+
+def archive(source: Path, files: WritableFiles, holder: Holder = GONE, progress: Any = None) -> Archived:
+    """One run; it may be killed, as that of a process that has ended."""
+    with ArchiveLock(files, lambda: NOW_US, holder) as lock:
+        return archive_segments(open_data_directory(source), files, lock, lambda: NOW_US, progress)
+
+
+def positions_in(files: Files) -> list[tuple[int, int]]:
+    """(partition, position) of all batches of an archive."""
+    return [
+        (segment.partition, position)
+        for segment in archived_segments(files)
+        for position in segment.batches(files)["position"].tolist()
+    ]
+
+
+def places(sent: list[Sent]) -> list[tuple[int, int]]:
+    return sorted((batch.partition, batch.position) for batch in sent)
+
+
+def files_in(files: Files, path: str = "") -> Iterator[str]:
+    """Paths of all files of a tree."""
+    for name in files.names(path):
+        below = f"{path}/{name}" if path else name
+        found = list(files_in(files, below))
+        yield from found or [below]
