@@ -1,6 +1,7 @@
 """An archive: a directory of any file system, with copies of sealed segments of any stores.
 
     segments/<store id>-<partition>/<base>.messages, .index, .manifest
+    tables/, parquet/                   the same as Parquet (qmq/history/file_table.py)
     _lock                               who writes to it
 
 A segment is there when its manifest is: that comes last. Names that begin with ``_`` are nobody's yet.
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from qmq.errors import BadBytes
+from qmq.history.file_table import TABLES
 from qmq.history.files import Files
 from qmq.history.manifest import Manifest, parse_manifest
 from qmq.history.segments import INDEX, MESSAGES, SegmentSource
@@ -27,7 +29,7 @@ def directory_of(store_id: bytes, partition: int) -> str:
 
 def is_archive(files: Files) -> bool:
     """Whether anything was archived there. Raises StorageFailed."""
-    return SEGMENTS in files.names("")
+    return not {SEGMENTS, TABLES}.isdisjoint(files.names(""))
 
 
 def manifests(files: Files) -> list[tuple[str, Manifest]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -13,7 +13,8 @@ from pyspark.sql.types import StructType
 
 from qmq.errors import BadBytes, StorageError
 from qmq_spark.options import COLUMNS, ReadOptions
-from qmq_spark.planning import open_files
+from qmq_spark.parquet_reading import FileDamage, FilePiece, PieceReader, missing, plan_files
+from qmq_spark.planning import Source, open_files, plan
 from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted, unreadable
 
 _LOG: Final = logging.getLogger("qmq_spark")
@@ -22,9 +23,23 @@ _LOG: Final = logging.getLogger("qmq_spark")
 class Part(InputPartition):
     """What one task reads."""
 
-    def __init__(self, stretches: list[Stretch]) -> None:
+    def __init__(
+        self, stretches: list[Stretch], pieces: Sequence[FilePiece] = (), missing: Sequence[FileDamage] = ()
+    ) -> None:
         super().__init__(None)
         self.stretches = stretches
+        #: Of an archive's Parquet files; and what was bad when these were written.
+        self.pieces = pieces
+        self.missing = missing
+
+
+def parts_of(source: Source, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
+    """The parts of a source, each of about *part_bytes*; one at least."""
+    if source.table is None:
+        return [Part(stretches) for stretches in plan(source, wanted, part_bytes)] or [Part([])]
+    first, *others = plan_files(source.table, wanted, part_bytes) or [[]]
+    gone = missing(source.table, wanted, source.files.name)
+    return [Part([], first, gone), *(Part([], pieces) for pieces in others)]
 
 
 def read_part(
@@ -36,9 +51,9 @@ def read_part(
 
 
 def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Part) -> Iterator[pa.RecordBatch]:
-    skipped: list[Damage] = []
+    skipped: list[Damage | FileDamage] = []
 
-    def tell(damage: Damage) -> None:
+    def tell(damage: Damage | FileDamage) -> None:
         if not options.skip:
             raise BadBytes(f"{damage}. To read the others, give the option corrupt=skip; view=damages lists them")
         skipped.append(damage)
@@ -49,7 +64,7 @@ def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Pa
 
 
 def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Part) -> Iterator[pa.RecordBatch]:
-    found: list[Damage] = []
+    found: list[Damage | FileDamage] = []
     for _ in _read(options, to_arrow_schema(COLUMNS, timezone="UTC"), wanted, part, found.append):
         pass
     own = to_arrow_schema(schema, timezone="UTC")
@@ -58,9 +73,11 @@ def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Par
 
 
 def _read(
-    options: ReadOptions, schema: pa.Schema, wanted: Wanted, part: Part, tell: Callable[[Damage], None]
+    options: ReadOptions, schema: pa.Schema, wanted: Wanted, part: Part, tell: Callable[[Damage | FileDamage], None]
 ) -> Iterator[pa.RecordBatch]:
-    if not part.stretches:
+    for damage in part.missing:
+        tell(damage)
+    if not part.stretches and not part.pieces:
         return
     files = open_files(options.place)
     try:
@@ -72,5 +89,13 @@ def _read(
                 raise
             except StorageError as error:
                 tell(unreadable(stretch, files, error))
+        of_files = PieceReader(files, wanted, schema, tell)
+        for piece in part.pieces:
+            try:
+                yield from of_files.record_batches(piece)
+            except BadBytes:
+                raise
+            except StorageError as error:
+                tell(FileDamage(f"{files.name}/{piece.file.path}", None, None, None, None, str(error)))
     finally:
         files.close()

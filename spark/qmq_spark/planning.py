@@ -14,9 +14,11 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.history.archive import archived_segments, is_archive
 from qmq.history.brokers import SCHEME, BrokerFiles
 from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
+from qmq.history.file_table import FileTable, read_table
 from qmq.history.files import Files, local_path
 from qmq.history.places import files_at
 from qmq.history.segments import SegmentSource
+from qmq_spark.parquet_reading import is_read_from_files
 from qmq_spark.reading import Stretch, Wanted
 
 #: A partition of a store: store id and number.
@@ -30,13 +32,19 @@ class Source(NamedTuple):
 
     files: Files
     segments: list[SegmentSource]
+    #: The Parquet files of an archive that is read from them; it has no segments here then.
+    table: FileTable | None = None
 
 
 class SourceView:
-    """A source that is looked at again and again: what was found once is not read again. Close it."""
+    """A source that is looked at again and again: what was found once is not read again. Close it.
 
-    def __init__(self, place: str) -> None:
+    With *only_segments* an archive that has not everything as segments is refused.
+    """
+
+    def __init__(self, place: str, *, only_segments: bool = False) -> None:
         self._place = place
+        self._only_segments = only_segments
         self._files: Files | None = None
         self._known: list[SegmentSource] = []
 
@@ -58,20 +66,32 @@ class SourceView:
         """What is there now. Raises InvalidOption, BadBytes, StorageError."""
         if self._files is None:
             self._files = open_files(self._place)
-        self._known = self._segments(self._files)
-        return Source(self._files, self._known)
+        source = self._look(self._files)
+        self._known = source.segments
+        return source
 
-    def _segments(self, files: Files) -> list[SegmentSource]:
+    def _look(self, files: Files) -> Source:
         if isinstance(files, BrokerFiles):
-            return files.segments()
+            return Source(files, files.segments())
         path = local_path(self._place)
         if path is not None:
             check_is_there(path)
             if is_data_directory(path):
-                return open_data_directory(path, known=self._known).segments
+                return Source(files, open_data_directory(path, known=self._known).segments)
         if is_archive(files):
-            return archived_segments(files, self._known)
+            return self._look_at_archive(files)
         raise InvalidOption(f"{self._place} is neither a data directory nor an archive; name the directory itself")
+
+    def _look_at_archive(self, files: Files) -> Source:
+        table = read_table(files)  # before segments: what a run writes meanwhile is in these, if anywhere
+        segments = archived_segments(files, self._known)
+        if not is_read_from_files(table, segments, self._place):
+            return Source(files, segments)
+        if self._only_segments:
+            raise InvalidOption(
+                f"{self._place} is an archive of Parquet, and a stream reads segments: archive --as both"
+            )
+        return Source(files, [], table)
 
 
 def open_files(place: str) -> Files:

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 from qmq_spark.filters import narrowed
 from qmq_spark.options import ReadOptions, read_options
-from qmq_spark.parts import Part, read_part
-from qmq_spark.planning import SourceView, plan
+from qmq_spark.parts import parts_of, read_part
+from qmq_spark.planning import SourceView
 from qmq_spark.streaming import QmqStreamReader
 from qmq_spark.writing import QmqWriter, write_options
 
@@ -58,8 +58,7 @@ class QmqReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with SourceView(self._options.place) as view:
-            parts = plan(view.look(), self._wanted, self._options.part_bytes)
-        return [Part(stretches) for stretches in parts] or [Part([])]
+            return parts_of(view.look(), self._wanted, self._options.part_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_part(self._options, self._schema, self._wanted, partition)

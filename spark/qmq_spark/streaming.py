@@ -38,7 +38,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._view = SourceView(options.place)
+        self._view = SourceView(options.place, only_segments=True)
         #: Where a run over what is there now ends.
         self._target: Offset | None = None
 
@@ -106,7 +106,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get what they need to read: not what was found."""
-        return {**self.__dict__, "_view": SourceView(self._options.place)}
+        return {**self.__dict__, "_view": SourceView(self._options.place, only_segments=True)}
 
 
 def _name(whose: Whose) -> str:

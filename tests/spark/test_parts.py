@@ -6,12 +6,16 @@ import logging
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, StorageFailed
+from qmq.history.files import LocalReading
 from qmq_spark.options import read_options
-from qmq_spark.parts import Part, read_part
+from qmq_spark.parts import Part, parts_of, read_part
 from qmq_spark.planning import open_source, plan
+from qmq_spark.reading import Wanted
 from tests.history.orders import rows_in, write_orders
+from tests.spark.parquet import archive, table_of, write_days
 from tests.storage.stores import damage
 
 
@@ -34,3 +38,43 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert found(view="damages") == 1
     read = read_options({"path": str(tmp_path / "not looked at")})
     assert list(read_part(read, read.schema, read.wanted, Part([]))) == []
+
+
+def test_parts_of_an_archive_of_parquet(tmp_path: Path) -> None:
+    """What was bad when it was archived is told of once, by the first one."""
+    source, to = tmp_path / "data", tmp_path / "archive"
+    sent = write_days(source, 2, 10)
+    damage(source, sent[3], len(sent[3].data) - 1)
+    archive(source, to)
+    read = read_options({"path": str(to), "corrupt": "skip"})
+    found, table = open_source(str(to)), table_of(to)
+
+    def rows_of(parts: list[InputPartition]) -> int:
+        return sum(batch.num_rows for part in parts for batch in read_part(read, read.schema, read.wanted, part))
+
+    parts = parts_of(found, read.wanted, 1_000)
+    assert rows_of(parts) == table.messages
+    assert len(parts) > len(table.files)
+    damages = read_options({"path": str(to), "view": "damages"})
+    rows = [
+        row for part in parts for batch in read_part(damages, damages.schema, damages.wanted, part)
+        for row in batch.to_pylist()
+    ]  # fmt: skip
+    assert [row["start"] for row in rows] == [sent[3].position]
+    nothing = parts_of(found, Wanted(stored_until=1), 1_000)
+    assert (len(nothing), rows_of(nothing)) == (1, 0)
+
+
+def test_a_disk_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 10)
+    archive(source, to)
+    read = read_options({"path": str(to), "view": "damages"})
+    parts = parts_of(open_source(str(to)), read.wanted, 1 << 30)
+
+    def fail(*_: object) -> bytes:
+        raise StorageFailed("the disk is gone")
+
+    monkeypatch.setattr(LocalReading, "read", fail)
+    (batch,) = read_part(read, read.schema, read.wanted, parts[0])
+    assert batch.to_pylist()[0]["reason"] == "the disk is gone"

@@ -9,9 +9,12 @@ import pytest
 
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.planning import open_source, plan
+from qmq_spark.planning import SourceView, open_source, plan
 from qmq_spark.reading import Wanted
-from tests.history.orders import write_orders
+from tests.history.archives import archive
+from tests.history.orders import rows_in, write_orders
+from tests.spark import parquet
+from tests.spark.parquet import write_days
 from tests.storage.stores import segment_files
 
 
@@ -64,3 +67,17 @@ def test_an_index_spares_the_search(tmp_path: Path) -> None:
     assert [[stretch[1:] for stretch in part] for part in by_search] == [
         [stretch[1:] for stretch in part] for part in by_index
     ]
+
+
+def test_an_archive_of_parquet_is_read_from_its_table_and_has_no_stream(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 10)
+    parquet.archive(source, to)
+    found = open_source(str(to))
+    assert found.table is not None
+    assert (found.table.messages, found.segments) == (len(rows_in(source)), [])
+    with SourceView(str(to), only_segments=True) as view, pytest.raises(InvalidOption, match="a stream reads segments"):
+        view.look()
+    archive(source, to)
+    with SourceView(str(to), only_segments=True) as view:
+        assert view.look().table is None
