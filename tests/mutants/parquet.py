@@ -88,4 +88,11 @@ OF_PARQUET: Final = (
         "if in_segments:",
         _READING,
     ),
+    Mutant(
+        "tell of what was bad when it was archived",
+        "spark/qmq_spark/parts.py",
+        "Part([], first, gone)",
+        "Part([], first)",
+        ("tests/spark/test_parts.py",),
+    ),
 )
