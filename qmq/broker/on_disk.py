@@ -36,7 +36,7 @@ class OnDisk:
                 count += int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start
                 continue
             if isinstance(part, Many):
-                count += int(part.rows["count"][: int(np.searchsorted(part.rows["position"], upto))].sum())
+                count += int(part.rows["count"][: int(np.searchsorted(part.rows["position"], np.uint64(upto)))].sum())
             break
         return count
 

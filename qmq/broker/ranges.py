@@ -226,7 +226,7 @@ def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[So
     while left and len(rows := store.rows(partition, row, chunk)):
         row += len(rows)
         chunk = min(chunk * 16, _CHUNK_ROWS)
-        rows = rows[: int(np.searchsorted(rows["position"], messages.end, "right"))]
+        rows = rows[: int(np.searchsorted(rows["position"], np.uint64(messages.end), "right"))]
         if not len(rows):
             return
         if prefix is not None and not len(rows := _taken(store, prefix, rows)):

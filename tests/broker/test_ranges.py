@@ -185,3 +185,13 @@ def test_a_run_far_back_in_its_batch_is_found(tmp_path: Path) -> None:
     far = MessageRange(PARTITIONS, position, 99, 0, 1, position)
     assert places_of(parts_of(store, Group("g"), far)) == [(0, position, 99, 0)]
     driven.close()
+
+
+@pytest.mark.parametrize("number", range(4))  # directories begin at random positions, half of them far enough
+def test_a_range_ends_at_its_last_batch_and_not_at_one_that_lies_close_behind(tmp_path: Path, number: int) -> None:
+    driven = Driven(tmp_path)
+    places = [driven.send("a", b"m").position for _ in range(8)]
+    group = followed(driven.store, "").group
+    for place in places:
+        found = parts_of(driven.store, group, MessageRange(PARTITIONS, place, 0, 0, 2, place))  # of two one is missing
+        assert [one[1] for one in places_of(found)] == [place], number
