@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq.errors import QmqError
 from qmq.storage.store import Damage
 
@@ -20,13 +23,18 @@ class Now(NamedTuple):
 
 
 class Send(NamedTuple):
-    """One batch; the view is writable, is stamped in place, and must stay until the next ``turn``."""
+    """One batch; the view is writable, is stamped in place, and must stay until the next ``turn``.
+
+    One that is a *copy* (handed over, restored) has ids of its own, and is told from others by who took it, not by its
+    producer. *numbers* are those of its runs' subjects, where these are one group's own.
+    """
 
     connection: int
     request: int
     batch: memoryview
     flush: bool
-    private: int | None = None  # the number of its subject, where that is one group's own
+    copy: bool = False
+    numbers: int | npt.NDArray[np.int64] | None = None
 
 
 class Known(NamedTuple):
@@ -135,6 +143,14 @@ class HandOver(NamedTuple):
     verdict: int
     delay_us: int | None
     reason: str
+
+
+class Restore(NamedTuple):
+    """Batches of messages from an archive, one behind the other; their run was begun on this connection."""
+
+    connection: int
+    request: int
+    batches: memoryview
 
 
 class Heartbeat(NamedTuple):
@@ -269,6 +285,7 @@ Command = (
     | Ack
     | HandBack
     | HandOver
+    | Restore
     | Heartbeat
     | Administer
     | LastSequence

@@ -10,7 +10,7 @@ import heapq
 
 import msgpack
 
-from qmq.broker import delay_reading
+from qmq.broker import delay_reading, restored_lookup
 from qmq.broker.admin import LOOKS, Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
@@ -33,6 +33,7 @@ from qmq.broker.commands import (
     ReadDone,
     ReadLog,
     Report,
+    Restore,
     Send,
     Subscribe,
     SyncBroken,
@@ -55,6 +56,7 @@ from qmq.broker.on_disk import OnDisk
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
+from qmq.broker.restores import Restores
 from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
 from qmq.errors import BrokerStopping, QmqError
@@ -96,6 +98,7 @@ class Broker:
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
         self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
+        self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = Records(store, self._effects)
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
@@ -147,6 +150,8 @@ class Broker:
                 self._delivery.synced()
             case ReadDone(number=delay_reading.READ_NUMBER):
                 self._delaying.read_done(command, now)
+            case ReadDone(number=restored_lookup.READ_NUMBER):
+                self._restores.read_done(command.error)
             case ReadDone(number):
                 if number == SYNC_NUMBER:
                     self._delivery.durable.synced(command.error)
@@ -164,6 +169,12 @@ class Broker:
                 if self._stopping is not None:
                     raise self._stopping
                 self._hand_overs.take(command, now)
+            case Restore():
+                if self._stopping is not None:
+                    raise self._stopping
+                self._restores.take(command, now)
+            case Administer(action="restore"):
+                self._restores.begin(command)
             case HandBack():
                 self._effects.append(self._delivery.hand_back(command))
             case Heartbeat(connection, request):
@@ -211,6 +222,7 @@ class Broker:
                 self._intake.acknowledging.disconnected(connection)
                 self._hand_overs.disconnected(connection)
                 self._sealing.disconnected(connection)
+                self._restores.disconnected(connection)
             case _:
                 raise AssertionError(command)
 
@@ -219,6 +231,7 @@ class Broker:
         self._delivery.handing.now = now
         self._intake.turn()
         self._hand_overs.turn(now)
+        self._restores.turn(now)
         self._delivery.turn()
         self._records.write()
         self._delivery.durable.turn()
@@ -227,6 +240,7 @@ class Broker:
         """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
         self._delaying.tick(now)
         self._hand_overs.turn(now)
+        self._restores.turn(now)
         self._delivery.turn()
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
@@ -236,7 +250,7 @@ class Broker:
         self._producers.expire(now.monotonic_us)
         self._records.write()
         self._delivery.durable.turn()
-        if self._delivery.unfinished() or self._reviving:
+        if self._delivery.unfinished() or self._reviving or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (
             self._delaying.next_deadline_us(now),

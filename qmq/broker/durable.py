@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.effects import Administered, Effect, HandedOver, ReadWanted, Refused, Subscribed
+from qmq.broker.effects import Administered, Effect, HandedOver, ReadWanted, Refused, Restored, Subscribed
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import PullSync, Store
 
@@ -19,7 +19,7 @@ SYNC_NUMBER: Final = 0
 #: What could not be written is tried again so often.
 _AGAIN_US: Final = 100_000
 
-Answer = Administered | HandedOver | Subscribed
+Answer = Administered | HandedOver | Restored | Subscribed
 
 
 class RecordSync:

@@ -98,6 +98,14 @@ class HandedOver(NamedTuple):
     request: int
 
 
+class Restored(NamedTuple):
+    """They are stored, on disk, and seen by whom they are for. ``ends``: where each partition's log ends."""
+
+    connection: int
+    request: int
+    ends: tuple[int, ...]
+
+
 class HeartbeatSeen(NamedTuple):
     connection: int
     request: int
@@ -222,6 +230,7 @@ Effect = (
     | Acked
     | HandedBack
     | HandedOver
+    | Restored
     | HeartbeatSeen
     | Administered
     | LastSequenceIs

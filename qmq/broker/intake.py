@@ -38,7 +38,7 @@ from qmq.format.batch import (
     entry_of,
     stamp,
 )
-from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS
+from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.storage.store import Store
 
 
@@ -48,7 +48,7 @@ class Intake:
     def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
         self._store = store
         self._limits = BatchLimits(limits.max_message_bytes)
-        self._private_limits = BatchLimits(limits.max_message_bytes, KNOWN_FLAGS & ~HAS_DELIVER_AT)
+        self._copy_limits = BatchLimits(limits.max_message_bytes, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
         self._producers = producers
         self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects
@@ -68,17 +68,17 @@ class Intake:
 
     def send(self, command: Send, now: Now) -> None:
         """Check and stage one batch; raises QmqError when it is refused. It is answered by ``turn`` or later."""
-        batch = check_batch(command.batch, self._limits if command.private is None else self._private_limits)
+        batch = check_batch(command.batch, self._copy_limits if command.copy else self._limits)
         try:
             self._take(command, batch, now)
         except QmqError as error:
-            if command.private is None:
+            if not command.copy:
                 self._refuse(batch.header.producer_id, batch.header.producer_sequence, error)
             raise
 
     def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
         header, known = batch.header, None
-        if command.private is None:  # what is handed over is told apart by its group
+        if not command.copy:
             known = self._producers.lookup(
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc
             )
@@ -93,11 +93,11 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
         else:
-            numbers = self._numbering.of(batch) if command.private is None else command.private
+            numbers = self._numbering.of(batch) if command.numbers is None else command.numbers
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
-        if command.private is None:
+        if not command.copy:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
         self._stage(command.batch, batch, partition, position, numbers, now, command, own, command.flush)
@@ -283,7 +283,7 @@ class Intake:
         self._stamp_us = stored_at_us = max(now.wall_us, self._stamp_us + 1)
         first, messages = _hand_in(partition, view, batch, position, stored_at_us, numbers)
         if command is not None:
-            if command.private is None:
+            if not command.copy:
                 self._producers.remember(
                     header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
                     position, now.monotonic_us,
@@ -311,7 +311,7 @@ class Intake:
             self._take_back_places(batch)
             if batch.own is not None:
                 batch.own.refused(error)
-            if batch.command is not None and batch.command.private is None:
+            if batch.command is not None and not batch.command.copy:
                 self._producers.forget(batch.producer_id, batch.producer_sequence)
                 self._refuse(batch.producer_id, batch.producer_sequence, error)
             if batch.answer is not None:

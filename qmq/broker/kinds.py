@@ -34,6 +34,7 @@ class Kind(enum.IntEnum):
         14  # numbers, a range, attempt, verdict, reason, delay, now, name: handed over by a consumer of another broker
     )
     UNTOLD = 15  # numbers, ranges that lost records told of and that are handed out again, whether these are the last
+    RESTORED = 18  # numbers, ranges, run of a restore, which of its messages: from, up to; now
     PART = 16  # numbers, consumer, why it leaves, the pull sequence up to which what it held comes again by this, now
 
 

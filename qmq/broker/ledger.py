@@ -17,6 +17,7 @@ from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange, flat, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
+from qmq.broker.restored import RestoredRuns
 from qmq.broker.retries import PIECES, Failure, Retries, Taken, split, unpacked
 from qmq.errors import Fenced, Overloaded
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
@@ -40,6 +41,8 @@ class Ledger:
         self.dead = dead
         #: Names of what was handed over from other brokers, the oldest first.
         self.handed: dict[bytes, None] = {}
+        #: What restores have brought, for this group alone.
+        self.restored = RestoredRuns()
         #: The last answer was of retries.
         self.was_again = False
         self._write = record
@@ -293,6 +296,15 @@ class Ledger:
         delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
         self.retries.add(held.messages, attempt + 1, 0, False, Failure(reason, 0, 0, now_us, now_us + delay))
 
+    def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
+        """Messages [start, end) of a restore are this group's to hand out, as if for the first time."""
+        self._do(Kind.RESTORED, [flat(messages), run, start, end, now_us])
+
+    def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
+        self.restored.add(run, start, end)
+        failure = Failure("restored", 0, 0, now_us, now_us)
+        self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
+
     def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
         failure = Failure("released", member.number, start, now_us, now_us + delay_us)
         several = [(held.messages, held.attempt, held.lapses) for held in ranges]
@@ -390,6 +402,7 @@ class Ledger:
             "retries": self.retries.packed(),
             "dead": list(dead),
             "handed": b"".join(self.handed),
+            "restored": self.restored.packed(),
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
@@ -401,6 +414,7 @@ class Ledger:
             self.members[member.number] = self.by_name[member.name] = member
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
+        self.restored.restore(fields["restored"])
         names = fields["handed"]
         self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}
 
@@ -461,6 +475,8 @@ class Ledger:
                 self._back(*fields)
             case Kind.OVER:
                 self._over(*fields)
+            case Kind.RESTORED:
+                self._bring_back(*fields)
             case Kind.REVIVE:
                 self._revive(*fields)
             case Kind.FORGET:

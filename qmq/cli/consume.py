@@ -199,6 +199,8 @@ def json_line(message: Message) -> bytes:
         "created_at": iso_time(message.created_at_us),
         "stored_at": iso_time(message.stored_at_us),
     }
+    if message.replayed:
+        fields["replayed"] = True
     body = message.body
     try:
         fields["body"] = body.decode()

@@ -13,7 +13,7 @@ from qmq.errors import InvalidOption, MessageTooLarge
 #: A line over this is no message anywhere: brokers take 1 GiB at most, and 4 MiB unless they were told to take more.
 MAX_LINE_BYTES: Final = 64 << 20
 #: What ``consume`` prints beside what a message is sent with.
-_IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at"))
+_IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at", "replayed"))
 _TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expire", "body", "body_base64")
 
 

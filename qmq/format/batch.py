@@ -104,6 +104,7 @@ class BatchLimits(NamedTuple):
 
     max_message_bytes: int = 4 << 20
     flags: int = SENT_FLAGS
+    run_flags: int = 0
 
 
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
@@ -165,7 +166,7 @@ def _check_run(view: memoryview, data: memoryview, header: Header, limits: Batch
     run: RunRecord = RUN.unpack_from(view, BATCH_HEADER_SIZE)
     subject, lane, flags, reserved, count, offset, size, crc, _ = run
     column_bytes = COLUMN_BYTES[header.flags] * count
-    if subject or lane or flags or reserved or offset:
+    if subject or lane or flags & ~limits.run_flags or reserved or offset:
         raise BadBatch(f"run 0 is not valid: subject {subject} of 1, lane {lane}, flags {flags:#x}, offset {offset}")
     if count != header.messages or not count or size != len(data) or column_bytes > size:
         raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
@@ -195,7 +196,8 @@ def _check_runs(view: memoryview, data: memoryview, header: Header, limits: Batc
     subjects, counts = runs["subject"], runs["count"].astype(np.int64)
     sizes, offsets = runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
     ends = np.cumsum(sizes)
-    if (runs["lane"] | runs["flags"] | runs["reserved"]).any() or int(subjects.max()) >= header.runs:
+    unknown_flags = runs["flags"] & np.uint16(0xFFFF & ~limits.run_flags)
+    if (runs["lane"] | unknown_flags | runs["reserved"]).any() or int(subjects.max()) >= header.runs:
         raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
     if int(np.bincount(subjects).max()) > 1:
         raise BadBatch("two runs of one batch have the same subject")

@@ -314,9 +314,10 @@ def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[in
     return datas + singles[taken:]
 
 
-def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int]) -> bytes:
+def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int], run_flags: int = 0) -> bytes:
     """The run records of a batch, as a client fills them in."""
     records = np.zeros(len(counts), RUN_DTYPE)
+    records["flags"] = run_flags
     records["subject"] = np.arange(len(counts))
     records["count"] = counts
     records["size"] = sizes

@@ -115,6 +115,8 @@ RUN_DTYPE: Final = np.dtype(
     ]
 )
 MAX_RUNS: Final = 65_535
+#: Flag of a run: its messages were restored from an archive.
+RUN_REPLAYED: Final = 1 << 0
 #: Producer sequences end before this, so that who counts on from one never leaves 64 bits.
 PRODUCER_SEQUENCE_END: Final = 1 << 63
 #: Times of clients end here: with the year 9999, as calendars do.

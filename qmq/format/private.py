@@ -74,7 +74,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
     data = b"".join([length, header_size, crc, *kept, payload])
     table = table_of([private_subject(group, origin_subject(one.subject))])
-    records = records_of([1], [len(data)], [crc32c(data)])
+    records = records_of([1], [len(data)], [crc32c(data)], one.run_flags)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), 1, 1, 0, 0, one.created_at_us, 0, bytes(6), producer_id,

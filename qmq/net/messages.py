@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import numpy as np
 
 from qmq.errors import InvalidOption, QmqError
-from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID
+from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.pieces import Run
 from qmq.net.holding import Back, Verdict, check_delay
 from qmq.net.receipts import utc_from_us
@@ -78,6 +78,11 @@ class Message:
     def attempt(self) -> int:
         """Which attempt to handle it this is, from 1."""
         return self._run.attempt
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it was restored from an archive: under the id that it had before."""
+        return bool(self._run.run_flags & RUN_REPLAYED)
 
     @property
     def created_at_us(self) -> int:

@@ -82,6 +82,7 @@ class Kind(enum.IntEnum):
     SEGMENTS = 15
     BATCHES = 16
     READ_LOG = 17
+    RESTORE = 18
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -98,6 +99,7 @@ class Kind(enum.IntEnum):
     SEGMENT_LIST = 143
     BATCH_LIST = 144
     LOG_BYTES = 145
+    RESTORED = 146
     ERROR = 255
 
 

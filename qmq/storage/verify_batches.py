@@ -29,6 +29,7 @@ from qmq.format.layout import (
     MARK_SIZE,
     MAX_RUNS,
     RUN_DTYPE,
+    RUN_REPLAYED,
     RUN_SIZE,
 )
 from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
@@ -44,6 +45,7 @@ _TABLE_BYTES_KEPT: Final = 256
 _MAGIC_AND_SIZE: Final = struct.Struct("<I4xI")
 _MARK_INPUT: Final = np.dtype([("position", "<u8"), ("header_crc", "<u4")])
 _KNOWN_FLAGS: Final = np.uint16(KNOWN_FLAGS)
+_UNKNOWN_RUN_FLAGS: Final = np.uint16(0xFFFF & ~RUN_REPLAYED)
 _COLUMN_BYTES: Final = np.array(COLUMN_BYTES, np.int64)
 
 Numbers = npt.NDArray[np.int64]
@@ -180,7 +182,8 @@ class _Runs:
         subjects, counts = records["subject"].astype(np.int64), records["count"].astype(np.int64)
         sizes, offsets = records["size"].astype(np.int64), records["offset"].astype(np.int64)
         before = np.cumsum(sizes) - sizes
-        good: Mask = (records["lane"] | records["flags"] | records["reserved"]) == 0
+        unknown_flags = records["flags"] & _UNKNOWN_RUN_FLAGS
+        good: Mask = (records["lane"] | unknown_flags | records["reserved"]) == 0
         good &= (counts > 0) & (subjects < self._counts[self.batch])
         good &= offsets == before - before[firsts][self.batch]
         payloads = sizes - counts * _COLUMN_BYTES[self._heads["flags"]][self.batch]

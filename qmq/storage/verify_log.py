@@ -24,7 +24,14 @@ from qmq.format.batch import (
     runs_of,
     validate_stored_header,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, MARK_SIZE, SEGMENT_HEADER_SIZE
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    BATCH_MAGIC,
+    KNOWN_FLAGS,
+    MARK_SIZE,
+    RUN_REPLAYED,
+    SEGMENT_HEADER_SIZE,
+)
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.derived import DerivedHeader, entries_path, order_path
 from qmq.storage.disk import Disk
@@ -39,7 +46,7 @@ from qmq.storage.verify_rows import DerivedCheck, check_order
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
 #: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
-_NO_LIMITS: Final = BatchLimits(max_message_bytes=1 << 32)
+_NO_LIMITS: Final = BatchLimits(1 << 32, KNOWN_FLAGS, RUN_REPLAYED)
 _LOST: Final = "put back a good copy of the file; without one what they held is lost, and all else is served"
 _PUT_BACK: Final = "put it back before the next start, which gives up what it held"
 _RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"

@@ -46,6 +46,7 @@ class Answering:
             effects.Acked: self._acked,
             effects.HandedBack: self._handed_back,
             effects.HandedOver: self._handed_over,
+            effects.Restored: self._restored,
             effects.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
             effects.Administered: partial(self._answer, encode=answers.administered),
             effects.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
@@ -142,6 +143,10 @@ class Answering:
     def _handed_over(self, effect: effects.HandedOver) -> None:
         self.changes += 1
         self._answer(effect, answers.handed_over)
+
+    def _restored(self, effect: effects.Restored) -> None:
+        self.changes += 1
+        self._answer(effect, answers.restored)
 
     def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> Connection | None:
         connection = self.connections.get(effect.connection)

@@ -87,6 +87,11 @@ def handed_over(effect: effects.HandedOver) -> bytes:
     return wire.encode_frame(Kind.HANDED_OVER, effect.request)
 
 
+def restored(effect: effects.Restored) -> bytes:
+    """RESTORED: where the logs end."""
+    return _with_meta(Kind.RESTORED, effect.request, {"ends": list(effect.ends)})
+
+
 def heartbeat_seen(effect: effects.HeartbeatSeen) -> bytes:
     """HEARTBEAT_SEEN: nothing but that."""
     return wire.encode_frame(Kind.HEARTBEAT_SEEN, effect.request)

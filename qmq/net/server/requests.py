@@ -111,6 +111,12 @@ def _hand_over(connection: int, frame: Frame) -> Command:
     return commands.HandOver(connection, frame.request, batch, group, attempt, verdict, delay_us, reason)
 
 
+def _restore(connection: int, frame: Frame) -> Command:
+    if frame.flags or len(frame.meta):
+        raise ProtocolError("RESTORE has batches, and neither flags nor meta")
+    return commands.Restore(connection, frame.request, memoryview(bytearray(frame.payload)))
+
+
 def _administer(connection: int, frame: Frame) -> Command:
     fields = _fields(frame)
     return commands.Administer(connection, frame.request, str(fields.pop("action", "")), fields)
@@ -212,6 +218,7 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.ACK: _ack,
     Kind.HAND_BACK: _hand_back,
     Kind.HAND_OVER: _hand_over,
+    Kind.RESTORE: _restore,
     Kind.HEARTBEAT: _heartbeat,
     Kind.ADMINISTER: _administer,
     Kind.SEGMENTS: _segments,

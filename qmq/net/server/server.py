@@ -319,7 +319,7 @@ class Server:
             self._count_request(connection)  # the refusal is its answer
             self._answering.refused(effects.Refused(connection.number, frame.request, error))
             return
-        if frame.kind == Kind.SEND:
+        if frame.kind in (Kind.SEND, Kind.RESTORE):
             self._senders.add(connection)
             if not connection.sends:
                 connection.sends = True

@@ -1,0 +1,218 @@
+"""Which messages of a restore's run are stored, from some place on: looked for by what its batches say, in slices.
+
+A row of the consumer log says whether its run was restored, so only such batches are looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered, Effect, ReadWanted, Refused
+from qmq.broker.intake import Intake
+from qmq.broker.ledger import Ledger
+from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
+from qmq.format.batch import parse_header
+from qmq.format.due import origins_of
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
+from qmq.intervals import Intervals
+from qmq.storage.store import NotAtHand, Read, Store
+
+#: The number of the one read that is under way: others are delay_reading's, below, and those that count up and down.
+READ_NUMBER: Final = (1 << 62) + 1
+#: In one turn: rows, about 10 ns each, and batches, about 30 us each.
+_ROWS: Final = 65_536
+_BATCHES: Final = 256
+
+
+@dataclass(slots=True)
+class Lookup:
+    """One that goes on. Positions by partition; ``row`` is where it goes on in ``partition``."""
+
+    command: Administer
+    run: bytes
+    ledger: Ledger | None
+    since: list[int]
+    ends: list[int]
+    partition: int = 0
+    row: int | None = None
+    #: The last batch that was looked at.
+    last: int = -1
+    found: dict[tuple[bytes, int], Intervals] = field(default_factory=dict)
+    #: Above all numbers of the run's messages.
+    following: int = 0
+
+
+class Lookups:
+    """One after another. The answers go to *effects*."""
+
+    def __init__(self, store: Store, intake: Intake, effects: list[Effect]) -> None:
+        self._store = store
+        self._intake = intake
+        self._effects = effects
+        self._waiting: deque[Lookup] = deque()
+        self._read: Read | None = None
+        self._last_key: object = None
+
+    def begin(self, command: Administer, run: bytes, ledger: Ledger | None, since: list[int] | None) -> None:
+        """Look for messages of *run* from *since* on (None: there are none). Raises InvalidOption when what was there
+        may have been removed, SyncFailed.
+        """
+        store = self._store
+        ends = [store.end(partition) for partition in range(store.partitions)]
+        places = ends if since is None else (since + [0] * len(ends))[: len(ends)]
+        for partition, place in enumerate(since or ()):
+            spans = store.sealed(partition) if partition < len(ends) else []
+            if spans and place < spans[0].base:
+                raise InvalidOption(
+                    f"the broker has removed messages of partition {partition} since position {place}: whether some of "
+                    "this restore were among them can't be told; begin it anew"
+                )
+        for partition, end in enumerate(ends):
+            broken = store.broken(partition)
+            if broken is not None:
+                raise broken
+            if places[partition] < end:
+                self._intake.want_on_disk(partition)
+        lookup = Lookup(command, run, ledger, places, ends)
+        if ledger is not None:
+            lookup.following = ledger.restored.end(run)
+        self._waiting.append(lookup)
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for its answer any more."""
+        self._waiting = deque(lookup for lookup in self._waiting if lookup.command.connection != connection)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Neither a sync nor a read is waited for."""
+        return bool(self._waiting) and self._read is None and self._is_on_disk(self._waiting[0])
+
+    def _is_on_disk(self, lookup: Lookup) -> bool:
+        return all(
+            place >= end or min(self._intake.on_disk(partition), self._intake.visible(partition)) >= end
+            for partition, (place, end) in enumerate(zip(lookup.since, lookup.ends, strict=True))
+        )
+
+    def turn(self) -> None:
+        """Go on with the first one."""
+        if not self.can_go_on:
+            return
+        lookup = self._waiting[0]
+        command = lookup.command
+        try:
+            if not self._look(lookup):
+                return
+            answer: Effect = Administered(command.connection, command.request, _fields(lookup))
+        except QmqError as error:
+            answer = Refused(command.connection, command.request, error)
+        self._waiting.popleft()
+        self._effects.append(answer)
+
+    def _look(self, lookup: Lookup) -> bool:
+        """Look at some of it; True when that was all. Raises StorageError."""
+        left = _BATCHES
+        while lookup.partition < len(lookup.ends):
+            if lookup.since[lookup.partition] >= lookup.ends[lookup.partition]:
+                lookup.partition, lookup.row = lookup.partition + 1, None
+                continue
+            broken = self._store.broken(lookup.partition)
+            if broken is not None:
+                raise broken
+            try:
+                left = self._look_at_rows(lookup, left)
+            except NotAtHand as missing:
+                self._want(missing.read)
+                return False
+            if not left or self._read is not None:
+                return False
+        return True
+
+    def _look_at_rows(self, lookup: Lookup, left: int) -> int:
+        """Look at some rows, and at most *left* batches; how many more may be looked at. Raises NotAtHand."""
+        store, partition = self._store, lookup.partition
+        if lookup.row is None:
+            lookup.row = store.row_at_position(partition, lookup.since[partition])
+        rows = store.rows(partition, lookup.row, _ROWS)
+        rows = rows[: int(np.searchsorted(rows["position"], np.uint64(lookup.ends[partition])))]
+        if not len(rows):
+            lookup.partition, lookup.row = partition + 1, None
+            return left
+        first = lookup.row
+        for at in np.flatnonzero(rows["flags"] & RUN_REPLAYED).tolist():
+            lookup.row = first + at
+            position, size = int(rows["position"][at]), int(rows["batch_size"][at])
+            if position == lookup.last:
+                continue
+            if not left or not self._look_at(lookup, position, size):
+                return left
+            lookup.last = position
+            left -= 1
+        lookup.row = first + len(rows)
+        return left
+
+    def _look_at(self, lookup: Lookup, position: int, size: int) -> bool:
+        """Look at a batch; False when it has to be read first. One with bad bytes counts as not stored."""
+        store, partition = self._store, lookup.partition
+        if not store.is_at_hand(partition, position, size):
+            sizes = np.array([size], np.int64)
+            read = store.read_of(partition, np.array([position], np.int64), sizes, onward=True)
+            if self._want(read):
+                return False
+        try:
+            header = parse_header(store.view(partition, position, BATCH_HEADER_SIZE))
+            if header.magic != BATCH_MAGIC or header.producer_id != lookup.run:
+                return True
+            origins = origins_of(store.view(partition, position, size))
+        except (StorageError, BadBatch):
+            return True
+        lookup.following = max(lookup.following, header.producer_sequence + header.messages)
+        if lookup.ledger is not None and not lookup.ledger.restored.has(lookup.run, header.producer_sequence):
+            return True
+        for store_id, number, positions in origins:
+            intervals = lookup.found.setdefault((store_id, number), Intervals())
+            for start, stop in _stretches(positions):
+                intervals.add(start, stop)
+        return True
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    def _want(self, read: Read) -> bool:
+        """Have that read; False when it is what was read last: it leaves memory as fast as it is read."""
+        if read.key == self._last_key:
+            self._last_key = None
+            return False
+        self._read, self._last_key = read, read.key
+        self._effects.append(ReadWanted(READ_NUMBER, read))
+        return True
+
+    def read_done(self, error: QmqError | None) -> None:
+        """It was read, or cannot be."""
+        read, self._read = self._read, None
+        assert read is not None
+        if error is None:
+            self._store.finish_read(read)
+        elif self._waiting:
+            command = self._waiting.popleft().command
+            self._effects.append(Refused(command.connection, command.request, error))
+
+
+def _stretches(positions: Any) -> list[tuple[int, int]]:
+    """Numbers as [start, stop) of those that follow each other."""
+    ordered = np.sort(positions)
+    heads = np.flatnonzero(np.diff(ordered) != 1) + 1
+    starts = ordered[np.concatenate(([0], heads))].tolist()
+    lasts = ordered[np.concatenate((heads - 1, [len(ordered) - 1]))].tolist()
+    return [(start, last + 1) for start, last in zip(starts, lasts, strict=True)]
+
+
+def _fields(lookup: Lookup) -> dict[str, Any]:
+    found = [
+        [store_id, number, [one for pair in intervals for one in pair]]
+        for (store_id, number), intervals in lookup.found.items()
+    ]
+    return {"ends": lookup.ends, "found": found, "next": lookup.following}

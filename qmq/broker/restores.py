@@ -1,0 +1,231 @@
+"""Messages that come back from an archive, as copies under the ids that they have: to all, or to one group alone.
+
+Who restores begins a run on its connection, and is told then which of its messages are stored since a place that it
+names: so a run that was killed goes on without doubles, however long ago that was. Another beginning of the same run
+takes over, and what is still on its way from before is refused.
+
+For one group alone the messages are stored under subjects of that group, and then the group's error log names them, as
+what is handed over: a crash between the two leaves messages that nobody sees, and that do not count as stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from qmq.broker.commands import Administer, Now, Restore, Send
+from qmq.broker.delivery import Delivery
+from qmq.broker.effects import Effect, Refused, Restored, Sent
+from qmq.broker.held import MessageRange
+from qmq.broker.intake import Intake
+from qmq.broker.ledger import Ledger
+from qmq.broker.modes import MOST_ONCE, check_group_name
+from qmq.broker.partitions import Numbers
+from qmq.broker.ranges import PARTITIONS
+from qmq.broker.restored_lookup import Lookups
+from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
+from qmq.format.batch import Header, parse_header, runs_of, stored_names
+from qmq.format.layout import BATCH_HEADER_SIZE, HAS_ORIGIN_ID, PRODUCER_ID_SIZE, RUN_REPLAYED, RUN_SIZE
+from qmq.format.private import check_private
+from qmq.storage.store import Store
+
+#: Batches that one frame brings: more would keep others waiting.
+MOST_BATCHES: Final = 256
+#: Their answers go to nobody's connection: one frame has one answer.
+_NOBODY: Final = -2
+#: Producer ids that begin so are the broker's own.
+_OWN: Final = b"qmq: "
+
+
+@dataclass(slots=True)
+class _Frame:
+    """Batches that came together, of *run* the messages [start, end)."""
+
+    command: Restore
+    run: bytes
+    group: str | None
+    start: int
+    end: int
+    #: Batches that are not stored yet.
+    left: int = 0
+    #: Those that are, and their messages.
+    stored: list[tuple[Sent, int]] = field(default_factory=list)
+    error: QmqError | None = None
+
+
+class Restores:
+    """Takes them in, beside the intake, and answers when they are stored, and named."""
+
+    def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._intake = intake
+        self._effects = effects
+        self._lookups = Lookups(store, intake, effects)
+        self._runs: dict[int, tuple[bytes, str | None]] = {}  # run and group, by connection
+        self._sent: dict[int, tuple[_Frame, int]] = {}  # with the batch's messages, by number
+        self._last = 0
+        self._stored: list[_Frame] = []  # and not visible yet
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, command: Administer) -> None:
+        """Begin a run, or go on with it; answered when what was stored of it is on disk and looked up. Raises
+        InvalidOption, UnknownGroup, SyncFailed.
+        """
+        fields = command.fields
+        run, group, since = fields.get("run"), fields.get("group"), fields.get("since")
+        if type(run) is not bytes or len(run) != PRODUCER_ID_SIZE or run.startswith(_OWN):
+            raise InvalidOption(f"a restore has a run of {PRODUCER_ID_SIZE} bytes")
+        places = [] if since is None else since
+        if type(places) is not list or not all(type(place) is int and 0 <= place < 1 << 63 for place in places):
+            raise InvalidOption("a restore says since which positions its messages are looked up, one a partition")
+        ledger = self._ledger(group) if group is not None else None
+        for other in [other for other, (known, _) in self._runs.items() if known == run]:
+            del self._runs[other]
+        self._runs[command.connection] = run, group
+        self._intake.turn()
+        self._lookups.begin(command, run, ledger, None if since is None else places)
+
+    def take(self, command: Restore, now: Now) -> None:
+        """Check and stage what came. Raises Fenced, UnknownGroup, and what a send is refused with."""
+        run, group = self._runs.get(command.connection, (b"", None))
+        if not run:
+            raise Fenced("another process goes on with this restore, or it was not begun on this connection")
+        if group is not None:
+            self._ledger(group)
+        batches = _batches_of(command.batches, run)
+        frame = _Frame(command, run, group, batches[0][1].producer_sequence, _end_of(batches[-1][1]))
+        for batch, header in batches:
+            self._last += 1
+            self._sent[self._last] = frame, header.messages
+            try:
+                numbers = self._own_numbers(batch, header, group) if group is not None else None
+                self._intake.send(Send(_NOBODY, self._last, batch, True, copy=True, numbers=numbers), now)
+            except QmqError as error:
+                del self._sent[self._last]
+                if not frame.left:
+                    raise
+                frame.error = error  # told when it is known what became of those before it
+                break
+            frame.left += 1
+
+    def _own_numbers(self, batch: memoryview, header: Header, group: str) -> int | Numbers:
+        """The numbers of the subjects of its runs, all of that group alone. Raises InvalidName."""
+        numbers = list[int]()
+        for name in stored_names(batch, header):
+            number = self._store.subject_number(check_private(name, group))
+            numbers.append(self._store.add_subject(name) if number is None else number)
+        if len(numbers) == 1:
+            return numbers[0]
+        by_run: Numbers = np.array(numbers, np.int64)[runs_of(batch, header)["subject"]]
+        return by_run
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for its answers any more: what is not named yet comes again."""
+        self._runs.pop(connection, None)
+        self._lookups.disconnected(connection)
+        self._stored = [frame for frame in self._stored if frame.command.connection != connection]
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def turn(self, now: Now) -> None:
+        """Go on with looking up; name and answer what is stored by now, and visible."""
+        self._lookups.turn()
+        if self._sent:
+            self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
+        if self._stored:
+            stored, self._stored = self._stored, []
+            for frame in stored:
+                self._finish(frame, now)
+
+    @property
+    def is_looking(self) -> bool:
+        """More is to be looked up, and nothing keeps it from going on."""
+        return self._lookups.can_go_on
+
+    def read_done(self, error: QmqError | None) -> None:
+        """What was to be looked up is in memory, or cannot be read."""
+        self._lookups.read_done(error)
+
+    def _is_mine(self, effect: Effect) -> bool:
+        if not isinstance(effect, Sent | Refused) or effect.connection != _NOBODY:
+            return False
+        frame, messages = self._sent.pop(effect.request)
+        frame.left -= 1
+        if isinstance(effect, Sent):
+            frame.stored.append((effect, messages))
+        else:
+            frame.error = effect.error
+        if not frame.left:
+            self._stored.append(frame)
+        return True
+
+    def _finish(self, frame: _Frame, now: Now) -> None:
+        command = frame.command
+        if frame.error is not None:
+            self._effects.append(Refused(command.connection, command.request, frame.error))
+            return
+        ends = tuple(self._store.end(partition) for partition in range(self._store.partitions))
+        answer = Restored(command.connection, command.request, ends)
+        if frame.group is None:
+            self._effects.append(answer)
+        elif all(self._intake.visible(sent.partition) > sent.position for sent, _ in frame.stored):
+            self._name(frame, answer, now)
+        else:
+            self._stored.append(frame)
+
+    def _name(self, frame: _Frame, answer: Restored, now: Now) -> None:
+        assert frame.group is not None
+        if self._runs.get(answer.connection, (b"",))[0] != frame.run:
+            return  # another process has begun, and was told that these are not there
+        try:
+            ledger = self._ledger(frame.group)
+        except QmqError as error:  # it was deleted meanwhile
+            self._effects.append(Refused(answer.connection, answer.request, error))
+            return
+        # By place: a start may number a subject otherwise that is new since the last checkpoint.
+        ranges = [
+            MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, messages, sent.position)
+            for sent, messages in frame.stored
+        ]
+        ledger.bring_back(ranges, frame.run, frame.start, frame.end, now.wall_us)
+        self._delivery.handing.members.look(ledger)
+        self._delivery.durable.answer(answer)
+
+    def _ledger(self, name: str) -> Ledger:
+        group = self._delivery.subscriptions.groups.get(check_group_name(name))
+        if group is None or group.ledger is None:
+            raise UnknownGroup(f"there is no group {name!r} here; `qmq groups` lists those there are")
+        if group.mode == MOST_ONCE:
+            raise InvalidOption(f"group {name!r} is {MOST_ONCE}: nothing comes to it again")
+        return group.ledger
+
+
+def _batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]:
+    """The batches of a frame. Raises BadBatch when they are not those of one run, one behind the other."""
+    found, start = list[tuple[memoryview, Header]](), 0
+    while start < len(frame):
+        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MOST_BATCHES:
+            raise BadBatch(f"a frame of a restore has whole batches, at most {MOST_BATCHES}")
+        header = parse_header(frame, start)
+        batch = frame[start : start + header.size]
+        if header.size < BATCH_HEADER_SIZE or len(batch) != header.size or header.data_start > header.size:
+            raise BadBatch("the sizes of a restore's batches do not add up")
+        if header.producer_id != run or not header.flags & HAS_ORIGIN_ID:
+            raise BadBatch("a batch of a restore names its run as producer, and has origin ids")
+        if (runs_of(batch, header)["flags"] != RUN_REPLAYED).any():
+            raise BadBatch("what is restored is marked as replayed")
+        if found and header.producer_sequence != _end_of(found[-1][1]):
+            raise BadBatch("the batches of a frame of a restore are numbered on from each other")
+        found.append((batch, header))
+        start += header.size
+    if not found:
+        raise BadBatch("a frame of a restore has batches")
+    return found
+
+
+def _end_of(header: Header) -> int:
+    return header.producer_sequence + header.messages

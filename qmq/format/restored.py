@@ -1,0 +1,205 @@
+"""Messages of an archive as batches for a broker: copies under the ids that they have, marked as replayed.
+
+They keep header, body, key, tags and time of creation. What their sender said of delay and expiry is left out: it was
+about a time that is over, and who restores messages wants them now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import MessageTooLarge
+from qmq.format.batch import COLUMN_BYTES, header_crc_of, parse_header
+from qmq.format.build import records_of, sealed_head
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    BATCH_MAGIC,
+    BATCH_VERSION,
+    BEFORE_CRC_COLUMN_BYTES,
+    FIXED_COLUMN_BYTES,
+    HAS_DELIVER_AT,
+    HAS_KEY_HASH,
+    HAS_ORIGIN_ID,
+    HAS_TAGS,
+    HEADER_CRC_OFFSET,
+    MESSAGE_ID,
+    MESSAGE_ID_SIZE,
+    RUN,
+    RUN_REPLAYED,
+    RUN_SIZE,
+)
+from qmq.format.run import Run
+from qmq.format.table import TABLE_BYTES_A_RUN, table_of
+
+#: What a batch takes beside its runs, and a run beside its data.
+_A_BATCH: Final = BATCH_HEADER_SIZE + 64
+_A_RUN: Final = RUN_SIZE + 2 * TABLE_BYTES_A_RUN
+_PRODUCER_OFFSET: Final = 56
+_PRODUCER: Final = 24
+_ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
+
+#: A run, and the subject that its messages are to have.
+Part = tuple[str, Run]
+
+
+class Restored(NamedTuple):
+    """A batch as it is sent, but for its producer; ``first`` is the id of its first message, 16 bytes."""
+
+    buffer: bytearray
+    messages: int
+    first: bytes
+
+
+def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int) -> Iterator[Restored]:
+    """The messages of runs of one batch, verified, as batches of at most so many bytes each; in their order.
+
+    Raises MessageTooLarge for one message that takes more.
+    """
+    for some in _fitting(parts, most_bytes):
+        by_subject = dict[str, list[Run]]()
+        for subject, run in some:
+            by_subject.setdefault(subject, []).append(run)
+        yield _batch(by_subject, created_at_us)
+
+
+def numbered(batch: bytearray, producer_id: bytes, producer_sequence: int) -> None:
+    """Say, in place, whose batch it is and which of theirs."""
+    batch[_PRODUCER_OFFSET : _PRODUCER_OFFSET + _PRODUCER] = producer_id + producer_sequence.to_bytes(8, "little")
+    with memoryview(batch) as view:
+        crc = header_crc_of(view, parse_header(view).data_start)
+    batch[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
+
+
+def ids_of(run: Run) -> npt.NDArray[np.void]:
+    """The ids of its messages, their origins' where they are copies: a record array of place V8 and position >u8."""
+    column = run.column(HAS_ORIGIN_ID)
+    if column is not None:
+        return column.view(_ID)
+    place = run.store_id + run.partition.to_bytes(2, "big")
+    ids = np.frombuffer(bytearray((place + bytes(8)) * run.count), _ID)
+    first = run.position + run.ordinal
+    ids["position"] = np.arange(first, first + run.count, dtype=np.uint64)
+    return ids
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _size_of(run: Run) -> int:
+    """What its messages take at most, as they are sent."""
+    return len(run.data) + (0 if run.flags & HAS_ORIGIN_ID else MESSAGE_ID_SIZE * run.count) + _A_RUN
+
+
+def _fitting(parts: Sequence[Part], most_bytes: int) -> Iterator[list[Part]]:
+    """The same messages, as many at a time as fit."""
+    some, left = list[Part](), most_bytes - _A_BATCH
+    for subject, whole in parts:
+        for run in _slices(whole, most_bytes - _A_BATCH):
+            size = _size_of(run)
+            if some and size > left:
+                yield some
+                some, left = [], most_bytes - _A_BATCH
+            some.append((subject, run))
+            left -= size
+    if some:
+        yield some
+
+
+def _slices(run: Run, most_bytes: int) -> Iterator[Run]:
+    """A run cut so that each part fits. Raises MessageTooLarge."""
+    if _size_of(run) <= most_bytes:
+        yield run
+        return
+    columns = COLUMN_BYTES[run.flags] + MESSAGE_ID_SIZE
+    ends = np.cumsum(run.lengths().astype(np.int64) + columns)
+    start = before = 0
+    while start < run.count:
+        stop = int(np.searchsorted(ends, before + most_bytes - _A_RUN, "right"))
+        if stop == start:
+            raise MessageTooLarge(
+                f"message {run.id(start)} of {run.subject!r} takes more than the {most_bytes} bytes that the broker "
+                "allows for a batch; raise its max_frame_bytes"
+            )
+        yield run.slice(start, stop)
+        start, before = stop, int(ends[stop - 1])
+
+
+def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> Restored:
+    names = list(by_subject)
+    several = list(by_subject.values())
+    flags = (several[0][0].flags & (HAS_TAGS | HAS_KEY_HASH)) | HAS_ORIGIN_ID
+    datas = [_data_of(runs) for runs in several]
+    counts = [sum(run.count for run in runs) for runs in several]
+    crcs = [crc32c(data) for data in datas]
+    if len(names) == 1:
+        data, crc = datas[0], crcs[0]
+        records = RUN.pack(0, 0, RUN_REPLAYED, 0, counts[0], 0, len(data), crc, 0)
+    else:
+        data = b"".join(datas)
+        crc = crc32c(data)
+        records = records_of(counts, list(map(len, datas)), crcs, RUN_REPLAYED)
+    table = table_of(names)
+    size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
+    fields = (
+        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(names), 0, 0, created_at_us, 0,
+        bytes(6), bytes(16), 0, crc, 0, bytes(8),
+    )  # fmt: skip
+    buffer = bytearray(sealed_head(fields, records + table))
+    buffer += data
+    return Restored(buffer, sum(counts), MESSAGE_ID.pack(*several[0][0].id(0)))
+
+
+def _data_of(runs: list[Run]) -> bytes:
+    """Columns, with checksums made anew, and payload of all messages of some runs."""
+    if len(runs) == 1 and runs[0].count == 1:
+        return _single(runs[0])
+    columns = [b"".join(column) for column in zip(*map(_columns_of, runs), strict=True)]
+    return b"".join(columns)
+
+
+def _single(run: Run) -> bytes:
+    """A run of one message, as many are, without numpy."""
+    data, flags = bytes(run.data), run.flags
+    kept = data[FIXED_COLUMN_BYTES : COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]] + MESSAGE_ID.pack(*run.id(0))
+    seed = int.from_bytes(data[4:6], "little")
+    for place in range(0, len(kept), 4):
+        seed ^= int.from_bytes(kept[place : place + 4], "little")
+    payload = data[COLUMN_BYTES[flags] :]
+    return data[:BEFORE_CRC_COLUMN_BYTES] + crc32c(payload, seed).to_bytes(4, "little") + kept + payload
+
+
+def _columns_of(run: Run) -> tuple[bytes, ...]:
+    """Lengths, header sizes, checksums, tags and hashes of keys (or nothing), ids, payload."""
+    if run.count == 1:
+        return _cut(_single(run), run.flags & (HAS_TAGS | HAS_KEY_HASH))
+    lengths, sizes = run.lengths(), run.header_sizes()
+    tags, keys = run.column(HAS_TAGS), run.column(HAS_KEY_HASH)
+    origins = ids_of(run).tobytes()
+    seeds = sizes.astype(np.uint32)
+    if tags is not None:
+        seeds ^= tags
+    if keys is not None:
+        seeds ^= np.bitwise_xor.reduce(keys.view("<u4").reshape(run.count, 2), axis=1)
+    seeds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(run.count, 4), axis=1)
+    payload = run.payload
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    made = map(crc32c, map(payload.__getitem__, map(slice, [0, *ends[:-1]], ends)), seeds.tolist())
+    crcs = np.fromiter(made, "<u4", run.count)
+    return (
+        lengths.tobytes(), sizes.tobytes(), crcs.tobytes(), b"" if tags is None else tags.tobytes(),
+        b"" if keys is None else keys.tobytes(), origins, bytes(payload),
+    )  # fmt: skip
+
+
+def _cut(data: bytes, flags: int) -> tuple[bytes, ...]:
+    """The columns of one message that was made already."""
+    parts, start = list[bytes](), 0
+    for size in (4, 2, 4, 4 * bool(flags & HAS_TAGS), 8 * bool(flags & HAS_KEY_HASH), MESSAGE_ID_SIZE):
+        parts.append(data[start : start + size])
+        start += size
+    return (*parts, data[start:])
