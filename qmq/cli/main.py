@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "verify": "Check every file of a data directory.",
     "repair": "Make derived files of a data directory again.",
     "archive": "Copy sealed segments of a data directory to an archive.",
+    "restore": "Send messages of an archive to a broker again.",
     "bench": "Measure how fast QMQ is on this machine.",
 }
 

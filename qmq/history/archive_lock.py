@@ -55,22 +55,25 @@ def this_process() -> Holder:
 
 
 class ArchiveLock:
-    """The hold on an archive. ``clock`` gives microseconds since 1970."""
+    """The hold on an archive, or by another *path* on something that lies in it. ``clock`` gives microseconds since
+    1970.
+    """
 
-    def __init__(self, files: WritableFiles, clock: Callable[[], int], holder: Holder) -> None:
+    def __init__(self, files: WritableFiles, clock: Callable[[], int], holder: Holder, path: str = LOCK) -> None:
         self._files = files
+        self._path = path
+        self._name = files.name if path == LOCK else f"{files.name}/{path}"
         self._clock = clock
         self._holder = holder
         self._renewed_us = 0
 
     def __enter__(self) -> Self:
         """Take it. Raises DirectoryInUse, naming who has it; StorageFull or StorageFailed."""
-        if not self._files.claim(LOCK, self._text()):
+        if not self._files.claim(self._path, self._text()):
             held, renewed_us = self._read()
             if held is not None and not held.is_gone() and self._clock() - renewed_us < LAPSE_US:
                 raise DirectoryInUse(
-                    f"{self._files.name} is being archived to by {held}; wait until it has ended, or for a minute"
-                    " after it was killed"
+                    f"{self._name} is held by {held}; wait until it has ended, or for a minute after it was killed"
                 )
             self._write()
             self.confirm()
@@ -81,7 +84,7 @@ class ArchiveLock:
     ) -> None:
         try:
             if self._read()[0] == self._holder:
-                self._files.remove(LOCK)
+                self._files.remove(self._path)
         except StorageError:
             if error is None:  # else that says what happened; the lock ends with this process
                 raise
@@ -96,21 +99,21 @@ class ArchiveLock:
         """Raises DirectoryInUse when another run has taken it; StorageFailed."""
         held, _ = self._read()
         if held != self._holder:
-            raise DirectoryInUse(f"{self._files.name} was taken by {held or 'another run'}; run it again later")
+            raise DirectoryInUse(f"{self._name} was taken by {held or 'another run'}; run it again later")
 
     def _text(self) -> bytes:
         self._renewed_us = self._clock()
         return json.dumps({**asdict(self._holder), "renewed_at_us": self._renewed_us}).encode() + b"\n"
 
     def _write(self) -> None:
-        draft = f"{LOCK}.{self._holder.process}"
+        draft = f"{self._path}.{self._holder.process}"
         self._files.write(draft, self._text())
-        self._files.rename(draft, LOCK)
+        self._files.rename(draft, self._path)
 
     def _read(self) -> tuple[Holder | None, int]:
         """Who has it, and when it was renewed; None where nobody has, or the file is not one of ours."""
         try:
-            content = json.loads(self._files.read_whole(LOCK))
+            content = json.loads(self._files.read_whole(self._path))
             return Holder(content["host"], content["process"], content["started"]), content["renewed_at_us"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None, 0

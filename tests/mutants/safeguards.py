@@ -10,6 +10,7 @@ from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
 from tests.mutants.modelled import MODELLED
 from tests.mutants.parquet import OF_PARQUET
+from tests.mutants.restoring import OF_RESTORES
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
@@ -23,6 +24,7 @@ SAFEGUARDS: Final = (
     *OF_DELAYS,
     *OF_HISTORY,
     *OF_PARQUET,
+    *OF_RESTORES,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",

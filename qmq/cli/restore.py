@@ -1,0 +1,116 @@
+"""``qmq restore``: messages of an archive back into a broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from qmq.cli.connecting import run, server_option
+from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.progress import reading_bar
+from qmq.errors import InvalidOption
+from qmq.history.archive import is_archive
+from qmq.history.archive_lock import this_process
+from qmq.history.places import writable_files_at
+from qmq.net.address import parse_url
+from qmq.restoring.progress import Progress
+from qmq.restoring.run import Restoring
+from qmq.restoring.selection import END_US, Selection
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Stretches of bad bytes that are told of one by one.
+_TOLD = 20
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+@click.command(short_help="Send messages of an archive to a broker again.")
+@click.option(
+    "--from", "source", required=True, metavar="DEST", help="Where the archive is: a path, or a file:// or hdfs:// URL."
+)
+@click.option(
+    "--prefix", metavar="P", default="", help='Only these subjects: "a.b." all that begin so, "a.b" that one.'
+)
+@click.option("--since", metavar="TIME", help="Only what was stored at this time or later: 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="TIME", help="Only what was stored before this time.")
+@click.option("--to-subject", metavar="S", help="Send all of them to this subject.")
+@click.option("--group", metavar="G", help="Hand them to this group alone: no other one sees them.")
+@click.option("--with-replayed", is_flag=True, help="Also messages that were restored when they were archived.")
+@click.option("--again", is_flag=True, help="Restore once more what this very command has restored before.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@server_option
+def restore(
+    source: str,
+    prefix: str,
+    since: str | None,
+    until: str | None,
+    to_subject: str | None,
+    group: str | None,
+    with_replayed: bool,
+    again: bool,
+    as_json: bool,
+    server: str,
+) -> None:
+    """Send messages of the archive DEST to a broker again, under their ids, marked as replayed.
+
+    Can be killed at any moment and run again, also much later: the same command goes on where it was, and no message
+    comes twice. Once it has finished, the same command restores only what was archived since. Ends with exit code 1
+    when bytes of the archive are bad; what is good is restored even so.
+    """
+    since_us = 0 if since is None else time_of(since, "--since")
+    until_us = END_US if until is None else time_of(until, "--until")
+    selection = Selection(prefix, since_us, until_us, to_subject, group, with_replayed)
+    selection.check()
+    with writable_files_at(source) as files:
+        if not is_archive(files):
+            raise InvalidOption(f"{source} is no archive with segments; name what `qmq archive --to` named")
+        restoring = Restoring(files, selection, parse_url(server), _now_us, this_process(), again=again)
+        with reading_bar() as shown:
+            progress = run(restoring.run(shown))
+    for damage in restoring.damages[:_TOLD]:
+        click.echo(f"qmq: {damage}", err=True)
+    if len(restoring.damages) > _TOLD:
+        click.echo(f"qmq: {len(restoring.damages) - _TOLD:,} more stretches of bad bytes", err=True)
+    bad = restoring.bad_stretches()
+    click.echo(json.dumps(_object(source, progress, bad)) if as_json else _summary(source, progress, bad))
+    if bad:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def time_of(text: str, option: str) -> int:
+    """A time as an option says it, in microseconds since 1970. Raises InvalidOption."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidOption(f"{option} {text!r} is not a time with its zone such as 2026-01-31T12:00:00Z")
+    return max((time - _EPOCH) // timedelta(microseconds=1), 0)
+
+
+def _object(source: str, progress: Progress, bad: int) -> dict[str, object]:
+    return {
+        "source": source,
+        "store": progress.store,
+        **vars(progress.counts),
+        "damages": bad,
+        "started_at_us": progress.started_at_us,
+        "finished_at_us": progress.finished_at_us,
+    }
+
+
+def _summary(source: str, progress: Progress, bad: int) -> str:
+    counts = progress.counts
+    parts = [f"{counts.restored:,} messages restored ({counts.restored_bytes:,} bytes)"]
+    if counts.private:
+        parts.append(f"{counts.private:,} left out that were one group's alone")
+    if counts.replayed:
+        parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
+    if bad:
+        parts.append(f"{bad:,} stretches of bad bytes left out")
+    return f"{source}: " + ", ".join(parts)

@@ -1,0 +1,90 @@
+"""What is read of an archive, made into frames for a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from qmq.format.layout import MESSAGE_ID
+from qmq.format.restored import Restored, numbered, restored_batches
+from qmq.restoring.progress import Counts
+from qmq.restoring.reading import Damage, Found, Step
+
+#: A frame is sent when it has so many bytes or batches, or so many steps have brought nothing.
+FRAME_BYTES: Final = 4 << 20
+FRAME_BATCHES: Final = 256
+_STEPS: Final = 4_096
+
+
+@dataclass
+class Frame:
+    """Batches to send together, and what is dealt with once they are stored.
+
+    ``is_whole``: no batch of the archive is in it in part only, so that progress can be kept behind it.
+    """
+
+    batches: list[Restored] = field(default_factory=list)
+    size: int = 0
+    done: list[tuple[str, int, int]] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    damages: list[Damage] = field(default_factory=list)
+    #: Bytes of the archive that were looked at.
+    read: int = 0
+    is_whole: bool = True
+
+    def add(self, batch: Restored) -> None:
+        """Send that one with it."""
+        self.batches.append(batch)
+        self.size += len(batch.buffer)
+        self.counts.restored += batch.messages
+        self.counts.restored_bytes += len(batch.buffer)
+
+    def settle(self, step: Step) -> None:
+        """That step is done with what is in the frame by now."""
+        if step.is_settled:
+            self.done.append((step.log, step.start, step.end))
+        self.read += step.end - step.start
+        self.counts.restored += step.found
+        self.counts.private += step.private
+        self.counts.replayed += step.replayed
+        if step.damage is not None:
+            self.damages.append(step.damage)
+        if step.damage is not None and step.is_settled:
+            self.counts.damaged += step.damage.messages or 0
+            self.counts.damages += 1
+
+    def without(self, found: Found) -> None:
+        """Take out the batches that are stored."""
+        self.batches = [batch for batch in self.batches if not _is_in(batch, found)]
+
+    def pack(self, run: bytes, following: int) -> tuple[bytes, int]:
+        """The batches as messages of *run* from number *following* on; and the number behind them."""
+        for batch in self.batches:
+            numbered(batch.buffer, run, following)
+            following += batch.messages
+        return b"".join(batch.buffer for batch in self.batches), following
+
+
+def frames_of(steps: Iterator[Step], most_bytes: int) -> Iterator[Frame]:
+    """Frames of all steps, none with more bytes of batches than *most_bytes*. Raises MessageTooLarge."""
+    frame, count, limit = Frame(), 0, min(FRAME_BYTES, most_bytes)
+    for step in steps:
+        for number, batch in enumerate(restored_batches(step.parts, step.created_at_us, most_bytes)):
+            size = len(batch.buffer)
+            if frame.batches and (frame.size + size > limit or len(frame.batches) == FRAME_BATCHES):
+                frame.is_whole = not number
+                yield frame
+                frame, count = Frame(), 0
+            frame.add(batch)
+        frame.settle(step)
+        count += 1
+        if count == _STEPS:
+            yield frame
+            frame, count = Frame(), 0
+    yield frame
+
+
+def _is_in(batch: Restored, found: Found) -> bool:
+    store_id, partition, position = MESSAGE_ID.unpack(batch.first)
+    return position in found.get((store_id, partition), ())

@@ -1,0 +1,260 @@
+"""Reading an archive for a restore: batch after batch, verified, with what is wanted of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from qmq.errors import BadBatch, BadBytes, StorageError
+from qmq.format.batch import Header, header_crc_of, parse_header, runs_of, stored_names
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, BATCH_VERSION, KNOWN_FLAGS, RUN_REPLAYED
+from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.private import is_private
+from qmq.format.restored import Part, ids_of
+from qmq.format.run import Run
+from qmq.history.archive import manifests
+from qmq.history.files import Files, Reading
+from qmq.history.manifest import Manifest
+from qmq.history.segments import INDEX, MESSAGES, Index, read_index
+from qmq.intervals import Intervals
+from qmq.restoring.selection import Selection
+
+#: What is read at once.
+WINDOW_BYTES: Final = 8 << 20
+
+#: Positions of source messages that are stored already, by store id and partition of their ids.
+Found = dict[tuple[bytes, int], Intervals]
+
+
+class Damage(NamedTuple):
+    """Bad bytes: so many messages (None: nobody can say) of positions [start, end) of an archived segment. What is
+    settled is not looked at again: others of the same batch were good.
+    """
+
+    file: str
+    start: int
+    end: int
+    messages: int | None
+    reason: str
+    is_settled: bool = False
+
+    def __str__(self) -> str:
+        count = "an unknown number of" if self.messages is None else f"{self.messages:,}"
+        return f"{self.file}, positions {self.start} to {self.end}: {count} messages are left out: {self.reason}"
+
+
+class Step(NamedTuple):
+    """What lies at positions [start, end) of a log: messages to restore, all of one batch, and what is left out.
+
+    ``is_settled``: nothing there is to be looked at again. ``found``: messages that are stored already.
+    """
+
+    log: str
+    start: int
+    end: int
+    parts: list[Part]
+    created_at_us: int = 0
+    found: int = 0
+    private: int = 0
+    replayed: int = 0
+    damage: Damage | None = None
+    is_settled: bool = True
+
+
+class ArchiveReader:
+    """Reads the segments of an archive, log by log in the order of their names, ascending."""
+
+    def __init__(self, files: Files, selection: Selection, done: dict[str, Intervals]) -> None:
+        """*done*: positions that need not be read, by log. Raises BadBytes, ForeignFile, StorageFailed."""
+        self._files = files
+        self._selection = selection
+        #: What is stored already, to be left out.
+        self.found: Found = {}
+        self._takes: dict[str, bool] = {}
+        segments = sorted(manifests(files), key=lambda found: (found[0].rpartition("/")[0], found[1].base))
+        self._left = [
+            (path, manifest, start, end)
+            for path, manifest in segments
+            for start, end in done.get(log_of(manifest), Intervals()).missing(manifest.base, manifest.end)
+        ]
+
+    def left_bytes(self) -> int:
+        """How much is to be looked at, or passed."""
+        return sum(end - start for _, _, start, end in self._left)
+
+    def steps(self) -> Iterator[Step]:
+        """All that is to be looked at, step by step; each byte of each log is in one of them."""
+        for stretch in self._left:
+            yield from self._stretch(*stretch)
+
+    # --- one segment -------------------------------------------------------------------------------------------------
+
+    def _stretch(self, path: str, manifest: Manifest, start: int, end: int) -> Iterator[Step]:
+        log, wanted = log_of(manifest), self._selection
+        outside = manifest.last_stored_at_us < wanted.since_us or manifest.first_stored_at_us >= wanted.until_us
+        if outside or not manifest.batches:
+            yield Step(log, start, end, [])
+            return
+        try:
+            index = read_index(
+                self._files, path + INDEX, bytes.fromhex(manifest.store_id), manifest.partition, manifest.base,
+                manifest.end,
+            )  # fmt: skip
+            file = self._files.open(path + MESSAGES)
+        except (BadBytes, FileNotFoundError) as error:
+            yield self._unreadable(log, path, start, end, str(error))
+            return
+        try:
+            yield from self._batches(file, path, manifest, start, end, index)
+        finally:
+            file.close()
+
+    def _unreadable(self, log: str, path: str, start: int, end: int, reason: str) -> Step:
+        damage = Damage(f"{self._files.name}/{path}{MESSAGES}", start, end, None, reason)
+        return Step(log, start, end, [], damage=damage, is_settled=False)
+
+    def _batches(
+        self, file: Reading, path: str, manifest: Manifest, start: int, end: int, index: Index
+    ) -> Iterator[Step]:
+        log = log_of(manifest)
+        positions = index["position"].astype(np.int64)
+        ends = np.append(positions[1:], manifest.end)
+        stamps = index["stored_at_us"]
+        selection = self._selection
+        in_time = (stamps >= np.uint64(selection.since_us)) & (stamps < np.uint64(selection.until_us))
+        chosen = np.flatnonzero(in_time & (positions >= start) & (positions < end))
+        behind = start
+        for first, stop in _windows(positions[chosen], ends[chosen]):
+            here = chosen[first:stop]
+            low, high = int(positions[here[0]]), int(ends[here[-1]])
+            if behind < low:
+                yield Step(log, behind, low, [])
+            try:
+                window = memoryview(file.read(low - manifest.base, high - low))
+            except StorageError as error:
+                yield self._unreadable(log, path, low, high, str(error))
+                behind = high
+                continue
+            for position, following in zip(positions[here].tolist(), ends[here].tolist(), strict=True):
+                batch = window[position - low : following - low]
+                yield self._batch(log, path, manifest, position, following, batch)
+            behind = high
+        if behind < end:
+            yield Step(log, behind, end, [])
+
+    def _batch(self, log: str, path: str, manifest: Manifest, start: int, end: int, view: memoryview) -> Step:
+        try:
+            header = _header_of(view, start, bytes.fromhex(manifest.store_id))
+            names = stored_names(view, header)
+            runs = self._wanted(view, header, names)
+        except BadBatch as error:
+            return self._unreadable(log, path, start, end, str(error))
+        private = 0
+        if any(map(is_private, names)):
+            records = runs_of(view, header)
+            own = np.array([is_private(names[subject]) for subject in records["subject"].tolist()], np.bool_)
+            private = int(records["count"][own].sum())
+        replayed = found = lost = 0
+        parts = list[Part]()
+        is_sound = not runs or crc32c(view[header.data_start : header.size]) == header.data_crc
+        for run, crc in runs:
+            if run.run_flags & RUN_REPLAYED and not self._selection.with_replayed:
+                replayed += run.count
+                continue
+            sound = [run] if is_sound or crc32c(run.data) == crc else _sound_parts(run)
+            lost += run.count - sum(part.count for part in sound)
+            for part in sound:
+                new = self._new_parts(part)
+                found += part.count - sum(one.count for one in new)
+                parts += [(self._selection.subject_for(part.subject), one) for one in new]
+        damage = None
+        is_settled = not lost or bool(parts or found)  # what is wholly bad may be mended
+        if lost:
+            reason = "they do not fit their checksums"
+            damage = Damage(f"{self._files.name}/{path}{MESSAGES}", start, end, lost, reason, is_settled)
+        return Step(log, start, end, parts, header.created_at_us, found, private, replayed, damage, is_settled)
+
+    def _wanted(self, view: memoryview, header: Header, names: tuple[str, ...]) -> list[tuple[Run, int]]:
+        """The runs of subjects that are wanted, with their checksums; none of them is verified."""
+        takes = [self._is_taken(name) for name in names]
+        if not any(takes):
+            return []
+        runs = stored_runs(view, header)
+        crcs = runs_of(view, header)["crc"].tolist()
+        return [(run, crc) for run, crc in zip(runs, crcs, strict=True) if self._is_taken(run.subject)]
+
+    def _is_taken(self, name: str) -> bool:
+        taken = self._takes.get(name)
+        if taken is None:
+            if len(self._takes) > 1 << 16:
+                self._takes.clear()
+            taken = self._takes[name] = self._selection.takes(name)
+        return taken
+
+    def _new_parts(self, run: Run) -> list[Run]:
+        """What is not stored already."""
+        if not self.found:
+            return [run]
+        ids = ids_of(run)
+        kept = np.ones(run.count, np.bool_)
+        for place in np.unique(ids["place"]):
+            known = self.found.get((bytes(place)[:6], int.from_bytes(bytes(place)[6:], "big")))
+            if known is None:
+                continue
+            mine = np.flatnonzero(ids["place"] == place)
+            positions = ids["position"][mine].astype(np.int64)
+            if known.overlaps(int(positions.min()), int(positions.max()) + 1):
+                kept[mine[[position in known for position in positions.tolist()]]] = False
+        return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
+
+
+def log_of(manifest: Manifest) -> str:
+    """The name of the log that a segment is of."""
+    return f"{manifest.store_id}-{manifest.partition}"
+
+
+def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:
+    """The header of the batch that begins *view*, if it is right. Raises BadBatch."""
+    if len(view) < BATCH_HEADER_SIZE:
+        raise BadBatch("the file ends before it")
+    header = parse_header(view)
+    if header.magic != BATCH_MAGIC or header.position != position or header.store_id != store_id:
+        raise BadBatch("no batch begins there")
+    if header.version != BATCH_VERSION or header.flags & ~KNOWN_FLAGS:
+        raise BadBatch(f"it has version {header.version} and flags {header.flags:#x}; use a newer QMQ")
+    if not header.runs or not header.data_start <= header.size <= len(view):
+        raise BadBatch("its sizes do not add up")
+    if header_crc_of(view, header.data_start) != header.header_crc:
+        raise BadBatch("its header does not fit its checksum")
+    return header
+
+
+def _windows(positions: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Batches [first, stop) that lie one behind the other, as many as are read at once."""
+    first = 0
+    while first < len(positions):
+        stop = max(int(np.searchsorted(ends, int(positions[first]) + WINDOW_BYTES, "right")), first + 1)
+        gaps = np.flatnonzero(positions[first + 1 : stop] != ends[first : stop - 1])
+        if len(gaps):
+            stop = first + 1 + int(gaps[0])
+        yield first, stop
+        first = stop
+
+
+def _sound_parts(run: Run) -> list[Run]:
+    """What is sound of a run that does not fit its checksum."""
+    bad = bad_messages(run)
+    if not bad:  # its lengths lie, or what is wrong lies where no message's checksum looks
+        return []
+    kept = np.ones(run.count, np.bool_)
+    kept[bad] = False
+    return [run.slice(first, stop) for first, stop in _stretches(kept)]
+
+
+def _stretches(kept: np.ndarray) -> list[tuple[int, int]]:
+    """Where it is set, as [first, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).astype(np.int8))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,0 +1,272 @@
+"""One restore: killed at any moment and run again, it brings every message once.
+
+What is known to be on disk at the broker is in the progress beside the archive; what was sent since is looked up there,
+by the ids of the messages, before anything is sent again. All of a restore goes to one broker: another one is taken
+only where nothing is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qmq.errors import ConnectionLost, InvalidOption, QmqError
+from qmq.history.archive_lock import ArchiveLock, Holder
+from qmq.history.files import WritableFiles
+from qmq.intervals import Intervals
+from qmq.net.address import Address
+from qmq.net.backoff import Backoff
+from qmq.net.restoring import Begun, RestoreTarget
+from qmq.restoring import progress as kept
+from qmq.restoring.frames import Frame, frames_of
+from qmq.restoring.progress import Progress
+from qmq.restoring.reading import ArchiveReader, Damage, Found
+from qmq.restoring.selection import Selection
+
+#: A broker that cannot be reached, or refuses what may pass, for so long, in seconds, ends the run.
+GIVE_UP_S: Final = 60.0
+#: Progress is kept so often, in seconds: each time costs the disk a sync.
+_KEEP_S: Final = 0.5
+_RUN_BYTES: Final = 16
+
+Clock = Callable[[], int]
+#: Told of bytes of the archive that were looked at, and of how many there are.
+Shown = Callable[[int, int], None]
+
+
+class Restoring:
+    """One run of ``qmq restore``. ``clock`` gives microseconds since 1970."""
+
+    def __init__(
+        self,
+        files: WritableFiles,
+        selection: Selection,
+        addresses: Sequence[Address],
+        clock: Clock,
+        holder: Holder,
+        *,
+        again: bool = False,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        """*again*: begin anew what was restored already."""
+        self._files = files
+        self._selection = selection
+        self._addresses = addresses
+        self._clock = clock
+        self._holder = holder
+        self._again = again
+        self._give_up_s = give_up_s
+        self._targets: dict[str, tuple[Address, RestoreTarget]] = {}  # by store
+        self._away: dict[Address, QmqError] = {}
+        self._path = ""
+        self._progress = Progress("", [], 0, "")
+        #: What was bad of what this run has read.
+        self.damages: list[Damage] = []
+
+    async def run(self, shown: Shown | None = None) -> Progress:
+        """Restore; *shown* hears of bytes of the archive that were looked at, and of how many there are.
+
+        Raises QmqError: then nothing is lost, and running it again goes on.
+        """
+        try:
+            await self._connect_all()
+            self._files.make_directory(kept.DIRECTORY)
+            self._choose()
+            with ArchiveLock(self._files, self._clock, self._holder, f"{self._path}.lock") as lock:
+                self._choose()  # as it is now that nobody else changes it
+                reader = ArchiveReader(self._files, self._selection, self._progress.done)
+                if reader.left_bytes():
+                    await self._restore(reader, lock, shown)
+                    self._progress.finished_at_us = self._clock()
+                    self._keep()
+            return self._progress
+        finally:
+            for _, target in self._targets.values():
+                await target.close()
+
+    def bad_stretches(self) -> int:
+        """Of the archive, in this run and before."""
+        return self._progress.counts.damages + sum(not damage.is_settled for damage in self.damages)
+
+    # --- which restore, and where ------------------------------------------------------------------------------------
+
+    async def _connect_all(self) -> None:
+        for address in self._addresses:
+            try:
+                target = await RestoreTarget.open(address)
+            except ConnectionLost as error:
+                self._away[address] = error
+                continue
+            store = target.welcome.store_id.hex()
+            if store in self._targets:
+                await target.close()
+            else:
+                self._targets[store] = address, target
+        if not self._targets:
+            raise next(iter(self._away.values()))
+
+    def _choose(self) -> None:
+        """Find the progress of this restore, or begin one. Raises InvalidOption, ConnectionLost, BadBytes."""
+        digest = self._selection.digest()
+        there = {
+            path: progress
+            for path, progress in kept.find(self._files, digest).items()
+            if set(progress.stores) & set(self._targets)
+        }
+        if len(there) > 1:
+            raise InvalidOption("these brokers were restored to one by one; go on with them so: name one of them")
+        if there:
+            ((self._path, self._progress),) = there.items()
+            if not self._again:
+                return
+        if self._away:
+            names = ", ".join(map(str, self._away))
+            raise ConnectionLost(
+                f"a restore begins only when all brokers that are named can be reached, and {names} can't: start it, "
+                "or leave it out"
+            )
+        stores = list(self._targets)
+        self._path = self._path or kept.path_of(digest, stores[0])
+        self._progress = Progress(os.urandom(_RUN_BYTES).hex(), stores, self._clock(), stores[0])
+
+    def _keep(self) -> None:
+        kept.write(self._files, self._path, self._progress)
+
+    def _pick(self) -> None:
+        """The broker to send to: the one that may have what is in doubt, else the first that is there."""
+        progress = self._progress
+        if progress.store in self._targets:
+            return
+        if progress.since is not None:
+            raise ConnectionLost(
+                f"the broker of store {progress.store} can't be reached, and may have messages of this restore that "
+                "are not known to be there; start it, name it in --server, and run this again"
+            )
+        progress.store = next(iter(self._targets))
+        progress.stores = [*dict.fromkeys([*progress.stores, *self._targets])]
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    async def _restore(self, reader: ArchiveReader, lock: ArchiveLock, shown: Shown | None) -> None:
+        self._pick()
+        progress, loop = self._progress, asyncio.get_running_loop()
+        address, target = self._targets[progress.store]
+        broker = _Broker(address, target, progress, self._selection.group, self._give_up_s)
+        await broker.begin()
+        if progress.since is None:  # nothing is sent before it is on disk since when that may be looked up
+            progress.since, progress.finished_at_us = broker.ends, 0
+            self._keep()
+        reader.found = broker.found
+        frames = frames_of(reader.steps(), target.most_bytes)
+        total, looked, kept_at = reader.left_bytes(), 0, loop.time()
+        upcoming = loop.run_in_executor(None, next, frames, None)
+        try:
+            while (frame := await upcoming) is not None:
+                upcoming = loop.run_in_executor(None, next, frames, None)  # made while the broker works
+                await broker.store(frame)
+                self._settle(frame)
+                lock.renew()
+                looked += frame.read
+                if shown is not None:
+                    shown(looked, total)
+                if frame.is_whole and loop.time() - kept_at >= _KEEP_S:
+                    progress.since, progress.following = broker.ends, broker.following
+                    self._keep()
+                    kept_at = loop.time()
+        finally:
+            await asyncio.wait([upcoming])
+            await broker.close()
+        progress.since, progress.following = None, broker.following
+
+    def _settle(self, frame: Frame) -> None:
+        """All of it is stored."""
+        for log, start, end in frame.done:
+            self._progress.done.setdefault(log, Intervals()).add(start, end)
+        counts = self._progress.counts
+        for name, count in vars(frame.counts).items():
+            setattr(counts, name, getattr(counts, name) + count)
+        self.damages += frame.damages
+
+
+class _Broker:
+    """The broker that a restore sends to, over all connections to it."""
+
+    def __init__(
+        self, address: Address, target: RestoreTarget, progress: Progress, group: str | None, give_up_s: float
+    ) -> None:
+        self._address = address
+        self._target: RestoreTarget | None = target
+        self._store_id = target.welcome.store_id
+        self._run = bytes.fromhex(progress.run)
+        self._group = group
+        self._give_up_s = give_up_s
+        self._begun = False
+        #: Since when what nobody answered for is looked up; None: nothing was sent yet.
+        self._since = progress.since
+        #: Where its logs ended when it last answered; what of the restore it had when that was begun.
+        self.ends: list[int] = []
+        self.found: Found = {}
+        #: The number of the next message.
+        self.following = progress.following
+
+    async def begin(self) -> None:
+        """Be the one who goes on with the restore. Raises QmqError."""
+        await self._try(None)
+
+    async def store(self, frame: Frame) -> None:
+        """Have a frame stored, once. Raises QmqError: then nobody knows what became of it."""
+        if frame.batches:
+            await self._try(frame)
+
+    async def _try(self, frame: Frame | None) -> None:
+        loop, backoff = asyncio.get_running_loop(), Backoff()
+        give_up_at = loop.time() + self._give_up_s
+        while True:
+            try:
+                await self._once(frame)
+                return
+            except QmqError as error:
+                await self.close()
+                if not error.retryable or loop.time() > give_up_at:
+                    raise
+                await asyncio.sleep(backoff.next_delay())
+
+    async def _once(self, frame: Frame | None) -> None:
+        if self._target is None:
+            self._target = await RestoreTarget.open(self._address)
+            if self._target.welcome.store_id != self._store_id:
+                raise InvalidOption(
+                    f"{self._address} serves store {self._target.welcome.store_id.hex()} now, and this restore goes to "
+                    f"{self._store_id.hex()}: name the broker that has it"
+                )
+        if not self._begun:
+            begun = await self._target.begin(self._run, self._group, self._since)
+            self.found = _found_of(begun)
+            self.following = max(self.following, begun.following)
+            if self._since is None:
+                self._since = begun.ends
+            self.ends = self._since
+            self._begun = True
+            if frame is not None:
+                frame.without(self.found)
+        if frame is not None and frame.batches:
+            packed, following = frame.pack(self._run, self.following)
+            self._since = self.ends = await self._target.store(packed)
+            self.following = following
+
+    async def close(self) -> None:
+        """End the connection; the next call makes another one."""
+        target, self._target, self._begun = self._target, None, False
+        if target is not None:
+            await target.close()
+
+
+def _found_of(begun: Begun) -> Found:
+    found: Found = {}
+    for store_id, partition, places in begun.found:
+        intervals = found.setdefault((store_id, partition), Intervals())
+        for start, stop in zip(places[::2], places[1::2], strict=True):
+            intervals.add(start, stop)
+    return found

@@ -1,0 +1,147 @@
+"""kill -9 of restores and of the broker that they go to: in the end it has every archived message once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final
+
+import pytest
+
+import qmq
+from tests.broker_process import BrokerProcess, broker_process
+from tests.faults.ledger import fresh_seed
+from tests.forks import SHARED, Fork
+from tests.history.archives import archive
+from tests.restoring.archived import Told, check_restored, told
+from tests.storage.stores import Sender, close_cleanly, open_store
+
+#: Who is killed says nothing of the lines that it ran, and starts in half the time where nobody counts them.
+pytestmark = pytest.mark.no_cover
+
+PATIENCE_S: Final = 60
+SUBJECTS: Final = ("hotel.order.created", "hotel.order.paid", "flight.order.created")
+MESSAGES: Final = 10_000
+RESTORE_KILLS: Final = 4
+BROKER_KILLS: Final = 2
+
+
+def many_orders(root: Path, dice: random.Random) -> list[Told]:
+    """An archive of some thousand batches, so that it takes many frames to restore."""
+    store = open_store(root / "source", segment_bytes=1 << 20)
+    sender, left = Sender(store), MESSAGES
+    while left > 0:
+        count = dice.choice([1, 1, 4])
+        subjects = dice.sample(SUBJECTS, dice.choice([1, 1, 2]))
+        sender.stage(*((subject, [dice.randbytes(60) for _ in range(count)]) for subject in subjects))
+        sender.write()
+        left -= count * len(subjects)
+    close_cleanly(store)
+    archive(root / "source", root / "archive")
+    return told(root / "source")
+
+
+@contextmanager
+def restore_process(root: Path, url: str, *options: str) -> Iterator[Fork]:
+    with TemporaryFile("w+") as stderr:
+        arguments = ["restore", "--from", str(root / "archive"), "--server", url, *options]
+        with SHARED(arguments, stderr) as process:
+            yield process
+        stderr.seek(0)
+        said = stderr.read()
+        assert "Traceback" not in said, said
+
+
+def written(directory: Path) -> int:
+    """About how many bytes a broker has written to its message log: what it extended sparsely does not count."""
+    return sum(path.stat().st_blocks * 512 for path in directory.glob("log-*/*.messages"))
+
+
+def until_written(directory: Path, size: int, process: Fork) -> bool:
+    """Wait until the log has so many bytes; False when the restore has ended before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while written(directory) < size:
+        assert time.monotonic() < deadline, f"the log has not come to {size} bytes"
+        if process.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def finish(root: Path, url: str, *options: str) -> None:
+    with restore_process(root, url, *options) as process:
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("target", ["subjects", "group"])
+def test_killed_and_repeated_restores_bring_everything_once(tmp_path: Path, target: str) -> None:
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    wanted = many_orders(tmp_path, dice)
+    options = ["--group", "g"] if target == "group" else []
+    struck = Counter[str]()
+    size = sum(path.stat().st_size for path in tmp_path.glob("archive/segments/*/*.messages"))
+    with broker_process(tmp_path / "target") as broker:
+        if target == "group":
+            make_groups(broker.url)
+        kinds = ["restore"] * RESTORE_KILLS + ["broker"] * BROKER_KILLS
+        dice.shuffle(kinds)
+        for number, kind in enumerate(kinds):
+            moment = (number + dice.random() / 2) / (len(kinds) + 1)
+            strike(tmp_path, broker, kind, int(moment * size), options, struck)
+        finish(tmp_path, broker.url, *options)
+        finish(tmp_path, broker.url, *options)
+        if target == "group":
+            check_groups(broker.url, wanted)
+        assert broker.stop() == 0
+    print(f"struck in the middle: {dict(struck)}")
+    for kind in ("restore", "broker"):
+        assert struck[kind], f"no kill of the {kind} struck a restore that was under way"
+    if target == "subjects":
+        check_restored(wanted, tmp_path / "target")
+
+
+def strike(root: Path, broker: BrokerProcess, kind: str, size: int, options: list[str], struck: Counter[str]) -> None:
+    """Kill -9 one of them when the log has so many bytes."""
+    before = written(broker.path)
+    with restore_process(root, broker.url, *options) as process:
+        is_under_way = until_written(broker.path, max(size, before + 4_096), process)
+        is_under_way = is_under_way and process.poll() is None
+        if kind == "broker":
+            broker.kill()
+            broker.start()  # and the restore goes on by itself for a while
+            until_written(broker.path, written(broker.path) + 16_000, process)
+        process.kill()
+    if is_under_way:
+        struck[kind] += 1
+
+
+def make_groups(url: str) -> None:
+    with qmq.connect_sync(url) as client:
+        for name in ("g", "h"):
+            with client.subscribe("hotel.", "flight.", group=name):
+                pass
+
+
+def check_groups(url: str, wanted: list[Told]) -> None:
+    """The one group gets each message once, the other nothing, and nobody sees a subject."""
+    got = Counter[str]()
+    with qmq.connect_sync(url) as client:
+        assert not list(client.subjects())
+        with client.subscribe("hotel.", "flight.", group="h") as other:
+            assert not other.pull(timeout=0)
+        with client.subscribe("hotel.", "flight.", group="g") as mine:
+            while sum(got.values()) < len(wanted):
+                batch = mine.pull_batch(10_000, timeout=PATIENCE_S)
+                assert len(batch), f"only {sum(got.values())} of {len(wanted)} messages came"
+                got.update(message.id for message in batch)
+                batch.ack()
+            assert not mine.pull(timeout=0)
+    assert set(got) == {one.id for one in wanted}
+    assert set(got.values()) == {1}

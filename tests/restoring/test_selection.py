@@ -1,0 +1,50 @@
+"""What is selected, and what it is called."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import InvalidName, InvalidOption
+from qmq.format.private import private_subject
+from qmq.restoring.selection import Selection
+
+names = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(".".join)
+
+
+@given(names, st.one_of(st.just(""), names, names.map(lambda name: name + ".")))
+def test_subjects_are_taken_as_in_a_subscription(subject: str, prefix: str) -> None:
+    parts, wanted = subject.split("."), prefix.rstrip(".").split(".") if prefix else []
+    is_taken = parts == wanted if prefix and not prefix.endswith(".") else parts[: len(wanted)] == wanted
+    if prefix.endswith("."):
+        is_taken = is_taken and len(parts) > len(wanted)
+    assert Selection(prefix).takes(subject) == is_taken
+    assert not Selection(prefix).takes(private_subject("g", subject))
+
+
+def test_what_they_become() -> None:
+    assert Selection().subject_for("a.b") == "a.b"
+    assert Selection(to_subject="c").subject_for("a.b") == "c"
+    assert Selection(group="g").subject_for("a.b") == "~g~a.b"
+
+
+def test_other_selections_have_other_names() -> None:
+    several = [
+        Selection(), Selection("a."), Selection("a"), Selection(since_us=1), Selection(until_us=1),
+        Selection(to_subject="a"), Selection(group="a"), Selection(with_replayed=True),
+    ]  # fmt: skip
+    assert len({one.digest() for one in several}) == len(several)
+    assert Selection("a.").digest() == Selection("a.").digest()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Selection("a..b"), Selection(to_subject="a."), Selection(group="~g"), Selection(to_subject="a", group="g"),
+        Selection(since_us=7, until_us=7),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(wrong: Selection) -> None:
+    with pytest.raises((InvalidName, InvalidOption)):
+        wrong.check()
