@@ -28,6 +28,11 @@ _START_S: Final = 60.0
 _STOP_S: Final = 5.0
 
 _JAVA: Final = ("-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+#: Hadoop's client has in it what it needs, but for these; to look into all 250 of Spark takes half a second.
+_JARS: Final = (
+    "hadoop-client-api", "hadoop-client-runtime", "commons-io", "py4j", "slf4j-api", "jcl-over-slf4j", "log4j-api",
+    "log4j-core", "log4j-1.2-api", "log4j-slf4j2-impl",
+)  # fmt: skip
 _GATEWAY: Final = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
 #: Errors come back to whoever called: nothing is to be logged beside.
 _QUIET: Final = ("-Dorg.apache.logging.log4j.level=OFF", "-Dlog4j2.StatusLogger.level=OFF")
@@ -245,9 +250,10 @@ def _class_path() -> str:
     found = importlib.util.find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
         raise InvalidOption(f"there is no PySpark, whose jars are needed; {_NEED}")
-    jars = Path(found.submodule_search_locations[0], "jars", "*")
+    directory = Path(found.submodule_search_locations[0], "jars")
+    jars = [str(path) for name in _JARS for path in sorted(directory.glob(f"{name}-[0-9]*.jar"))]
     settings = os.environ.get("HADOOP_CONF_DIR")
-    return os.pathsep.join([settings, str(jars)] if settings else [str(jars)])
+    return os.pathsep.join([settings, *jars] if settings else jars)
 
 
 def _py4j() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from qmq.history import hadoop
 from qmq.history.hdfs_files import WritableHdfsFiles
 from tests.hdfs.cluster import Cluster
 from tests.hdfs.trees import beside, connected
@@ -13,8 +14,11 @@ from tests.hdfs.trees import beside, connected
 
 @pytest.fixture(scope="session")
 def connection(hdfs: Cluster) -> Iterator[WritableHdfsFiles]:
-    """By Hadoop's client, in Java."""
-    with connected(hdfs) as tree:
+    """By Hadoop's client, in Java. A server that is started on a loaded machine takes longer than users wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hadoop, "PATIENCE_S", 240.0)
+        tree = connected(hdfs)
+    with tree:
         yield tree
 
 

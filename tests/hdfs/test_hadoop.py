@@ -26,7 +26,7 @@ def test_nobody_there_is_said_at_once() -> None:
 def test_a_namenode_that_does_not_answer_is_given_up(hdfs: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is the process: nothing happens later that nobody waits for any more."""
     monkeypatch.setattr(hadoop, "PATIENCE_S", 3.0)
-    with connected(hdfs, ipc_client_rpc__timeout_ms="600000") as tree:
+    with connected(hdfs) as tree:
         process = tree._hadoop._process
         monkeypatch.setattr(hadoop, "PATIENCE_S", 1.0)
         hdfs.freeze_namenode(frozen=True)
@@ -38,14 +38,6 @@ def test_a_namenode_that_does_not_answer_is_given_up(hdfs: Cluster, monkeypatch:
         process.wait()
         with pytest.raises(StorageFailed, match=f"cannot make the directory {tree.name}: HDFS has not answered"):
             tree.make_directory("")
-
-
-def test_a_process_that_ended_is_said(hdfs: Cluster) -> None:
-    with connected(hdfs) as tree:
-        tree._hadoop._process.kill()
-        tree._hadoop._process.wait()
-        with pytest.raises(StorageFailed, match=f"cannot list {tree.name}: the Java process ended with -9"):
-            tree.names("")
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
@@ -82,18 +74,29 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         Hadoop()
 
 
-def test_settings_of_the_user_count(hdfs: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_of_the_user_count_and_an_end_is_said(
+    hdfs: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Before those that are set where nobody says anything, and behind those that are given."""
     (tmp_path / "hdfs-site.xml").write_text(
         "<configuration><property><name>dfs.client.socket-timeout</name><value>77</value></property>"
         "<property><name>dfs.client.retry.policy.spec</name><value>1,1</value></property></configuration>"
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    with connected(hdfs, dfs_client_retry_policy_spec="2,2") as tree:
+    with WritableHdfsFiles(f"{hdfs.address}/a", {"dfs.client.retry.policy.spec": "2,2"}) as tree:
         found = tree._fs.getConf()
         assert found.get("dfs.client.socket-timeout") == "77"
         assert found.get("dfs.client.retry.policy.spec") == "2,2"
         assert found.get("ipc.client.rpc-timeout.ms") == "8000"
+        check_its_end_is_said(tree)
+
+
+def check_its_end_is_said(tree: WritableHdfsFiles) -> None:
+    """Where the Java process ends by itself."""
+    tree._hadoop._process.kill()
+    tree._hadoop._process.wait()
+    with pytest.raises(StorageFailed, match=f"cannot list {tree.name}: the Java process ended with -9"):
+        tree.names("")
 
 
 _OF_HDFS = "org.apache.hadoop.hdfs."

@@ -12,7 +12,7 @@ from qmq.history.files import COPY_BYTES, LocalFiles
 from qmq.history.hdfs_files import WritableHdfsFiles, split_place
 from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.cluster import Cluster
-from tests.hdfs.trees import connected
+from tests.hdfs.trees import beside
 
 
 def test_copies_in_pieces(tree: WritableHdfsFiles, tmp_path: Path) -> None:
@@ -94,15 +94,17 @@ def test_reads_by_ranges(tree: WritableHdfsFiles) -> None:
     file.close()
 
 
-def test_files_with_another_checksum_are_read_back(hdfs: Cluster, tmp_path: Path) -> None:
+def test_files_with_another_checksum_are_read_back(
+    hdfs: Cluster, connection: WritableHdfsFiles, tmp_path: Path
+) -> None:
     """Of crc32 HDFS makes no crc32c."""
     data = bytes(range(256)) * (COPY_BYTES // 256) + b"rest"
     (tmp_path / "source").write_bytes(data)
     told: list[int] = []
-    with connected(hdfs, dfs_checksum_type="CRC32") as tree, LocalFiles(tmp_path).open("source") as source:
-        tree.make_directory("")
+    tree = beside(connection, hdfs, dfs_checksum_type="CRC32")
+    with LocalFiles(tmp_path).open("source") as source:
         tree.copy_in(source, len(data), "target", lambda _: None)
-        assert tree.checksum("target", told.append) == (len(data), crc32c(data))
+    assert tree.checksum("target", told.append) == (len(data), crc32c(data))
     assert told == [COPY_BYTES, 4]
 
 

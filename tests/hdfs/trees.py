@@ -23,18 +23,29 @@ SEGMENT_BYTES: Final = 10 << 20
 _BODY: Final = bytes(range(256)) * 2_000
 
 
-def connected(hdfs: Cluster, **settings: str) -> WritableHdfsFiles:
+def connected(hdfs: Cluster) -> WritableHdfsFiles:
     """A new tree, with a Java process of its own."""
-    names = {name.replace("__", "-").replace("_", "."): value for name, value in settings.items()}
-    return WritableHdfsFiles(f"{hdfs.address}/{uuid4().hex}", {**hdfs.settings, **names})
+    return WritableHdfsFiles(f"{hdfs.address}/{uuid4().hex}", hdfs.settings)
 
 
-def beside(tree: WritableHdfsFiles) -> WritableHdfsFiles:
-    """An empty tree of the same connection."""
+def beside(tree: WritableHdfsFiles, hdfs: Cluster | None = None, **settings: str) -> WritableHdfsFiles:
+    """An empty tree of the same Java process; in another HDFS, or with other settings (`a__b_c` is a-b.c)."""
     other: Any = copy.copy(tree)
+    if hdfs is not None:
+        other.name = f"{hdfs.address}/"
+        named = {name.replace("__", "-").replace("_", "."): value for name, value in settings.items()}
+        other._fs = tree._hadoop.open(other.name, {**hdfs.settings, **named})
     other._root = f"/{uuid4().hex}"
-    other.name = tree.name.rpartition("/")[0] + other._root
+    other.name = other.name.rpartition("/")[0] + other._root
     other.make_directory("")
+    return other  # type: ignore[no-any-return]
+
+
+def at(tree: WritableHdfsFiles, path: str) -> WritableHdfsFiles:
+    """Another tree of the same HDFS."""
+    other: Any = copy.copy(tree)
+    other._root = f"/{path}"
+    other.name = tree.name.rpartition("/")[0] + other._root
     return other  # type: ignore[no-any-return]
 
 
