@@ -207,7 +207,7 @@ class LocalFiles:
             raise failure(error, "remove", self._at(path)) from error
 
     def claim(self, path: str, data: bytes) -> bool:
-        target, draft = self._at(path), f"{path}.{self._disk.random(8).hex()}"
+        target, draft = self._at(path), draft_of(path, self._disk.random(8))
         self.write(draft, data)
         try:
             self._disk.link(self._at(draft), target)
@@ -244,6 +244,12 @@ def pieces_of(source: LocalReading, size: int) -> Iterator[tuple[int, bytes]]:
             raise StorageFailed(f"{source.path} ends at {done} of {size} bytes; run qmq verify")
         yield done, piece
         done += len(piece)
+
+
+def draft_of(path: str, chance: bytes) -> str:
+    """Where what becomes *path* is written first: names that begin with ``_`` are nobody's yet."""
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}_{name}.{chance.hex()}"
 
 
 def local_path(place: str) -> Path | None:

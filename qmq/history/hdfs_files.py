@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.history.files import COPY_BYTES, LocalReading, Progress, pieces_of
+from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of, pieces_of
 from qmq.history.hadoop import Hadoop
 from qmq.storage.disk import Disk
 
@@ -232,7 +232,7 @@ class WritableHdfsFiles:
             self._fs.delete(self._path(path), False)
 
     def claim(self, path: str, data: bytes) -> bool:
-        draft = f"{path}.{os.urandom(8).hex()}"
+        draft = draft_of(path, os.urandom(8))
         self.write(draft, data)
         try:
             with self._hadoop.doing("make", self._at(path)):

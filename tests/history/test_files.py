@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageFailed, StorageFull
-from qmq.history.files import COPY_BYTES, LocalFiles, local_path
+from qmq.history.files import COPY_BYTES, LocalFiles, draft_of, local_path
 from tests.storage.faults import FaultyDisk
 
 
@@ -40,6 +40,17 @@ def test_one_of_two_claims_a_name(tmp_path: Path) -> None:
     files.remove("name")
     files.remove("name")
     assert files.claim("name", b"second")
+
+
+def test_what_is_not_claimed_yet_is_nobodys(tmp_path: Path) -> None:
+    assert draft_of("tables/7.table", b"\1\2") == "tables/_7.table.0102"
+    assert draft_of("_lock", b"\1") == "__lock.01"
+    disk = FaultyDisk()
+    disk.fail("unlink")
+    files = LocalFiles(tmp_path, disk)
+    with pytest.raises(StorageFailed):
+        files.claim("name", b"first")
+    assert [name[:6] for name in files.names("")] == ["_name.", "name"]
 
 
 def test_renames_onto_what_is_there(tmp_path: Path) -> None:

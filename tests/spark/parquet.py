@@ -11,7 +11,7 @@ import pyarrow as pa
 from qmq.history.archive_lock import ArchiveLock, Holder, this_process
 from qmq.history.data_directory import open_data_directory
 from qmq.history.file_table import FileTable, read_table
-from qmq.history.files import LocalFiles
+from qmq.history.files import Files, LocalFiles, WritableFiles
 from qmq.storage.disk import Disk
 from qmq_spark.parquet_archiving import ArchivedTables, archive_parquet
 from qmq_spark.parquet_reading import FileDamage, PieceReader, plan_files
@@ -47,7 +47,11 @@ def archive(
     source: Path, to: Path, disk: Disk | None = None, holder: Holder | None = None, run: str = "run"
 ) -> ArchivedTables:
     """One run."""
-    files = LocalFiles(to, disk)
+    return archive_to(source, LocalFiles(to, disk), holder, run)
+
+
+def archive_to(source: Path, files: WritableFiles, holder: Holder | None = None, run: str = "run") -> ArchivedTables:
+    """One run, to any tree."""
     files.make_directory("")
     with ArchiveLock(files, lambda: NOW_US, holder if holder is not None else this_process()) as lock:
         found = open_data_directory(source)
@@ -63,7 +67,14 @@ def read(
     archive: Path, wanted: Wanted = ALL, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
 ) -> tuple[list[Row], list[FileDamage]]:
     """All rows that the table lists, by partition and position where they have these, and what is bad."""
-    files, rows, damages = LocalFiles(archive), list[dict[str, Any]](), list[FileDamage]()
+    return read_from(LocalFiles(archive), wanted, schema, part_bytes)
+
+
+def read_from(
+    files: Files, wanted: Wanted = ALL, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
+) -> tuple[list[Row], list[FileDamage]]:
+    """The same of any tree."""
+    rows, damages = list[dict[str, Any]](), list[FileDamage]()
     reader = PieceReader(files, wanted, schema, damages.append)
     for part in plan_files(read_table(files), wanted, part_bytes):
         for piece in part:

@@ -1,0 +1,37 @@
+"""An archive of Parquet in HDFS: as one on a local disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import DirectoryInUse
+from qmq.history.file_table import FileTable, commit, read_table
+from qmq.history.hdfs_files import WritableHdfsFiles
+from qmq.history.hdfs_reading import HdfsFiles
+from tests.hdfs.trees import files_in
+from tests.history.orders import rows_in
+from tests.spark.parquet import archive_to, read_from, write_days
+
+
+def test_has_every_message_once(tree: WritableHdfsFiles, tmp_path: Path) -> None:
+    write_days(tmp_path, 2, 15)
+    done = archive_to(tmp_path, tree)
+    files = HdfsFiles(tree.name)
+    assert read_from(files) == (rows_in(tmp_path), [])
+    assert done.files == len([name for name in files_in(files) if name.startswith("parquet/")])
+    killed = "parquet/date=2010-12-01/only_subject=a/of-a-killed-run.parquet"
+    tree.make_directory(killed.rpartition("/")[0])
+    tree.write(killed, b"half")
+    again = archive_to(tmp_path, tree, run="again")
+    assert (again.messages, again.removed) == (0, 1)
+    assert killed not in files_in(files)
+
+
+def test_of_two_tables_one_counts(tree: WritableHdfsFiles) -> None:
+    commit(tree, FileTable(1))
+    with pytest.raises(DirectoryInUse, match="another run has archived"):
+        commit(tree, FileTable(1, damages=()))
+    assert read_table(HdfsFiles(tree.name)).number == 1
+    assert tree.names("tables") == ["00000001.table"]
