@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 import qmq
 from qmq.errors import InvalidOption
@@ -27,8 +35,21 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield started
 
 
+TYPES = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "array<string>": ArrayType(StringType()),
+    "array<int>": ArrayType(IntegerType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+}
+
+
 def schema_of(text: str) -> StructType:
-    return StructType.fromDDL(text)
+    """As Spark reads it, which needs a session for that."""
+    columns = [column.split(" ") for column in text.split(", ")]
+    return StructType([StructField(name, TYPES[kind]) for name, kind in columns])
 
 
 def test_rows_go_and_come_back_over_the_wire(spark: SparkSession, broker: BrokerProcess) -> None:
