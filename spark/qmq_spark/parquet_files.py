@@ -12,6 +12,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,41 +139,69 @@ class _Unnamed:
 
 
 class DayFiles:
-    """The files of a day. ``finished`` gets each, whole, before it is closed."""
+    """The files of a day. ``finished`` gets each, whole, before it is closed.
+
+    What was gathered is written by a thread, while its caller reads what comes next: Arrow's encoder holds nobody up.
+    """
 
     def __init__(self, schema: pa.Schema, finished: Callable[[ParquetFile], None]) -> None:
         self._schema = schema
         self._finished = finished
         self._gathered: list[pa.RecordBatch] = []
         self._bytes = 0
+        self._thread = ThreadPoolExecutor(1, "qmq-parquet")
+        self._writing: Future[None] | None = None
         #: Those that are open, by subject (None: of several), the one that got nothing for longest first.
         self._open: dict[str | None, ParquetFile] = {}
+        #: Those that are whole, and that nobody has got yet.
+        self._whole: list[ParquetFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take messages. Raises StorageFull or StorageFailed."""
+        """Take messages. Raises StorageFull or StorageFailed, for those of earlier calls too."""
         self._gathered.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= GATHERED_BYTES:
-            self._write()
+            self._hand_over()
 
     def finish(self) -> None:
         """Write what is left, and finish every file. Raises StorageFull or StorageFailed."""
         if self._gathered:
-            self._write()
+            self._hand_over()
+        self._settle()
         while self._open:
             self._finish(next(iter(self._open)))
+            self._give()
 
     def close(self) -> None:
         """Let go of files that were not finished."""
-        for file in self._open.values():
+        self._thread.shutdown()
+        for file in (*self._open.values(), *self._whole):
             file.close()
         self._open.clear()
+        self._whole.clear()
 
-    def _write(self) -> None:
-        """Write what was gathered, each large subject to its file, and the others, by name, to one."""
-        messages = pa.Table.from_batches(self._gathered, self._schema).combine_chunks()
-        self._gathered.clear()
-        self._bytes = 0
+    def _hand_over(self) -> None:
+        """Have the thread write what was gathered, once it has done with what was before."""
+        self._settle()
+        gathered, self._gathered, self._bytes = self._gathered, [], 0
+        self._writing = self._thread.submit(self._write, gathered)
+
+    def _settle(self) -> None:
+        """Wait for the thread, and give away what is whole."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+        self._give()
+
+    def _give(self) -> None:
+        while self._whole:
+            self._finished(self._whole[0])
+            self._whole.pop(0).close()
+
+    def _write(self, gathered: list[pa.RecordBatch]) -> None:
+        """Write messages, those of each large subject to its file, and the others, by name, to one."""
+        messages = pa.Table.from_batches(gathered, self._schema).combine_chunks()
+        gathered.clear()
         names, codes = _subjects_of(messages)
         sizes = _bytes_of(messages, codes, len(names))
         own = [
@@ -200,11 +229,8 @@ class DayFiles:
             self._finish(next(name for name in self._open if name is not None))
 
     def _finish(self, subject: str | None) -> None:
-        file = self._open[subject]
-        file.finish()
-        self._finished(file)
-        file.close()
-        del self._open[subject]
+        self._open[subject].finish()
+        self._whole.append(self._open.pop(subject))
 
 
 def directory_of(day: str, subject: str | None) -> str:

@@ -147,7 +147,8 @@ class PieceReader:
                 return
             read += batch.num_rows
             kept = self._kept(batch, filtered)
-            yield kept.select(self._schema.names).cast(self._schema)
+            columns = [kept.column(field.name).cast(field.type) for field in self._schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _filtered(self, piece: FilePiece) -> list[str]:
         """The columns that say whether a message is wanted, less those that say so of all in the file."""

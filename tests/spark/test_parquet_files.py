@@ -144,6 +144,21 @@ def test_a_disk_that_fails_says_where(
     file.close()
 
 
+def test_what_fails_meanwhile_is_said_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object, messages: pa.Table) -> None:
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(ParquetFile, "write", fail)
+    monkeypatch.setattr(parquet_files, "GATHERED_BYTES", 1)
+    files = DayFiles(SCHEMA, Made())
+    files.add(batch_of("a", 10))
+    with pytest.raises(StorageFull, match="no room"):
+        files.add(batch_of("a", 10))
+    with pytest.raises(StorageFull, match="no room"):
+        files.finish()
+    files.close()
+
+
 def test_nothing_is_left_of_files_that_were_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
