@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -165,7 +166,7 @@ def run(frame: DataFrame, to: Path, **trigger: Any) -> None:
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(to / "checkpoint"))
     query = writer.trigger(**trigger).start(str(to / "rows"))
     try:
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(240)
     finally:
         query.stop()
 
@@ -196,8 +197,6 @@ def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """With all that it has started."""
-    import os
-
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
     assert process.stdout is not None
