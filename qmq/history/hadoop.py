@@ -246,14 +246,23 @@ def _java() -> str:
 
 
 def _class_path() -> str:
-    """PySpark's jars, and the user's settings before them. Raises InvalidOption."""
+    """Hadoop's jars, and the user's settings before them. Raises InvalidOption."""
+    for directory in _directories():
+        jars = [str(path) for name in _JARS for path in sorted(directory.glob(f"{name}-[0-9]*.jar"))]
+        if len(jars) >= len(_JARS):
+            settings = os.environ.get("HADOOP_CONF_DIR")
+            return os.pathsep.join([settings, *jars] if settings else jars)
+    raise InvalidOption(f"there is no PySpark, whose jars are needed; {_NEED}")
+
+
+def _directories() -> Iterator[Path]:
+    """Where Spark's jars may be: of the Spark that runs this, which brings its own package, and of the package."""
+    home = os.environ.get("SPARK_HOME")
+    if home:
+        yield Path(home, "jars")
     found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
-        raise InvalidOption(f"there is no PySpark, whose jars are needed; {_NEED}")
-    directory = Path(found.submodule_search_locations[0], "jars")
-    jars = [str(path) for name in _JARS for path in sorted(directory.glob(f"{name}-[0-9]*.jar"))]
-    settings = os.environ.get("HADOOP_CONF_DIR")
-    return os.pathsep.join([settings, *jars] if settings else jars)
+    if found is not None and found.submodule_search_locations:
+        yield Path(found.submodule_search_locations[0], "jars")
 
 
 def _py4j() -> Any:

@@ -70,6 +70,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(StorageFailed, match=r"Java has not started as it should \(the wrong one\)"):
         Hadoop()
     monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     with pytest.raises(InvalidOption, match=r"there is no PySpark, .*pip install 'qmq\[hdfs\]'"):
         Hadoop()
 
