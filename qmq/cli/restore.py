@@ -12,8 +12,10 @@ from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
 from qmq.errors import InvalidOption
-from qmq.history.archive import is_archive
+from qmq.history.archive import archived_segments, is_archive
 from qmq.history.archive_lock import this_process
+from qmq.history.file_table import only_in_files, read_table
+from qmq.history.files import Files
 from qmq.history.places import writable_files_at
 from qmq.net.address import parse_url
 from qmq.restoring.progress import Progress
@@ -68,7 +70,8 @@ def restore(
     selection.check()
     with writable_files_at(source) as files:
         if not is_archive(files):
-            raise InvalidOption(f"{source} is no archive with segments; name what `qmq archive --to` named")
+            raise InvalidOption(f"{source} is no archive; name what `qmq archive --to` named")
+        left_out = _only_parquet(files, source)
         restoring = Restoring(files, selection, parse_url(server), _now_us, this_process(), again=again)
         with reading_bar() as shown:
             progress = run(restoring.run(shown))
@@ -78,8 +81,18 @@ def restore(
         click.echo(f"qmq: {len(restoring.damages) - _TOLD:,} more stretches of bad bytes", err=True)
     bad = restoring.bad_stretches()
     click.echo(json.dumps(_object(source, progress, bad)) if as_json else _summary(source, progress, bad))
-    if bad:
+    if left_out:
+        click.echo(f"qmq: {left_out:,} segments are archived as Parquet only, and are not restored", err=True)
+    if bad or left_out:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def _only_parquet(files: Files, source: str) -> int:
+    """How many segments are there as Parquet alone, or go on there. Raises InvalidOption when all of them are."""
+    table, segments = read_table(files), archived_segments(files)
+    if table.number and not segments:
+        raise InvalidOption(f"{source} has Parquet only, and a restore takes segments: qmq archive ... --as both")
+    return len(only_in_files(table, segments))
 
 
 def time_of(text: str, option: str) -> int:

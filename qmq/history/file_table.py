@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
 from qmq.format.checked import pack_checked, parse_checked
 from qmq.history.files import Files, WritableFiles
+from qmq.history.segments import SegmentSource
 
 VERSION: Final = 1
 TABLES: Final = "tables"
@@ -167,6 +168,12 @@ def commit(files: WritableFiles, table: FileTable) -> None:
     for number in numbers(files):
         if number < table.number - 1:
             files.remove(path_of(number))
+
+
+def only_in_files(table: FileTable, segments: Iterable[SegmentSource]) -> list[ListedSegment]:
+    """What a table has more than the archived *segments*: those that go on in the files, or are in these alone."""
+    ends = {SegmentKey(each.store_id.hex(), each.partition, each.base): each.end for each in segments}
+    return [segment for segment in table.segments if segment.end > ends.get(segment.key, 0)]
 
 
 _Listed = TypeVar("_Listed", ListedFile, ListedSegment, ListedDamage)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from qmq.errors import BadBytes, InvalidOption
-from qmq.history.file_table import FileTable, ListedFile, SegmentKey
+from qmq.history.file_table import FileTable, ListedFile, SegmentKey, only_in_files
 from qmq.history.files import Files, Reading
 from qmq.history.segments import SegmentSource
 from qmq_spark.reading import ROWS, Wanted
@@ -47,12 +47,11 @@ def is_read_from_files(table: FileTable, segments: Iterable[SegmentSource], plac
 
     Raises InvalidOption when neither form does.
     """
-    if not table.number:
+    segments = list(segments)
+    if not only_in_files(table, segments):
         return False
     in_files = table.ends()
     in_segments = {SegmentKey(each.store_id.hex(), each.partition, each.base): each.end for each in segments}
-    if all(in_segments.get(key, 0) >= end for key, end in in_files.items()):
-        return False
     if all(in_files.get(key, 0) >= end for key, end in in_segments.items()):
         return True
     raise InvalidOption(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from qmq.errors import InvalidOption
 from tests.broker_process import broker_process
 from tests.cli.commands import qmq, qmq_process
 from tests.restoring.archived import check_restored, orders_archive
+from tests.spark import parquet
+from tests.spark.parquet import write_days
 
 
 def test_restores_sums_up_and_does_it_once(tmp_path: Path) -> None:
@@ -47,6 +50,21 @@ def test_bad_bytes_are_told_of_and_the_rest_is_restored(tmp_path: Path) -> None:
         assert broker.stop() == 0
     with pytest.raises(AssertionError, match="are not there"):
         check_restored(wanted, tmp_path / "target")
+
+
+def test_what_is_there_as_parquet_only_is_said(tmp_path: Path) -> None:
+    write_days(tmp_path / "data", 1, 2)
+    place = str(tmp_path / "archive")
+    parquet.archive(tmp_path / "data", tmp_path / "archive")
+    alone = qmq("restore", "--from", place, server="qmq://127.0.0.1:1")
+    assert (alone.exit_code, "has Parquet only, and a restore takes segments" in alone.output) == (2, True)
+    wanted = orders_archive(tmp_path / "more", 2)
+    shutil.copytree(tmp_path / "more" / "archive", place, dirs_exist_ok=True)
+    with broker_process(tmp_path / "target") as broker:
+        said = qmq("restore", "--from", place, server=broker.url)
+        assert (said.exit_code, "2 segments are archived as Parquet only" in said.output) == (1, True)
+        assert broker.stop() == 0
+    check_restored(wanted, tmp_path / "target")
 
 
 def test_refuses_what_cannot_be(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from qmq.history.file_table import (
     SegmentKey,
     commit,
     numbers,
+    only_in_files,
     parse_table,
     path_of,
     read_table,
 )
 from qmq.history.files import LocalFiles
+from qmq.history.segments import SegmentSource
 
 STORE = "7f0000015191"
 FILE = ListedFile("parquet/a", "hotel", 3, 100, 7, 1, 2)
@@ -106,3 +108,12 @@ def test_a_table_that_goes_while_it_is_read_is_looked_for_again(tmp_path: Path) 
     files.left = 100
     with pytest.raises(StorageFailed, match="try again"):
         read_table(files)
+
+
+def test_tells_what_is_in_files_alone() -> None:
+    archived = SegmentSource(bytes.fromhex(STORE), 0, SEGMENT.base, SEGMENT.end, "path", None, None)
+    table = FileTable().with_more([], [SEGMENT], [])
+    assert only_in_files(table, [archived]) == []
+    assert only_in_files(table, [archived._replace(end=SEGMENT.end - 1)]) == [SEGMENT]
+    assert only_in_files(table, []) == [SEGMENT]
+    assert only_in_files(FileTable(), [archived]) == []

@@ -84,8 +84,8 @@ OF_PARQUET: Final = (
     Mutant(
         "read an archive from the form that has everything",
         "spark/qmq_spark/parquet_reading.py",
-        "if all(in_segments.get(key, 0) >= end for key, end in in_files.items()):",
-        "if in_segments:",
+        "if not only_in_files(table, segments):",
+        "if segments:",
         _READING,
     ),
     Mutant(
@@ -94,5 +94,12 @@ OF_PARQUET: Final = (
         "Part([], first, gone)",
         "Part([], first)",
         ("tests/spark/test_parts.py",),
+    ),
+    Mutant(
+        "say what a restore cannot bring",
+        "qmq/history/file_table.py",
+        "if segment.end > ends.get(segment.key, 0)]",
+        "if segment.key not in ends]",
+        ("tests/history/test_file_table.py",),
     ),
 )
