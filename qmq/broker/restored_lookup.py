@@ -17,16 +17,18 @@ from qmq.broker.intake import Intake
 from qmq.broker.ledger import Ledger
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header
-from qmq.format.due import origins_of
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
+from qmq.format.pieces import stored_runs
+from qmq.format.restored import ids_of, stretches_of
 from qmq.intervals import Intervals
 from qmq.storage.store import NotAtHand, Read, Store
 
 #: The number of the one read that is under way: others are delay_reading's, below, and those that count up and down.
 READ_NUMBER: Final = (1 << 62) + 1
-#: In one turn: rows, about 10 ns each, and batches, about 30 us each.
+#: In one turn: rows, about 10 ns each; batches, about 30 us each, a large one as several.
 _ROWS: Final = 65_536
 _BATCHES: Final = 256
+_BYTES_A_BATCH: Final = 256 << 10
 
 
 @dataclass(slots=True)
@@ -65,12 +67,12 @@ class Lookups:
         store = self._store
         ends = [store.end(partition) for partition in range(store.partitions)]
         places = ends if since is None else (since + [0] * len(ends))[: len(ends)]
-        for partition, place in enumerate(since or ()):
-            spans = store.sealed(partition) if partition < len(ends) else []
-            if spans and place < spans[0].base:
+        for partition, place in enumerate((since or [])[: len(ends)]):
+            if not _first_kept(store, partition) <= place <= ends[partition]:
                 raise InvalidOption(
-                    f"the broker has removed messages of partition {partition} since position {place}: whether some of "
-                    "this restore were among them can't be told; begin it anew"
+                    f"the broker's log of partition {partition} does not go on from position {place}: messages have "
+                    "been removed since, or its directory was made anew; what it has of this restore can't be told: "
+                    "begin it anew"
                 )
         for partition, end in enumerate(ends):
             broken = store.broken(partition)
@@ -151,7 +153,7 @@ class Lookups:
             if not left or not self._look_at(lookup, position, size):
                 return left
             lookup.last = position
-            left -= 1
+            left = max(0, left - 1 - size // _BYTES_A_BATCH)
         lookup.row = first + len(rows)
         return left
 
@@ -167,16 +169,15 @@ class Lookups:
             header = parse_header(store.view(partition, position, BATCH_HEADER_SIZE))
             if header.magic != BATCH_MAGIC or header.producer_id != lookup.run:
                 return True
-            origins = origins_of(store.view(partition, position, size))
+            runs = stored_runs(store.view(partition, position, size), header)
         except (StorageError, BadBatch):
             return True
         lookup.following = max(lookup.following, header.producer_sequence + header.messages)
         if lookup.ledger is not None and not lookup.ledger.restored.has(lookup.run, header.producer_sequence):
             return True
-        for store_id, number, positions in origins:
-            intervals = lookup.found.setdefault((store_id, number), Intervals())
-            for start, stop in _stretches(positions):
-                intervals.add(start, stop)
+        for run in runs:
+            for store_id, number, start, stop in stretches_of(ids_of(run)):
+                lookup.found.setdefault((store_id, number), Intervals()).add(start, stop)
         return True
 
     # --- reads -------------------------------------------------------------------------------------------------------
@@ -201,13 +202,11 @@ class Lookups:
             self._effects.append(Refused(command.connection, command.request, error))
 
 
-def _stretches(positions: Any) -> list[tuple[int, int]]:
-    """Numbers as [start, stop) of those that follow each other."""
-    ordered = np.sort(positions)
-    heads = np.flatnonzero(np.diff(ordered) != 1) + 1
-    starts = ordered[np.concatenate(([0], heads))].tolist()
-    lasts = ordered[np.concatenate((heads - 1, [len(ordered) - 1]))].tolist()
-    return [(start, last + 1) for start, last in zip(starts, lasts, strict=True)]
+def _first_kept(store: Store, partition: int) -> int:
+    """The position of the first segment that is there."""
+    sealed = store.sealed(partition)
+    first = sealed[0] if sealed else store.segment_at(partition, store.end(partition))
+    return first.base if first is not None else 0
 
 
 def _fields(lookup: Lookup) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from qmq.format.private import check_private
 from qmq.storage.store import Store
 
 #: Batches that one frame brings: more would keep others waiting.
-MOST_BATCHES: Final = 256
+MOST_BATCHES: Final = 1_024
 #: Their answers go to nobody's connection: one frame has one answer.
 _NOBODY: Final = -2
 #: Producer ids that begin so are the broker's own.

@@ -87,6 +87,17 @@ def ids_of(run: Run) -> npt.NDArray[np.void]:
     return ids
 
 
+def stretches_of(ids: npt.NDArray[np.void]) -> Iterator[tuple[bytes, int, int, int]]:
+    """What ``ids_of`` gave as store id, partition, and positions [start, stop) of those that follow each other."""
+    places, positions = ids["place"].astype("V8").view("<u8"), ids["position"].astype(np.uint64)
+    goes_on = (places[1:] == places[:-1]) & (positions[1:] == positions[:-1] + np.uint64(1))
+    heads = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
+    lasts = [*(head - 1 for head in heads[1:]), len(ids) - 1]
+    columns = positions[heads].tolist(), positions[lasts].tolist()
+    for place, start, last in zip(ids["place"][heads].tolist(), *columns, strict=True):
+        yield place[:6], int.from_bytes(place[6:], "big"), start, last + 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 

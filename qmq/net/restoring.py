@@ -14,7 +14,7 @@ from qmq.net.link import CONNECT_TIMEOUT
 from qmq.net.wire import FRAME_SIZE, Kind
 
 #: Batches that one frame may bring.
-MOST_BATCHES: Final = 256
+MOST_BATCHES: Final = 1_024
 #: How long a broker may look up what is stored of a run, and store a frame, in seconds.
 _LOOK_TIMEOUT: Final = 600.0
 _STORE_TIMEOUT: Final = 60.0

@@ -8,12 +8,13 @@ from typing import Final
 
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.restored import Restored, numbered, restored_batches
+from qmq.net.restoring import MOST_BATCHES
 from qmq.restoring.progress import Counts
 from qmq.restoring.reading import Damage, Found, Step
 
 #: A frame is sent when it has so many bytes or batches, or so many steps have brought nothing.
 FRAME_BYTES: Final = 4 << 20
-FRAME_BATCHES: Final = 256
+FRAME_BATCHES: Final = MOST_BATCHES
 _STEPS: Final = 4_096
 
 

@@ -22,6 +22,7 @@ from tests.broker.test_consuming import Consumer, filled, killed
 from tests.broker.test_unnamed import records, rotten
 from tests.format.contents import CREATED_US
 from tests.format.test_private import run_of
+from tests.storage.test_dropping import drop
 
 RUN = b"r" * 16
 ARCHIVED = run_of(b"")
@@ -157,6 +158,20 @@ def test_many_are_looked_up_in_several_turns(tmp_path: Path) -> None:
     assert begin(driven, begun["ends"])["next"] == 600
 
 
+def test_what_was_stored_where_messages_have_been_removed_since_cannot_be_told(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
+    begun = begin(driven)
+    store(driven, frame_of(b"x"))
+    while not driven.store.sealed(0):
+        driven.send("a", b"y" * 10_000)
+    assert found_in(begin(driven, begun["ends"])) == [0]
+    driven.checkpoint()
+    drop(driven.store)
+    with pytest.raises(InvalidOption, match="begin it anew"):
+        begin(driven, begun["ends"])
+    assert begin(driven, [driven.store.end(0)])["found"] == []
+
+
 def wrong_frames() -> list[tuple[memoryview, str]]:
     good = frame_of(b"x", b"y", batches=2)
     gap = bytearray(frame_of(b"x"))
@@ -170,7 +185,7 @@ def wrong_frames() -> list[tuple[memoryview, str]]:
         (frame_of(b"x", run=b"s" * 16), "names its run"),
         (memoryview(gap), "numbered on"),
         (memoryview(unmarked), "marked as replayed"),
-        (frame_of(*[b""] * 257, batches=257), "at most 256"),
+        (frame_of(*[b""] * 1_025, batches=1_025), "at most 1024"),
     ]
 
 

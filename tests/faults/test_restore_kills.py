@@ -26,8 +26,8 @@ pytestmark = pytest.mark.no_cover
 
 PATIENCE_S: Final = 60
 SUBJECTS: Final = ("hotel.order.created", "hotel.order.paid", "flight.order.created")
-MESSAGES: Final = 10_000
-RESTORE_KILLS: Final = 4
+MESSAGES: Final = 20_000
+RESTORE_KILLS: Final = 3
 BROKER_KILLS: Final = 2
 
 
@@ -36,7 +36,7 @@ def many_orders(root: Path, dice: random.Random) -> list[Told]:
     store = open_store(root / "source", segment_bytes=1 << 20)
     sender, left = Sender(store), MESSAGES
     while left > 0:
-        count = dice.choice([1, 1, 4])
+        count = dice.choice([1, 1, 2])
         subjects = dice.sample(SUBJECTS, dice.choice([1, 1, 2]))
         sender.stage(*((subject, [dice.randbytes(60) for _ in range(count)]) for subject in subjects))
         sender.write()

@@ -7,27 +7,27 @@ from typing import Final
 from tests.mutants.running import Mutant
 
 _BROKER: Final = ("tests/broker/test_restores.py",)
-_RUN: Final = ("tests/restoring/test_run.py", "tests/faults/test_restore_kills.py")
+_RUN: Final = ("tests/restoring/test_target.py", "tests/restoring/test_run.py", "tests/faults/test_restore_kills.py")
 _READING: Final = ("tests/restoring/test_reading.py",)
 
 OF_RESTORES: Final = (
     Mutant(
         "look up what is in doubt before anything is sent again",
-        "qmq/restoring/run.py",
+        "qmq/restoring/target.py",
         "            self.found = _found_of(begun)\n",
         "            self.found = {}\n",
         _RUN,
     ),
     Mutant(
         "look up from where the last progress was kept",
-        "qmq/restoring/run.py",
+        "qmq/restoring/target.py",
         "        self._since = progress.since\n",
         "        self._since = None\n",
         _RUN,
     ),
     Mutant(
         "number on behind all that is stored of a run",
-        "qmq/restoring/run.py",
+        "qmq/restoring/target.py",
         "            self.following = max(self.following, begun.following)\n",
         "            pass\n",
         _RUN,

@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 def orders_archive(root: Path, batches: int = 200, seed: int = 1) -> list[Told]:
     """An archive at *root*/archive of a stopped store at *root*/source; its messages in the order of the log."""
-    write_orders(root / "source", batches, seed)
+    write_orders(root / "source", batches, seed, segment_bytes=256 << 10, max_frame_bytes=128 << 10)
     archive(root / "source", root / "archive")
     return told(root / "source", partitions=2)
 

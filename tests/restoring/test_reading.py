@@ -136,7 +136,7 @@ def test_frames_have_all_of_it_within_their_bounds(tmp_path: Path) -> None:
     frames = list(frames_of(iter(steps), 8_000))
     assert sum(frame.counts.restored for frame in frames) == len(told)
     assert all(sum(len(batch.buffer) for batch in frame.batches) <= 8_000 for frame in frames)
-    assert all(len(frame.batches) <= 256 for frame in frames)
+    assert all(len(frame.batches) <= 1_024 for frame in frames)
     done = Counter((log, start, end) for frame in frames for log, start, end in frame.done)
     assert done == Counter((step.log, step.start, step.end) for step in steps)
     known = set[str]()

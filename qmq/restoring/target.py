@@ -1,0 +1,96 @@
+"""The broker that a restore sends to, over all connections to it: whatever is lost on the way is stored once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from qmq.errors import InvalidOption, QmqError
+from qmq.intervals import Intervals
+from qmq.net.address import Address
+from qmq.net.backoff import Backoff
+from qmq.net.restoring import Begun, RestoreTarget
+from qmq.restoring.frames import Frame
+from qmq.restoring.progress import Progress
+from qmq.restoring.reading import Found
+
+
+class TargetBroker:
+    """The broker that a restore sends to, over all connections to it."""
+
+    def __init__(
+        self, address: Address, target: RestoreTarget, progress: Progress, group: str | None, give_up_s: float
+    ) -> None:
+        self._address = address
+        self._target: RestoreTarget | None = target
+        self._store_id = target.welcome.store_id
+        self._run = bytes.fromhex(progress.run)
+        self._group = group
+        self._give_up_s = give_up_s
+        self._begun = False
+        #: Since when what nobody answered for is looked up; None: nothing was sent yet.
+        self._since = progress.since
+        #: Where its logs ended when it last answered; what of the restore it had when that was begun.
+        self.ends: list[int] = []
+        self.found: Found = {}
+        #: The number of the next message.
+        self.following = progress.following
+
+    async def begin(self) -> None:
+        """Be the one who goes on with the restore. Raises QmqError."""
+        await self._try(None)
+
+    async def store(self, frame: Frame) -> None:
+        """Have a frame stored, once. Raises QmqError: then nobody knows what became of it."""
+        if frame.batches:
+            await self._try(frame)
+
+    async def _try(self, frame: Frame | None) -> None:
+        loop, backoff = asyncio.get_running_loop(), Backoff()
+        give_up_at = loop.time() + self._give_up_s
+        while True:
+            try:
+                await self._once(frame)
+                return
+            except QmqError as error:
+                await self.close()
+                if not error.retryable or loop.time() > give_up_at:
+                    raise
+                await asyncio.sleep(backoff.next_delay())
+
+    async def _once(self, frame: Frame | None) -> None:
+        if self._target is None:
+            self._target = await RestoreTarget.open(self._address)
+            if self._target.welcome.store_id != self._store_id:
+                raise InvalidOption(
+                    f"{self._address} serves store {self._target.welcome.store_id.hex()} now, and this restore goes to "
+                    f"{self._store_id.hex()}: name the broker that has it"
+                )
+        if not self._begun:
+            begun = await self._target.begin(self._run, self._group, self._since)
+            self.found = _found_of(begun)
+            self.following = max(self.following, begun.following)
+            if self._since is None:
+                self._since = begun.ends
+            self.ends = self._since
+            self._begun = True
+            if frame is not None:
+                frame.without(self.found)
+        if frame is not None and frame.batches:
+            packed, following = frame.pack(self._run, self.following)
+            self._since = self.ends = await self._target.store(packed)
+            self.following = following
+
+    async def close(self) -> None:
+        """End the connection; the next call makes another one."""
+        target, self._target, self._begun = self._target, None, False
+        if target is not None:
+            await target.close()
+
+
+def _found_of(begun: Begun) -> Found:
+    found: Found = {}
+    for store_id, partition, places in begun.found:
+        intervals = found.setdefault((store_id, partition), Intervals())
+        for start, stop in zip(places[::2], places[1::2], strict=True):
+            intervals.add(start, stop)
+    return found
