@@ -37,6 +37,21 @@ def test_only_what_is_on_disk_is_handed_out(tmp_path: Path, prefix: str) -> None
     driven.close()
 
 
+def test_of_many_small_batches_those_on_disk_are_told_from_the_others_exactly(tmp_path: Path) -> None:
+    """Their positions are larger than what a float tells apart."""
+    driven = Driven(tmp_path)
+    subscription = joined(driven, "a.")
+    assert driven.store.end(0) > 1 << 54
+    for number in range(20):
+        driven.send("a.x", b"%d" % number)
+    driven.auto_sync = False
+    for number in range(20, 40):
+        driven.send("a.x", b"%d" % number, flush=False)
+    assert taken(driven, subscription) == many(20)
+    driven.auto_sync = True
+    driven.close()
+
+
 def test_a_pull_waits_for_as_many_on_disk_as_it_wants(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscription = joined(driven, "a.")
