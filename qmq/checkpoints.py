@@ -102,6 +102,8 @@ class Checkpoints:
                 self._store.fail_checkpoint(checkpoint, error)
                 raise
             self._store.finish_checkpoint(checkpoint)
+            for dropped in self._broker.take_dropped():
+                log.log(logging.WARNING if dropped.skipped or dropped.lost else logging.INFO, "%s", dropped)
         except QmqError:
             raise
         except Exception as error:

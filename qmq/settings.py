@@ -151,6 +151,20 @@ class Settings(BaseModel):
         3_600_000, ge=10, le=30 * 86_400_000, description="Reading all of them again begins at most this often."
     )
 
+    # how long messages are kept
+    retention_ms: Milliseconds = Field(
+        0,
+        ge=0,
+        le=100 * 365 * 86_400_000,
+        description="How long messages are kept, by whole sealed files; 0: for good.",
+    )
+    retention_bytes: Bytes = Field(
+        0, ge=0, le=1024 * 1024 * GIB, description="The message log's size beyond which its oldest files go; 0: any."
+    )
+    retention_needs_archive: Literal["yes", "no"] = Field(
+        "no", description="Whether a file goes only when `qmq archive` has verified a copy of it."
+    )
+
     # one connection
     max_frame_bytes: Bytes = Field(
         16 * MIB, ge=64 * KIB, le=1 * GIB, description="Largest frame, so also the largest batch, that is taken."
@@ -349,5 +363,6 @@ def _allowed(key: str, field: FieldInfo) -> str:
         "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
         "advertise": "HOST:PORT with a port that is not 0",
         "log_level": "debug, info, warning or error",
+        "retention_needs_archive": "yes or no",
     }
     return texts[key]

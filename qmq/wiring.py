@@ -381,6 +381,9 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_pull_bytes=settings.max_pull_bytes,
         lapse_ms=settings.lapse_ms,
         broadcast_ttl_ms=settings.broadcast_ttl_ms,
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.retention_bytes,
+        retention_needs_archive=settings.retention_needs_archive == "yes",
     )
 
 

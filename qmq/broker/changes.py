@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgpack
 
+from qmq.broker import moving
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.delivery import Delivery
 from qmq.broker.doubled import doubled
@@ -102,6 +103,8 @@ class Changes:
             self._delete(group)
         elif kind == Kind.RESERVE:
             self._delivery.most_once.replay(group, *fields)
+        elif kind == Kind.MOVED:
+            moving.replay(self._store, group, *fields)
         elif kind in (Kind.PULL, Kind.AGAIN) and not untold.takes(group, _ranges(kind, fields)):
             pass  # that it follows this is lost: it begins there anew
         elif self._handing.replay(group, kind, fields):

@@ -10,7 +10,7 @@ import heapq
 
 import msgpack
 
-from qmq.broker import delay_reading, restored_lookup
+from qmq.broker import delay_reading, restored_lookup, retention
 from qmq.broker.admin import LOOKS, Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
@@ -57,9 +57,11 @@ from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
+from qmq.broker.retention import Dropped, Retention
 from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
 from qmq.errors import BrokerStopping, QmqError
+from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
 from qmq.format.private import is_private
@@ -103,6 +105,7 @@ class Broker:
         self._changes = Changes(store, self._delivery)
         self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
         self._reviving = Reviving(self._delivery.handing, self._delivery.durable, self._effects)
+        self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._sealing = Sealing(store, self._effects, self._intake.turn)
         self._stopping: BrokerStopping | None = None
         self._producers_packed = b""
@@ -152,6 +155,8 @@ class Broker:
                 self._delaying.read_done(command, now)
             case ReadDone(number=restored_lookup.READ_NUMBER):
                 self._restores.read_done(command.error)
+            case ReadDone(number=retention.LOOK_NUMBER | retention.COPY_NUMBER):
+                self._retention.read_done(command, now)
             case ReadDone(number):
                 if number == SYNC_NUMBER:
                     self._delivery.durable.synced(command.error)
@@ -247,6 +252,7 @@ class Broker:
         self._broadcasts.tick(now)
         self._reviving.tick(now)
         self._sealing.tick(now)
+        self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.write()
         self._delivery.durable.turn()
@@ -260,6 +266,7 @@ class Broker:
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
             self._sealing.next_deadline_us(now),
+            self._retention.next_deadline_us(now),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -297,6 +304,11 @@ class Broker:
             self._damages.refused(error)
         return self._damages.take_news()
 
+    def take_dropped(self) -> list[Dropped]:
+        """What retention has let go since the last call."""
+        dropped, self._retention.dropped = self._retention.dropped, []
+        return dropped
+
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
         return self._intake.acknowledging.waiting_for_sync()
@@ -307,7 +319,7 @@ class Broker:
 
     def wants_checkpoint(self) -> bool:
         """Whether one is of use though nothing has changed since the last."""
-        return self._delaying.wants_checkpoint() or bool(self._sealing)
+        return self._delaying.wants_checkpoint() or bool(self._sealing) or self._retention.wants_checkpoint()
 
     def parked_pulls(self) -> int:
         """Pulls that wait for messages."""
@@ -345,6 +357,7 @@ class Broker:
         """
         self._intake.turn()
         self._records.write_all()
+        self._retention.let_go(now)
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
         upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
@@ -379,7 +392,7 @@ class Broker:
             upto = [self._remembered_from(partition) for partition in range(self._store.partitions)]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
-            if header.producer_id == DUE_PRODUCER:
+            if header.producer_id in (DUE_PRODUCER, COPY_PRODUCER):
                 continue
             self._producers.remember(
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,

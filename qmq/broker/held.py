@@ -108,6 +108,12 @@ class HeldPull:
                 yield held.part(low, high)
             at += 1
 
+    def replace(self, start: int, end: int, ranges: list[HeldRange]) -> None:
+        """The pull sequences [start, end) are the same messages, which lie elsewhere now."""
+        behind = self.first + self.total
+        self.ranges = [*self.between(self.first, start), *ranges, *self.between(end, behind)]
+        self._starts = None
+
 
 class Held:
     """All that a consumer holds."""
@@ -214,6 +220,11 @@ class Held:
             if pull.first >= end:
                 return
             yield from pull.between(start, end)
+
+    def replace(self, start: int, ranges: list[HeldRange]) -> None:
+        """What it holds from the pull sequence *start* on, of one pull, lies elsewhere now."""
+        pull = self.pulls[bisect_right(self.pulls, start, key=_first) - 1]
+        pull.replace(start, start + sum(held.messages.total for held in ranges), ranges)
 
     def unhandled(self, start: int | None = None, end: int | None = None) -> list[tuple[int, int]]:
         """Intervals of pull sequences that it holds, from *start* on (None: all), before *end*."""

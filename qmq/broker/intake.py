@@ -103,11 +103,12 @@ class Intake:
         self._stage(command.batch, batch, partition, position, numbers, now, command, own, command.flush)
 
     def append(
-        self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None
-    ) -> None:
+        self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None,
+        number: int | None = None,
+    ) -> None:  # fmt: skip
         """Have a batch of the broker's own written by the next ``turn``: to the delay log when there is an *answer*,
         which is then given once it is on disk; else to the message log, where it is seen once it is on disk, for what a
-        loss of power took away falls due again.
+        loss of power took away falls due again. *number* is that of its subject where that is one group's own.
 
         Raises StorageError: it is not stored then, and *own* is told nothing.
         """
@@ -117,7 +118,7 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
         else:
-            numbers = self._numbering.of(batch, forced=True)
+            numbers = self._numbering.of(batch, forced=True) if number is None else number
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
+from qmq.broker import forwarded
 from qmq.broker.commands import Back, Known
 from qmq.broker.dead_letters import between, letters_of
 from qmq.broker.group_settings import GroupSettings
@@ -369,6 +370,10 @@ class Ledger:
         for messages in unflat(fields):
             self.retries.add(messages, 1, 0, False, Failure("what became of it is lost", 0, 0, now_us, now_us))
 
+    def forward(self, retries: list[Any], letters: list[Any], held: list[Any], now_us: int) -> None:
+        """Copies stand for messages that are about to be dropped; see ``forwarded.apply``."""
+        self._do(Kind.FORWARD, [retries, letters, held, now_us])
+
     def skip_sequences(self, count: int) -> None:
         """No consumer is given a pull sequence that it may have seen in a record that is lost."""
         self._changed = True
@@ -485,5 +490,7 @@ class Ledger:
                 self._set(*fields)
             case Kind.UNTOLD:
                 self._untold(*fields)
+            case Kind.FORWARD:
+                forwarded.apply(self.retries, self.dead, self.members, *fields)
             case _:
                 raise AssertionError(kind)

@@ -20,3 +20,6 @@ class BrokerLimits(NamedTuple):
     max_prefixes: int = 1_000
     lapse_ms: int = 30_000
     broadcast_ttl_ms: int = 7 * 86_400_000
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    retention_needs_archive: bool = False

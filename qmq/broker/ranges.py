@@ -184,6 +184,11 @@ def _in_subjects(rows: Rows) -> Iterator[MessageRange]:
 # Back
 
 
+def partition_of(messages: MessageRange) -> int:
+    """The partition of a range by place."""
+    return messages.log & _PARTITION_BITS
+
+
 def prefix_of(messages: MessageRange) -> int:
     """The number that the prefix has in its group of which the messages are meant; 0 where none is named."""
     return max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
@@ -214,11 +219,13 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
 
 def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
     """Counted from the range's beginning; where rows are missing, what is there up to its end."""
-    partition = messages.log & _PARTITION_BITS
+    partition = partition_of(messages)
     number = prefix_of(messages)
     prefix = group.following(number) if number else None
     if number and prefix is None:
         return
+    if store.segment_at(partition, messages.first) is None:
+        return  # what is counted from there on cannot be told from what is left
     row = store.row_at_position(partition, messages.first)
     if messages.run and int(store.rows(partition, row, 1)["position"][:1].sum()) == messages.first:
         row += messages.run

@@ -64,6 +64,16 @@ class Failure(NamedTuple):
     due_us: int
 
 
+class Watch(NamedTuple):
+    """What happens to the retries of a group while somebody looks at them: those that were added, and the numbers of
+    those that are not in the schedule (any more).
+    """
+
+    added: list[Retry]
+    left: set[int]
+    cleared: int
+
+
 class Retries:
     """Of one group."""
 
@@ -76,6 +86,11 @@ class Retries:
         self._taken: dict[int, list[MessageRange]] = {}
         #: Numbers of retries that a lost record told of, as far as this start knows.
         self._lost = Intervals()
+        #: Numbers of retries in the schedule that others stand for.
+        self._void = Intervals()
+        #: While somebody looks at all of them: what came since, and the numbers of what has left the schedule.
+        self.watch: Watch | None = None
+        self._cleared = 0
         #: Messages that wait here, due or not.
         self.count = 0
         #: Something else is in memory than when this was last set to False.
@@ -99,6 +114,8 @@ class Retries:
                 number, due_us, messages, attempt, lapses, isolated, consumer, pull_sequence, now_us, reason
             )  # fmt: skip
             self.count += messages.total
+            if self.watch is not None:
+                self.watch.added.append(retry)
             if room > 0 and due_us <= now_us:
                 self._enqueue(retry)
                 room -= 1
@@ -112,6 +129,10 @@ class Retries:
     def _enqueue(self, retry: Retry) -> None:
         queue = self._alone if retry.isolated else self._due
         taken = self._taken.pop(retry.number, None)
+        if self.watch is not None:
+            self.watch.left.add(retry.number)
+        if retry.number in self._void:
+            return
         if taken is None:
             queue.append(retry)
         else:
@@ -119,10 +140,48 @@ class Retries:
 
     def all(self) -> Iterator[MessageRange]:
         """What is to be handed out again, due or not, as far as it can be read. Reads files."""
-        yield from (retry.messages for queue in (self._due, self._alone) for retry in queue)
+        yield from (retry.messages for retry in self.waiting())
         for items in self._schedule.all():
             for retry in unpacked(items):
-                yield from _left(retry.messages, self._taken.get(retry.number, []))
+                yield from (left.messages for left in self.left_of(retry))
+
+    def waiting(self) -> list[Retry]:
+        """What is due and in memory."""
+        return [*self._due, *self._alone]
+
+    def scheduled(self) -> Iterator[np.ndarray[Any, np.dtype[np.void]]]:
+        """What is not, in blocks: RETRY_DTYPE[n]; see ``left_of``. Reads files."""
+        return self._schedule.all()
+
+    def left_of(self, retry: Retry) -> list[Retry]:
+        """What of a retry in the schedule is still to be handed out."""
+        if retry.number in self._void:
+            return []
+        left = _left(retry.messages, self._taken.get(retry.number, []))
+        return [retry._replace(messages=messages) for messages in left]
+
+    def has(self, retry: Retry, watch: Watch) -> bool:
+        """Whether it still waits just as it was found, since *watch* began."""
+        if self.watch is not watch or watch.cleared != self._cleared:
+            return False
+        if any(one.number == retry.number and one.messages == retry.messages for one in self.waiting()):
+            return True
+        return retry.number not in watch.left and retry in self.left_of(retry)
+
+    def look(self) -> Watch:
+        """Somebody is going to look at all of them."""
+        self.watch = Watch([], {retry.number for retry in self.waiting()}, self._cleared)
+        return self.watch
+
+    def replace(self, retry: Retry, parts: list[MessageRange], *, whole: bool) -> None:
+        """These stand for a retry from now on. With *whole* it lay in the schedule, and nothing of it was taken."""
+        number = retry.number
+        self.took(number, retry.messages)
+        if whole and self._taken.get(number) == [retry.messages]:
+            del self._taken[number]
+            self._void.add(number, number + 1)
+        failure = Failure(retry.reason, retry.consumer, retry.pull_sequence, retry.failed_at_us, retry.due_us)
+        self.add_all([(messages, retry.attempt, retry.lapses) for messages in parts], retry.isolated, failure)
 
     def load(self, now_us: int, most: int = LOADED_ITEMS) -> bool:
         """Bring in what is due by now, about as many as that; True when something waits to be handed out."""
@@ -133,6 +192,8 @@ class Retries:
             self.changed = True
             for retry in unpacked(items):
                 self._enqueue(retry)
+        if self._void and not len(self._schedule):
+            self._void = Intervals()
         if self._lost and not len(self._schedule):  # what was taken of lost ones was counted too
             self.count = sum(retry.messages.total for queue in (self._due, self._alone) for retry in queue)
         return bool(self._due or self._alone)
@@ -222,6 +283,8 @@ class Retries:
         self._due.clear()
         self._alone.clear()
         self._taken.clear()
+        self._void = Intervals()
+        self._cleared += 1
         self.count = 0
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
@@ -234,6 +297,7 @@ class Retries:
             "count": self.count,
             "due": packed([*self._due, *self._alone]).tobytes(),
             "taken": self._taken,
+            "void": list(self._void),
             "next_run": claim.next_run,
             "runs": [tuple(run) for run in claim.runs],
             "kept": claim.kept,
@@ -244,6 +308,8 @@ class Retries:
         self._next_number = whole(fields["next_number"])
         self.count = int(fields["count"])
         self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}
+        for start, end in fields["void"]:
+            self._void.add(start, end)
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
             (self._alone if retry.isolated else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))

@@ -134,6 +134,10 @@ class Subscriptions:
         """The subscriptions of a group."""
         return [subscription for subscription in self._by_number.values() if subscription.group is group]
 
+    def alone(self) -> list[Group]:
+        """Those who follow alone."""
+        return [subscription.group for subscription in self._by_number.values() if subscription.group.name is None]
+
     def forget(self, group: Group) -> None:
         """It is deleted: nobody subscribes to it any more."""
         assert group.name is not None

@@ -16,6 +16,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
+from qmq.format.copies import COPY_PRODUCER
 from qmq.format.layout import BATCH_HEADER_SIZE, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
 from qmq.format.private import private_subject
@@ -79,4 +80,6 @@ def _stored(store: Store, own: list[int]) -> Iterator[tuple[MessageRange, Header
                     header = parse_header(store.peek(partition, position, BATCH_HEADER_SIZE))
                 except (BadBatch, StorageError):  # nobody can read it: a pull would tell
                     continue
+                if header.producer_id == COPY_PRODUCER:
+                    continue  # what it is a copy of is named
                 yield MessageRange(subject, sequence, 0, 0, count), header, bool(flags & RUN_REPLAYED)

@@ -83,7 +83,7 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
         first, last = max(start - run.ordinal, 0), min(stop - run.ordinal, run.count)
         if first >= last:
             continue
-        for part in sound_parts(run.slice(first, last)):
+        for part in _sound_parts(run.slice(first, last)):
             if isinstance(part, int):
                 lost += part
             else:
@@ -123,7 +123,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
     return Due(buffer, checked, 0)
 
 
-def sound_parts(run: Run) -> list[Run | int]:
+def _sound_parts(run: Run) -> list[Run | int]:
     """The stretches of a run whose messages fit their checksums, and how many messages lie between."""
     bad = bad_messages(run)
     if bad is None:

@@ -95,7 +95,9 @@ class Checkpointed(Readable):
         if part.given_up:
             return []
         unsealed = {end for index, end in self._unsealed if index.owner.partition == partition}
-        return [span for span in part.log.sealed if span.end <= part.claim.position and span.end not in unsealed]
+        known = [span for span in part.log.sealed if span.end <= part.claim.position and span.end not in unsealed]
+        unfinished = part.consumer.unfinished() if known else ()
+        return [span for span in known if span.base not in unfinished]
 
     def is_settled(self, partition: int, position: int) -> bool:
         """Whether all segments before *position* are closed, with all that belongs to them on disk."""
@@ -115,7 +117,7 @@ class Checkpointed(Readable):
         """To look into a segment that is ``removable``, in a thread."""
         part = self._partitions[partition]
         span = next(span for span in part.log.sealed if span.base == base)
-        return OldSegment(self._disk, part.log.directory, partition, span, *part.consumer.sealed_at(base))
+        return OldSegment(self._disk, part.log.directory, part.log.owner, span, *part.consumer.sealed_at(base))
 
     def drop_segment(self, partition: int, base: int, had: Stretches) -> None:
         """As ``remove_segment``, of a segment that has messages which are gone then: *had* are theirs. What is kept of

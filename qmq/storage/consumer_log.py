@@ -238,6 +238,11 @@ class ConsumerLog(ReadableRows):
         """
         return sum(journal.waiting_blocks for journal in (*self._frozen, self._journal))
 
+    def unfinished(self) -> set[int]:
+        """The bases of closed segments whose files ``seal_pending`` has still to finish."""
+        self._settle()
+        return {journal.base for journal in self._frozen}
+
     def row_behind(self, base: int) -> int:
         """The number of the row behind the last one of a segment whose files are finished."""
         _, segment = self.sealed_at(base)

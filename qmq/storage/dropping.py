@@ -19,8 +19,9 @@ from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk import Disk, failure, read_fully
 from qmq.storage.entries import STORED_AT, SealedSegment
 from qmq.storage.order import Rows
+from qmq.storage.receipt import read_receipt
 from qmq.storage.sealed import SealedSegments
-from qmq.storage.segment import segment_path
+from qmq.storage.segment import Owner, segment_path
 
 Numbers = npt.NDArray[np.uint32]
 Sequences = npt.NDArray[np.uint64]
@@ -65,13 +66,14 @@ class OldSegment:
     """One of them. Made by ``Store.old_segment``."""
 
     def __init__(
-        self, disk: Disk, directory: Path, partition: int, span: SegmentSpan, files: SealedSegments, mine: SealedSegment
+        self, disk: Disk, directory: Path, owner: Owner, span: SegmentSpan, files: SealedSegments, mine: SealedSegment
     ) -> None:
         self._disk = disk
         self._files = files
         self._mine = mine
         self.path = segment_path(directory, span.base)
-        self.partition = partition
+        self.partition = owner.partition
+        self._owner = owner
         self.span = span
 
     def stored_until_us(self) -> int:
@@ -87,6 +89,14 @@ class OldSegment:
         """The rows of its batches, ENTRY_DTYPE[n]; checked. Raises BadBytes, StorageFailed."""
         self._files.make_ready(self._mine)
         return SealedSegment(self._disk, self._mine.path.parent, self._mine.header).rows()
+
+    def is_archived(self) -> bool:
+        """Whether a receipt beside it says that an archive has a verified copy of all of it. Raises StorageFailed."""
+        try:
+            receipt = read_receipt(self._disk, self.path.parent, self.span.base)
+        except BadBytes:  # the next run of the archive makes another one
+            return False
+        return receipt is not None and receipt.covers(self._owner, *self.span)
 
     def read(self, position: int, size: int) -> memoryview:
         """*size* bytes of the message log at *position*. Raises BadBytes, StorageFailed."""

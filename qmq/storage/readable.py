@@ -286,6 +286,11 @@ class Readable:
         """The segments that are not written any more, ascending."""
         return list(self._partitions[partition].log.sealed)
 
+    def written_bytes(self, partition: int) -> int:
+        """Bytes of the segment that is written."""
+        log = self._partitions[partition].log
+        return log.end - log.current.base
+
     def reader(self, partition: int, position: int) -> SegmentReader:
         """Who reads the segment around *position* from the disk again, in a thread, as far as it is written by now."""
         part = self._partitions[partition]

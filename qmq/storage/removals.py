@@ -8,6 +8,7 @@ from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.derived import entries_path, order_path
 from qmq.storage.disk import Disk
 from qmq.storage.index import index_path
+from qmq.storage.receipt import receipt_path
 from qmq.storage.segment import segment_path
 
 
@@ -47,8 +48,9 @@ class Removals:
     def clean_up(self, bases: list[int]) -> None:
         """[thread] The checkpoint is written: remove the files. What the system refuses is tried again by the next."""
         for base in bases:
-            derived = index_path(self._log, base), entries_path(self._consumer, base), order_path(self._consumer, base)
-            if all(map(self._unlink, (*derived, segment_path(self._log, base)))):
+            beside = index_path(self._log, base), receipt_path(self._log, base)
+            derived = entries_path(self._consumer, base), order_path(self._consumer, base)
+            if all(map(self._unlink, (*beside, *derived, segment_path(self._log, base)))):
                 self._unlinked.append(base)
 
     def _unlink(self, path: Path) -> bool:

@@ -11,6 +11,7 @@ from tests.mutants.history import OF_HISTORY
 from tests.mutants.modelled import MODELLED
 from tests.mutants.parquet import OF_PARQUET
 from tests.mutants.restoring import OF_RESTORES
+from tests.mutants.retaining import OF_RETENTION
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
@@ -25,6 +26,7 @@ SAFEGUARDS: Final = (
     *OF_HISTORY,
     *OF_PARQUET,
     *OF_RESTORES,
+    *OF_RETENTION,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",

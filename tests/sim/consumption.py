@@ -61,10 +61,13 @@ class Batch:
 class Consumption:
     """One history."""
 
+    limits = LIMITS
+    options = SMALL
+
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.disk = SimulatedDisk(seed)
-        self.driven = Driven(DIRECTORY, LIMITS, disk=self.disk, partitions=1 + seed % 2, **SMALL)
+        self.driven = Driven(DIRECTORY, self.limits, disk=self.disk, partitions=1 + seed % 2, **self.options)
         self.tallies = {group: Tally(group) for group, _, _ in GROUPS}
         self.workers: list[Worker] = []
         #: Of processes that were replaced and do not know it.

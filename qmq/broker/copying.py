@@ -1,0 +1,202 @@
+"""Messages of a segment that is about to go, found by ranges and made into batches for one group alone.
+
+[thread] It reads the segment's own files; nothing here knows what else there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.carrying import Rows
+from qmq.broker.held import MessageRange
+from qmq.broker.pointing import Found, Target
+from qmq.broker.ranges import PARTITIONS
+from qmq.errors import BadBatch, BadBytes
+from qmq.format.batch import header_crc_of, parse_header
+from qmq.format.copies import copied_batch
+from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.run import Run
+from qmq.storage.store import OldSegment
+
+#: Of one batch that is made, about.
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_MESSAGES: Final = 4_096
+#: Made at a time, about: what more was asked for is left as it is, and asked for again.
+_MOST_BYTES: Final = 4 << 20
+
+
+class Copy(NamedTuple):
+    """A batch of so many messages that lie in the segment."""
+
+    batch: bytearray
+    messages: int
+
+
+class Lost(NamedTuple):
+    """Messages that nobody can read."""
+
+    messages: MessageRange
+
+
+#: In the order of the range: copies, ranges of what lies elsewhere or was left, and what is lost.
+Pieces = list[Copy | MessageRange | Lost]
+
+
+class Asked(NamedTuple):
+    """What points into the segment. *matches*: which subjects the prefix takes that is named there, by number."""
+
+    found: Found
+    matches: npt.NDArray[np.bool_] | None
+
+
+class _Part(NamedTuple):
+    """Messages [start, stop) of a row."""
+
+    row: int
+    start: int
+    stop: int
+
+
+class Copying:
+    """One read of the segment's files for several ranges of a group; run as a read."""
+
+    def __init__(self, old: OldSegment, target: Target, following: int, group: str, asked: list[Asked]) -> None:
+        """*following* is where the next segment begins."""
+        self._old = old
+        self._target = target
+        self._following = following
+        self._group = group
+        self._asked = asked
+        self._size = 0
+        self._batch: tuple[int, memoryview] = -1, memoryview(b"")
+        self.partition = target.partition
+        #: What was made of each.
+        self.made: list[tuple[Found, Pieces]] = []
+
+    def step(self) -> bool:
+        """[thread] All of it. Raises StorageError."""
+        rows = self._old.rows()
+        for found, matches in self._asked:
+            if self._size >= _MOST_BYTES:
+                break
+            self.made.append((found, list(self._pieces(rows, found.messages, matches))))
+        return False
+
+    def _pieces(
+        self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
+    ) -> Iterator[Copy | MessageRange | Lost]:
+        done = 0
+        by_place = messages.log >= PARTITIONS
+        for part in self._by_place(rows, messages, matches) if by_place else self._by_sequence(rows, messages):
+            if self._size >= _MOST_BYTES and done:
+                yield messages.part(done, messages.total)
+                return
+            if isinstance(part, _Part):
+                yield from self._copies(rows[part.row], part, messages, done)
+                done += part.stop - part.start
+            else:
+                yield part
+                done += part.total if isinstance(part, MessageRange) else part.messages.total
+
+    # --- where they are ----------------------------------------------------------------------------------------------
+
+    def _by_place(
+        self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
+    ) -> Iterator[_Part | MessageRange | Lost]:
+        first = int(rows["position"].searchsorted(np.uint64(messages.first)))
+        if messages.run and first < len(rows) and int(rows["position"][first]) == messages.first:
+            first += messages.run
+        numbers = np.arange(first, int(rows["position"].searchsorted(np.uint64(messages.end), "right")))
+        if matches is not None:
+            numbers = numbers[matches[rows["subject"][numbers]]]
+        ends = np.cumsum(rows["count"][numbers], dtype=np.int64)
+        inside = int(ends[-1]) if len(ends) else 0
+        start, stop = min(messages.skip, inside), min(messages.skip + messages.total, inside)
+        place = int(ends.searchsorted(start, "right"))
+        while start < stop:
+            before = int(ends[place - 1]) if place else 0
+            until = min(int(ends[place]), stop)
+            yield _Part(int(numbers[place]), start - before, until - before)
+            start, place = until, place + 1
+        taken = stop - min(messages.skip, inside)
+        if taken == messages.total:
+            return
+        if messages.end < self._following:  # there are fewer than there were
+            yield Lost(messages.part(taken, messages.total))
+            return
+        skip = max(messages.skip - inside, 0)
+        yield MessageRange(messages.log, self._following, 0, skip, messages.total - taken, messages.end)
+
+    def _by_sequence(self, rows: Rows, messages: MessageRange) -> Iterator[_Part | MessageRange | Lost]:
+        start = messages.first + messages.skip
+        end = start + messages.total
+        for row in np.flatnonzero(rows["subject"] == messages.log).tolist():
+            first = int(rows["first_sequence"][row])
+            behind = first + int(rows["count"][row])
+            if behind <= start:
+                continue
+            if first >= end:
+                break
+            if start < first:
+                yield MessageRange(messages.log, start, 0, 0, first - start)
+                start = first
+            yield _Part(row, start - first, min(behind, end) - first)
+            start = min(behind, end)
+        if start < end:
+            yield MessageRange(messages.log, start, 0, 0, end - start)
+
+    # --- what they are -----------------------------------------------------------------------------------------------
+
+    def _copies(self, row: np.void, part: _Part, messages: MessageRange, done: int) -> Iterator[Copy | Lost]:
+        run = self._run(row)
+        if run is None:
+            yield Lost(messages.part(done, done + part.stop - part.start))
+            return
+        for piece in _sound(run.slice(part.start, part.stop)):
+            if isinstance(piece, int):
+                yield Lost(messages.part(done, done + piece))
+                done += piece
+                continue
+            size = len(piece.data)
+            step = max(min(_BATCH_MESSAGES, piece.count * _BATCH_BYTES // max(size, 1)), 1)
+            for start in range(0, piece.count, step):
+                some = piece.slice(start, min(start + step, piece.count))
+                yield Copy(copied_batch(some, self._group), some.count)
+            done += piece.count
+            self._size += size
+
+    def _run(self, row: np.void) -> Run | None:
+        """The run of that row; None when what stands there is not what was written."""
+        position, size = int(row["position"]), int(row["batch_size"])
+        if self._batch[0] != position:
+            try:
+                self._batch = position, self._old.read(position, size)
+            except BadBytes:
+                return None
+        batch = self._batch[1]
+        header = parse_header(batch)
+        try:
+            if header.data_start > size or header_crc_of(batch, header.data_start) != header.header_crc:
+                return None
+            return stored_runs(batch, header)[int(row["run"])]
+        except BadBatch:
+            return None
+
+
+def _sound(run: Run) -> Iterator[Run | int]:
+    """Its stretches of messages that fit their checksums, and how many do not between them."""
+    bad = bad_messages(run)
+    if bad is None:
+        yield run.count
+        return
+    start = 0
+    for index in [*bad, run.count]:
+        if start < index:
+            yield run.slice(start, index)
+        if index < run.count:
+            yield 1
+        start = index + 1

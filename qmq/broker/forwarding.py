@@ -1,0 +1,267 @@
+"""Messages that somebody still points at are carried forward before their segment goes: copied into the log of the
+group that does, under their ids, by the same attempts, due times and reasons.
+
+The new place comes first, and is on disk; then one record for the group says that it stands for the old one. A crash
+between leaves copies that nobody knows of, and all is done again by the next start's retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from qmq.broker.commands import Now, ReadDone
+from qmq.broker.copying import Asked, Copy, Copying, Lost, Pieces
+from qmq.broker.effects import Effect, ReadWanted
+from qmq.broker.groups import Group
+from qmq.broker.handing import Handing
+from qmq.broker.held import MessageRange, flat
+from qmq.broker.intake import Intake
+from qmq.broker.partitions import Staged
+from qmq.broker.pointing import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
+from qmq.broker.ranges import PARTITIONS, prefix_of
+from qmq.broker.retries import packed
+from qmq.errors import QmqError, StorageError
+from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
+from qmq.storage.store import OldSegment, Store
+
+#: The number of its reads: others are below by far (those of pulls), and above.
+COPY_NUMBER: Final = (1 << 62) - 1
+_LIMITS: Final = BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED)
+#: Pieces of groups that are looked at between two looks at what else there is to do: about 0.1 ms each.
+_PIECES: Final = 20
+#: What could not be read or written is tried again after this.
+_AGAIN_US: Final = 1_000_000
+
+
+class Forwarding:
+    """Of all groups, one after another, for one segment."""
+
+    def __init__(
+        self, store: Store, intake: Intake, handing: Handing, effects: list[Effect], old: OldSegment, target: Target,
+        following: int, groups: list[Group],
+    ) -> None:  # fmt: skip
+        """*following* is where the next segment begins."""
+        self._store = store
+        self._intake = intake
+        self._handing = handing
+        self._effects = effects
+        self._old = old
+        self._target = target
+        self._following = following
+        self._left = [group for group in groups if group.ledger is not None]
+        self._group: Group | None = None
+        self._pointing: Pointing | None = None
+        self._pieces: Iterator[list[Found]] = iter(())
+        self._asked: list[Asked] = []
+        self._copying: Copying | None = None
+        self._storing: list[_Stored] | None = None
+        self._again_us = 0
+        #: How many messages were carried, in how many bytes, and how many could not be read.
+        self.carried = 0
+        self.carried_bytes = 0
+        self.lost = 0
+
+    def tick(self, now: Now) -> bool:
+        """Go on; True when nothing points there any more."""
+        if self._copying is not None and self._storing is None:
+            return False  # it is being read
+        if now.monotonic_us < self._again_us:
+            return False
+        if self._storing is not None:
+            self._finish(now)
+            return False
+        if self._asked:
+            self._copy()
+            return False
+        try:
+            return self._look()
+        except StorageError:
+            self._forget_group()
+            self._again_us = now.monotonic_us + _AGAIN_US
+            return False
+
+    def next_deadline_us(self, now: Now) -> int | None:
+        """When to go on; None while a read or a sync is waited for."""
+        if self._copying is not None:
+            return None
+        return max(now.monotonic_us, self._again_us)
+
+    def end(self) -> None:
+        """Nobody goes on with it."""
+        self._forget_group()
+
+    def _forget_group(self) -> None:
+        """Have the group that is looked at be looked at from the beginning."""
+        if self._pointing is not None:
+            self._pointing.end()
+        if self._group is not None:
+            self._left.append(self._group)
+        self._group = self._pointing = None
+        self._asked = []
+
+    # --- what points there -------------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        for _ in range(_PIECES):
+            if self._group is None and not self._next_group():
+                return True
+            assert self._group is not None
+            found = next(self._pieces, None) if self._is_there(self._group) else None
+            if found is None:
+                assert self._pointing is not None
+                self._pointing.end()
+                self._group = self._pointing = None
+            elif found:
+                self._asked = [Asked(one, self._matches(self._group, one.messages)) for one in found]
+                self._copy()
+                break
+        return False
+
+    def _next_group(self) -> bool:
+        if not self._left:
+            return False
+        self._group = self._left.pop()
+        ledger = self._group.ledger
+        assert ledger is not None
+        self._pointing = Pointing(ledger, self._target)
+        self._pieces = self._pointing.pieces()
+        return True
+
+    def _is_there(self, group: Group) -> bool:
+        """Or it was deleted."""
+        return group.ledger is not None and self._handing.ledgers.get(group.ledger.number) is group.ledger
+
+    def _matches(self, group: Group, messages: MessageRange) -> Any:
+        number = prefix_of(messages)
+        following = group.following(number) if number else None
+        return None if following is None else following.matches(self._store)
+
+    # --- the new place -----------------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        assert self._group is not None
+        assert self._group.name is not None
+        copying = Copying(self._old, self._target, self._following, self._group.name, self._asked)
+        self._copying = copying
+        self._effects.append(ReadWanted(COPY_NUMBER, copying))
+
+    def read_done(self, done: ReadDone, now: Now) -> None:
+        """The copies are made, or nothing can be read now."""
+        assert self._copying is not None
+        if done.error is None and self._group is not None and self._is_there(self._group):
+            self._storing = self._store_all(self._copying.made, now)
+        else:
+            self._copying = None
+            self._forget_group()
+            self._again_us = now.monotonic_us + (_AGAIN_US if done.error is not None else 0)
+
+    def _store_all(self, made: list[tuple[Found, Pieces]], now: Now) -> list[_Stored]:
+        stored = list[_Stored]()
+        for _, pieces in made:
+            for piece in pieces:
+                if not isinstance(piece, Copy):
+                    continue
+                one = _Stored()
+                stored.append(one)
+                self.carried_bytes += len(piece.batch)
+                try:
+                    batch = check_batch(memoryview(piece.batch), _LIMITS)
+                    number = self._number(batch.names[0])
+                    self._intake.append(piece.batch, batch, one, now, number=number)
+                except QmqError as error:
+                    one.refused(error)
+                    return stored
+        self._intake.turn()
+        return stored
+
+    def _number(self, subject: str) -> int:
+        number = self._store.subject_number(subject)
+        return self._store.add_subject(subject, forced=True) if number is None else number
+
+    def _finish(self, now: Now) -> None:
+        """Have the copies stand for what they are copies of, once they are on disk."""
+        stored, copying = self._storing, self._copying
+        assert stored is not None
+        assert copying is not None
+        if any(one.failed or self._store.broken(one.partition) is not None for one in stored):
+            self._storing = self._copying = None
+            self._forget_group()
+            self._again_us = now.monotonic_us + _AGAIN_US
+            return
+        if any(self._intake.visible(one.partition) <= one.position for one in stored):
+            return
+        self._storing = self._copying = None
+        group = self._group
+        if group is None or not self._is_there(group):
+            self._forget_group()
+            return
+        self._record(group, copying.made, iter(stored), now)
+        self._asked = self._asked[len(copying.made) :]
+
+    # --- and then the old --------------------------------------------------------------------------------------------
+
+    def _record(self, group: Group, made: list[tuple[Found, Pieces]], stored: Iterator[_Stored], now: Now) -> None:
+        retries, letters, held = list[Any](), list[Any](), list[Any]()
+        assert self._pointing is not None
+        assert group.ledger is not None
+        for found, pieces in made:
+            ranges, lost = self._ranges(pieces, stored)
+            if not self._pointing.is_there(found):
+                continue
+            self.carried += sum(piece.messages for piece in pieces if isinstance(piece, Copy))
+            self.lost += sum(messages.total for messages in lost)
+            match found:
+                case FoundRetry(retry, whole):
+                    kept = [messages for messages in ranges if messages not in lost]
+                    retries.append([packed([retry]).tobytes(), whole, flat(kept), flat(lost)])
+                case FoundLetter(letter) if lost:
+                    self._pointing.cannot_read(found, letter.number, letter.number)
+                case FoundLetter(letter):
+                    letters.append([packed([letter]).tobytes(), list(ranges[0])])
+                case FoundHeld(member, start, _):
+                    held.append([member.number, start, flat(ranges)])
+                    for messages in ranges:
+                        if messages in lost:
+                            self._pointing.cannot_read(found, start, start + messages.total)
+                        start += messages.total
+        if retries or letters or held:
+            group.ledger.forward(retries, letters, held, now.wall_us)
+            self._handing.members.look(group.ledger)
+
+    def _ranges(self, pieces: Pieces, stored: Iterator[_Stored]) -> tuple[list[MessageRange], list[MessageRange]]:
+        """What stands for a range, in order; and what of that nobody can read."""
+        ranges, lost = list[MessageRange](), list[MessageRange]()
+        for piece in pieces:
+            if isinstance(piece, Copy):
+                one = next(stored)
+                ranges.append(
+                    MessageRange(PARTITIONS + one.partition, one.position, 0, 0, piece.messages, one.position)
+                )
+            elif isinstance(piece, Lost):
+                ranges.append(piece.messages)
+                lost.append(piece.messages)
+            else:
+                ranges.append(piece)
+        return ranges, lost
+
+
+class _Stored:
+    """A batch of copies, and what became of it."""
+
+    def __init__(self) -> None:
+        self.partition = self.position = 0
+        self.failed = False
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written."""
+        self.partition, self.position = partition, batch.position
+
+    def refused(self, error: QmqError) -> None:
+        """It is not."""
+        self.failed = True
+
+    def unknown(self, error: QmqError) -> None:
+        """The next start may find it."""
+        self.failed = True

@@ -1,0 +1,186 @@
+"""What of a group points at messages that are about to go: what waits to be handed out again, dead letters, what its
+consumers hold.
+
+A group is looked at in pieces, while it goes on. What has come in the meantime is looked at last, in one piece with all
+that is in memory; nothing new points there by then, for nobody is given these messages any more but who had them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.ledger import Ledger
+from qmq.broker.member import Member
+from qmq.broker.ranges import PARTITIONS, partition_of
+from qmq.broker.retries import Retry, unpacked
+from qmq.intervals import Intervals
+from qmq.storage.store import Stretches
+
+#: So many that point there are told of at once.
+MOST_FOUND: Final = 256
+
+Items = np.ndarray[Any, np.dtype[np.void]]
+
+
+class Target(NamedTuple):
+    """A segment: positions [base, end) of a partition, and the sequences that it has."""
+
+    partition: int
+    base: int
+    end: int
+    had: Stretches
+
+    def touches(self, messages: MessageRange) -> bool:
+        """Whether a range begins in it, by place, or has one of its messages, by sequence."""
+        if messages.log >= PARTITIONS:
+            return partition_of(messages) == self.partition and self.base <= messages.first < self.end
+        had, first = self.had, messages.first + messages.skip
+        low = int(had.subjects.searchsorted(np.uint32(messages.log)))
+        high = int(had.subjects.searchsorted(np.uint32(messages.log), "right"))
+        ends = had.ends[low:high]
+        place = int(ends.searchsorted(np.uint64(first), "right"))
+        return place < high - low and int(had.starts[low + place]) < first + messages.total
+
+    def touched(self, items: Items) -> list[Any]:
+        """Those of the items of a schedule, or dead letters, of which that is so."""
+        logs, firsts = items["log"], items["first"]
+        by_place = logs >= PARTITIONS
+        inside: npt.NDArray[np.bool_] = by_place & (firsts >= self.base) & (firsts < self.end)
+        places = self.had.subjects.searchsorted(logs)
+        places[places == len(self.had.subjects)] = 0
+        if len(self.had.subjects):
+            inside |= ~by_place & (self.had.subjects[places] == logs)
+        return [item for item in unpacked(items[inside & (items["number"] > 0)]) if self.touches(item.messages)]
+
+
+class FoundRetry(NamedTuple):
+    """``whole``: it lay in the schedule, and nothing of it has been taken."""
+
+    retry: Retry
+    whole: bool
+
+    @property
+    def messages(self) -> MessageRange:
+        """What points there."""
+        return self.retry.messages
+
+
+class FoundLetter(NamedTuple):
+    """A dead letter."""
+
+    letter: Retry
+
+    @property
+    def messages(self) -> MessageRange:
+        """What points there."""
+        return self.letter.messages
+
+
+class FoundHeld(NamedTuple):
+    """What a consumer holds from a pull sequence on, of one pull."""
+
+    member: Member
+    start: int
+    held: HeldRange
+
+    @property
+    def messages(self) -> MessageRange:
+        """What points there."""
+        return self.held.messages
+
+
+Found = FoundRetry | FoundLetter | FoundHeld
+
+
+class Pointing:
+    """Of one group, for one segment."""
+
+    def __init__(self, ledger: Ledger, target: Target) -> None:
+        self._ledger = ledger
+        self._target = target
+        self._watch = ledger.retries.look()
+        self._last_letter = 0
+        #: What nobody can read, by consumer: it is left as it is.
+        self._unreadable: dict[int, Intervals] = {}
+        self._lost_letters = set[int]()
+
+    def end(self) -> None:
+        """Nobody looks any more."""
+        if self._ledger.retries.watch is self._watch:
+            self._ledger.retries.watch = None
+
+    def pieces(self) -> Iterator[list[Found]]:
+        """What points there, in pieces of which some are empty. Between two, copies are to take the place of what was
+        found, and others have their turn; when it ends, nothing points there. Raises StorageError.
+        """
+        for items in self._ledger.retries.scheduled():
+            yield from _portions(self._of_schedule(items))
+        for items in self._ledger.dead.after(0):
+            self._last_letter = max(self._last_letter, int(items["number"].max(initial=0)))
+            yield from _portions(self._letters(items))
+        while found := self._in_memory():
+            yield found
+
+    def _of_schedule(self, items: Items) -> list[Found]:
+        found = list[Found]()
+        for retry in self._target.touched(items):
+            left = self._ledger.retries.left_of(retry)
+            found += [FoundRetry(one, whole=one == retry) for one in left if self._target.touches(one.messages)]
+        return found
+
+    def _letters(self, items: Items) -> list[Found]:
+        letters = self._target.touched(items)
+        return [FoundLetter(letter) for letter in letters if letter.number not in self._lost_letters]
+
+    def _in_memory(self) -> list[Found]:
+        """What points there of all that has come since, and of what is in memory."""
+        retries, touches = self._ledger.retries, self._target.touches
+        waiting = [retry for retry in retries.waiting() if touches(retry.messages)]
+        found: list[Found] = [FoundRetry(retry, whole=False) for retry in waiting]
+        known = {retry.number for retry in waiting}
+        since = (retry for retry in self._watch.added if retry.number not in known and touches(retry.messages))
+        found += [FoundRetry(retry, whole=True) for retry in since if retries.has(retry, self._watch)]
+        for items in self._ledger.dead.after(self._last_letter):
+            found += self._letters(items)
+        for member in self._ledger.members.values():
+            found += self._held(member)
+        return found[:MOST_FOUND]
+
+    def _held(self, member: Member) -> Iterator[Found]:
+        unreadable = self._unreadable.get(member.number)
+        for start, end in member.held.unhandled():
+            for held in member.held.between(start, end):
+                if self._target.touches(held.messages) and (unreadable is None or start not in unreadable):
+                    yield FoundHeld(member, start, held)
+                start += held.messages.total
+
+    def is_there(self, found: Found) -> bool:
+        """Whether it is still as it was found."""
+        ledger = self._ledger
+        match found:
+            case FoundRetry(retry, _):
+                return ledger.retries.has(retry, self._watch)
+            case FoundLetter(letter):
+                return ledger.dead.has(letter.number)
+            case FoundHeld(member, start, held):
+                end = start + held.messages.total
+                is_member = ledger.members.get(member.number) is member and not member.closed
+                return is_member and member.held.holds(start, end) and list(member.held.between(start, end)) == [held]
+
+    def cannot_read(self, found: FoundLetter | FoundHeld, start: int, end: int) -> None:
+        """Nobody can read that letter; or of what a consumer holds these pull sequences."""
+        if isinstance(found, FoundLetter):
+            self._lost_letters.add(found.letter.number)
+        else:
+            self._unreadable.setdefault(found.member.number, Intervals()).add(start, end)
+
+
+def _portions(found: list[Found]) -> Iterator[list[Found]]:
+    yield found[:MOST_FOUND]
+    for at in range(MOST_FOUND, len(found), MOST_FOUND):
+        yield found[at : at + MOST_FOUND]

@@ -1,0 +1,282 @@
+"""Which messages are kept no longer: whole segments go, the oldest first, by age and by size.
+
+One segment goes at a time. From the moment it is chosen nobody begins in it; groups that were behind are moved past it,
+and that is counted; what somebody still points at is carried forward; then it is left out of the log by a checkpoint,
+and its files go once no checkpoint names it. Files are read beside the loop, and all else is done in small steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from qmq.broker.commands import Now, ReadDone
+from qmq.broker.delivery import Delivery
+from qmq.broker.effects import Effect, ReadWanted
+from qmq.broker.forwarding import COPY_NUMBER as COPY_NUMBER
+from qmq.broker.forwarding import Forwarding
+from qmq.broker.groups import Group
+from qmq.broker.intake import Intake
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.moving import Moving
+from qmq.broker.pointing import Target
+from qmq.errors import StorageError
+from qmq.storage.store import OldSegment, Store, Stretches, stretches_of
+
+#: The number of its reads.
+LOOK_NUMBER: Final = COPY_NUMBER - 1
+#: Whether a segment is old enough is looked at so often; one that cannot go yet (no archive has it, or its files cannot
+#: be read) is looked at again after so long.
+_LOOK_US: Final = 1_000_000
+_AGAIN_US: Final = 10_000_000
+#: Where most of a segment was carried forward, the log is not the smaller for it: by size none goes for so long.
+_IN_VAIN_US: Final = 600_000_000
+#: Groups that are moved past a segment between two looks at what else there is to do: about 50 us each.
+_GROUPS: Final = 100
+#: Groups that are named, of those that were moved.
+_NAMED: Final = 10
+
+
+class _Look:
+    """A look at the first segment of each partition: until when it was stored; run as a read."""
+
+    def __init__(self, segments: list[OldSegment]) -> None:
+        self.partition = segments[0].partition
+        self._segments = segments
+        self.found: dict[tuple[int, int], int] = {}
+
+    def step(self) -> bool:
+        """[thread] All of it. Raises StorageError."""
+        for old in self._segments:
+            self.found[old.partition, old.span.base] = old.stored_until_us()
+        return False
+
+
+class _Examination:
+    """A look at all rows of a segment that is to go, and for its receipt; run as a read."""
+
+    def __init__(self, old: OldSegment, *, needs_archive: bool) -> None:
+        self.old = old
+        self.partition = old.partition
+        self._needs_archive = needs_archive
+        self.may_go = False
+        self.rows: Any = None
+        self.had: Stretches | None = None
+
+    def step(self) -> bool:
+        """[thread] All of it. Raises StorageError."""
+        self.may_go = not self._needs_archive or self.old.is_archived()
+        if self.may_go:
+            self.rows = self.old.rows()
+            self.had = stretches_of(self.rows)
+        return False
+
+
+class _Leaving:
+    """The segment that is about to go."""
+
+    def __init__(self, old: OldSegment, target: Target, moving: Moving, groups: list[Group]) -> None:
+        self.old = old
+        self.target = target
+        self.moving = moving
+        self.groups = groups
+        self.forwarding: Forwarding | None = None
+        self.skipped: dict[str, int] = {}
+        self.is_ready = False
+
+
+class Dropped(NamedTuple):
+    """A segment that has gone: positions [base, end) of a partition."""
+
+    partition: int
+    base: int
+    end: int
+    messages: int
+    stored_until_us: int
+    #: Messages that were carried forward, and that could not be read.
+    carried: int
+    lost: int
+    #: Messages that each group that was behind has not been given.
+    skipped: dict[str, int]
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.stored_until_us / 1_000_000, UTC)
+        text = (
+            f"messages stored until {when:%Y-%m-%d %H:%M:%S} UTC have gone from partition {self.partition}: "
+            f"{self.messages} in {self.end - self.base} bytes, of which {self.carried} were carried forward"
+        )
+        if self.lost:
+            text += f" and {self.lost} could not be read"
+        if self.skipped:
+            named = [f"{name} ({count} messages)" for name, count in list(self.skipped.items())[:_NAMED]]
+            more = f" and {len(self.skipped) - _NAMED} others" if len(self.skipped) > _NAMED else ""
+            text += f"; groups that had not taken all of these were moved on: {', '.join(named)}{more}"
+        return text
+
+
+class Retention:
+    """Of the message log."""
+
+    def __init__(
+        self, store: Store, limits: BrokerLimits, intake: Intake, delivery: Delivery, effects: list[Effect]
+    ) -> None:
+        self._store = store
+        self._age_us = limits.retention_ms * 1_000
+        self._bytes = limits.retention_bytes
+        self._needs_archive = limits.retention_needs_archive
+        self._intake = intake
+        self._delivery = delivery
+        self._effects = effects
+        self._stored_until: dict[tuple[int, int], int] = {}  # by partition and base
+        self._reading: _Look | _Examination | None = None
+        self._put_off: dict[tuple[int, int], int] = {}  # until when, by the monotonic clock
+        self._leaving: _Leaving | None = None
+        self._look_us = 0
+        self._any_size_until_us = 0
+        #: What has gone, and nobody was told of yet.
+        self.dropped: list[Dropped] = []
+
+    # --- one step after another --------------------------------------------------------------------------------------
+
+    def tick(self, now: Now) -> None:
+        """Go on."""
+        if self._leaving is not None:
+            self._go_on(self._leaving, now)
+        elif self._reading is None and (self._age_us or self._bytes) and now.monotonic_us >= self._look_us:
+            self._look_us = now.monotonic_us + _LOOK_US
+            self._look(now)
+
+    def next_deadline_us(self, now: Now) -> int | None:
+        """When ``tick`` has something to do."""
+        leaving = self._leaving
+        if leaving is None:
+            waits = self._reading is not None or not (self._age_us or self._bytes)
+            return None if waits else max(now.monotonic_us, self._look_us)
+        if leaving.is_ready:
+            return None
+        return now.monotonic_us if leaving.forwarding is None else leaving.forwarding.next_deadline_us(now)
+
+    def _heads(self) -> list[tuple[int, int]]:
+        """Partition and base of the first segment of each that has one that may go."""
+        store, found = self._store, list[tuple[int, int]]()
+        for partition in range(store.partitions):
+            removable, sealed = store.removable(partition), store.sealed(partition)
+            if removable and removable[0] == sealed[0] and sealed[0].end <= self._intake.visible(partition):
+                found.append((partition, sealed[0].base))
+        return found
+
+    def _look(self, now: Now) -> None:
+        heads = self._heads()
+        self._stored_until = {head: self._stored_until[head] for head in heads if head in self._stored_until}
+        self._put_off = {head: until for head, until in self._put_off.items() if head in heads}
+        unknown = [head for head in heads if head not in self._stored_until]
+        if unknown:
+            self._read(_Look([self._store.old_segment(*head) for head in unknown]))
+            return
+        excess = self._size() - self._bytes if self._bytes and now.monotonic_us >= self._any_size_until_us else 0
+        ordered = sorted(self._stored_until, key=self._stored_until.__getitem__)
+        for head in ordered:
+            too_old = self._age_us and self._stored_until[head] + self._age_us <= now.wall_us
+            if (too_old or excess > 0) and now.monotonic_us >= self._put_off.get(head, 0):
+                old = self._store.old_segment(*head)
+                self._read(_Examination(old, needs_archive=self._needs_archive))
+                return
+
+    def _size(self) -> int:
+        """Bytes of the message log."""
+        store = self._store
+        sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
+        return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
+
+    def _read(self, reading: _Look | _Examination) -> None:
+        self._reading = reading
+        self._effects.append(ReadWanted(LOOK_NUMBER, reading))
+
+    def read_done(self, done: ReadDone, now: Now) -> None:
+        """What was to be known is, or cannot be read now."""
+        if done.number == COPY_NUMBER:
+            assert self._leaving is not None
+            assert self._leaving.forwarding is not None
+            self._leaving.forwarding.read_done(done, now)
+            return
+        reading, self._reading = self._reading, None
+        if isinstance(reading, _Look):
+            self._stored_until |= reading.found
+            self._look_us = now.monotonic_us + (_AGAIN_US if done.error is not None else 0)
+        elif isinstance(reading, _Examination):
+            if done.error is not None or not reading.may_go:
+                self._put_off[reading.partition, reading.old.span.base] = now.monotonic_us + _AGAIN_US
+                self._look_us = now.monotonic_us
+            else:
+                self._begin(reading)
+
+    # --- a segment that goes -----------------------------------------------------------------------------------------
+
+    def _begin(self, found: _Examination) -> None:
+        """Let nobody begin in it from now on."""
+        old, had = found.old, found.had
+        assert had is not None
+        partition, (base, end) = old.partition, old.span
+        self._store.leave(partition, base, had)
+        target = Target(partition, base, end, had)
+        groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.alone()]
+        self._leaving = _Leaving(old, target, Moving(self._store, target, found.rows), groups)
+
+    def _go_on(self, leaving: _Leaving, now: Now) -> None:
+        if leaving.groups:
+            try:
+                self._move(leaving, leaving.groups[-_GROUPS:])
+                del leaving.groups[-_GROUPS:]
+            except StorageError:
+                self._give_up(now)
+            return
+        if leaving.forwarding is None:
+            target, store = leaving.target, self._store
+            groups = list(self._delivery.subscriptions.groups.values())
+            spans = [*store.sealed(target.partition), store.segment_at(target.partition, store.end(target.partition))]
+            following = next(span.base for span in spans if span is not None and span.base >= target.end)
+            leaving.forwarding = Forwarding(
+                store, self._intake, self._delivery.handing, self._effects, leaving.old, target, following, groups
+            )
+        leaving.is_ready = leaving.is_ready or leaving.forwarding.tick(now)
+
+    def _move(self, leaving: _Leaving, groups: Iterable[Group]) -> None:
+        for group in groups:
+            skipped = leaving.moving.move(group)
+            if skipped and group.name is not None:
+                leaving.skipped[group.name] = skipped
+
+    def _give_up(self, now: Now) -> None:
+        """It cannot go now: try again later."""
+        assert self._leaving is not None
+        self._put_off[self._leaving.target.partition, self._leaving.target.base] = now.monotonic_us + _AGAIN_US
+        self._leaving = None
+        self._store.stay()
+
+    def let_go(self, now: Now) -> None:
+        """A checkpoint is about to be taken: it leaves out what is ready to go."""
+        leaving = self._leaving
+        if leaving is None or not leaving.is_ready:
+            return
+        assert leaving.forwarding is not None
+        partition, base, end, had = leaving.target
+        if leaving.old.span not in self._store.removable(partition):  # a sync has failed
+            self._give_up(now)
+            return
+        self._leaving = None
+        self._store.drop_segment(partition, base, had)
+        messages = int((had.ends - had.starts).sum())
+        until_us = self._stored_until.pop((partition, base), 0)
+        forwarding = leaving.forwarding
+        self.dropped.append(
+            Dropped(partition, base, end, messages, until_us, forwarding.carried, forwarding.lost, leaving.skipped)
+        )
+        self._look_us = now.monotonic_us
+        if 2 * forwarding.carried_bytes > end - base:
+            self._any_size_until_us = now.monotonic_us + _IN_VAIN_US
+
+    def wants_checkpoint(self) -> bool:
+        """Whether another checkpoint would let something go, though nothing has changed."""
+        is_ready = self._leaving is not None and self._leaving.is_ready
+        return is_ready or any(self._store.removes_files(number) for number in range(self._store.partitions))

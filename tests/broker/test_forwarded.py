@@ -1,0 +1,63 @@
+"""A record of what was carried forward, done again by a start that may know less than there was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.broker.held import HeldRange, MessageRange, flat
+from qmq.broker.ledger import Ledger
+from qmq.broker.ranges import PARTITIONS
+from qmq.broker.retries import Failure, Retry, packed, unpacked
+from tests.broker.harness import START_US, Driven
+
+OLD = MessageRange(PARTITIONS, 1_000, 0, 0, 3, 1_000)
+NEW = MessageRange(PARTITIONS, 9_000, 0, 0, 3, 9_000)
+WHY = Failure("broke", 2, 5, START_US, START_US + 1_000)
+
+
+def ledger(path: Path) -> Ledger:
+    driven = Driven(path)
+    return Ledger(1, driven.store.groups.retries(1), driven.store.groups.dead(1), lambda kind, payload: None)
+
+
+def test_a_retry_is_replaced_wherever_it_lies(tmp_path: Path) -> None:
+    for place in ("scheduled", "due", "in part"):
+        made = ledger(tmp_path / place.replace(" ", "-"))
+        number = made.retries.add(OLD, 2, 1, False, WHY._replace(due_us=START_US if place == "due" else WHY.due_us))
+        (found,) = made.retries.waiting() if place == "due" else made.retries.left_of(_scheduled(made))
+        if place == "in part":
+            made.retries.took(number, OLD.part(0, 1))
+            (found,) = made.retries.left_of(_scheduled(made))
+            assert found.messages == OLD.part(1, 3)
+        left = found.messages.total
+        made.forward([[packed([found]).tobytes(), place == "scheduled", flat([NEW.part(0, left)]), []]], [], [], 5)
+        assert made.retries.count == left
+        made.retries.load(START_US + 1_000)
+        (one,) = made.retries.waiting()
+        assert one == found._replace(number=number + 1, messages=NEW.part(0, left))
+
+
+def _scheduled(made: Ledger) -> Retry:
+    return next(retry for items in made.retries.scheduled() for retry in unpacked(items))
+
+
+def test_who_is_not_known_or_does_not_hold_it_is_passed_over(tmp_path: Path) -> None:
+    made = ledger(tmp_path)
+    member = made.join("c", b"n", False, START_US)
+    pull = made.pulled(member, [OLD], 10, START_US, [])
+    made.ack(member, [pull.first, pull.first + 1])
+    rows = [[9, 0, flat([NEW])], [member.number, pull.first, flat([NEW])]]
+    made.forward([], [], rows, START_US)
+    assert list(member.held.between(0, 3)) == [HeldRange(OLD, 1, 0)]
+    made.forward([], [], [[member.number, pull.first + 1, flat([NEW.part(1, 2), NEW.part(2, 3)])]], START_US)
+    assert [one.messages for one in member.held.between(1, 3)] == [NEW.part(1, 2), NEW.part(2, 3)]
+    assert made.ack(member, [pull.first + 1, pull.first + 3]) == 0
+    assert not member.held.pulls
+
+
+def test_of_what_is_lost_letters_are_left(tmp_path: Path) -> None:
+    made = ledger(tmp_path)
+    made.retries.add(OLD, 3, 0, False, WHY)
+    (found,) = made.retries.left_of(_scheduled(made))
+    made.forward([[packed([found]).tobytes(), True, [], flat([OLD])]], [], [], START_US)
+    assert (made.retries.count, len(made.dead)) == (0, 3)

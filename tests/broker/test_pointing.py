@@ -1,0 +1,53 @@
+"""What points into a segment, by place or by sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qmq.broker.held import MessageRange
+from qmq.broker.pointing import Target
+from qmq.broker.ranges import PARTITIONS
+from qmq.broker.retries import Retry, packed
+from qmq.storage.store import Stretches
+
+BASE = 1 << 60
+HAD = Stretches(
+    np.array([1, 1, 4], np.uint32), np.array([10, 30, 5], np.uint64), np.array([20, 35, 6], np.uint64)
+)  # fmt: skip
+TARGET = Target(2, BASE, BASE + 100, HAD)
+
+
+@pytest.mark.parametrize(
+    ("messages", "touches"),
+    [
+        (MessageRange(PARTITIONS + 2, BASE, 0, 0, 1), True),
+        (MessageRange(PARTITIONS + 2, BASE + 99, 0, 50, 1), True),
+        (MessageRange(PARTITIONS + 2, BASE + 100, 0, 0, 1), False),
+        (MessageRange(PARTITIONS + 2, BASE - 1, 0, 0, 1), False),
+        (MessageRange(PARTITIONS + 1, BASE, 0, 0, 1), False),
+        (MessageRange(PARTITIONS + 2 + (3 << 16), BASE + 7, 0, 0, 1), True),
+        (MessageRange(1, 9, 0, 0, 1), False),
+        (MessageRange(1, 9, 0, 0, 2), True),
+        (MessageRange(1, 0, 0, 19, 1), True),
+        (MessageRange(1, 20, 0, 0, 10), False),
+        (MessageRange(1, 20, 0, 0, 11), True),
+        (MessageRange(1, 34, 0, 0, 1), True),
+        (MessageRange(1, 35, 0, 0, 100), False),
+        (MessageRange(0, 10, 0, 0, 100), False),
+        (MessageRange(4, 5, 0, 0, 1), True),
+        (MessageRange(5, 5, 0, 0, 1), False),
+    ],
+)
+def test_one_and_many_are_judged_alike(messages: MessageRange, touches: bool) -> None:
+    assert TARGET.touches(messages) is touches
+    retry = Retry(7, 1, messages, 1, 0, False, 0, 0, 1, "")
+    assert TARGET.touched(packed([retry, retry._replace(number=0)])) == ([retry] if touches else [])
+
+
+def test_a_segment_without_messages_has_none_by_sequence() -> None:
+    empty = Stretches(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64))
+    target = TARGET._replace(had=empty)
+    retry = Retry(7, 1, MessageRange(0, 10, 0, 0, 100), 1, 0, False, 0, 0, 1, "")
+    assert target.touched(packed([retry])) == []
+    assert not target.touches(retry.messages)

@@ -1,0 +1,190 @@
+"""Old segments go: by age, by size, once archived; groups that were behind are moved on, counted, and told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.commands import ListSubjects
+from qmq.broker.effects import SubjectList
+from qmq.broker.limits import BrokerLimits
+from qmq.broker.retention import Dropped
+from qmq.storage.disk import Disk
+from qmq.storage.receipt import Receipt, write_receipt
+from tests.broker.harness import Driven, bodies_of
+from tests.broker.test_admin import group_row
+from tests.broker.test_consuming import Consumer, killed
+
+SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
+HOUR_MS = 3_600_000
+BY_AGE = BrokerLimits(retention_ms=HOUR_MS, lapse_ms=10 * HOUR_MS)
+
+
+def driven_in(path: Path, limits: BrokerLimits = BY_AGE, **options: Any) -> Driven:
+    return Driven(path, limits, **SMALL | options)
+
+
+def send(driven: Driven, count: int, first: int = 0, size: int = 900, subjects: int = 1) -> None:
+    """Messages b"N...", one a batch, of subjects a.0, a.1, ..."""
+    for number in range(first, first + count):
+        driven.send(f"a.{number % subjects}", (b"%d " % number).ljust(size, b"."))
+
+
+def numbers(bodies: list[bytes]) -> list[int]:
+    return [int(body.split()[0]) for body in bodies]
+
+
+def settle(driven: Driven, rounds: int = 30) -> list[Dropped]:
+    """Checkpoints and ticks until nothing more goes; what has gone."""
+    gone = list[Dropped]()
+    for _ in range(rounds):
+        driven.checkpoint()
+        driven.advance(1_100)
+        for _ in range(10):
+            driven.advance(1)
+        gone += driven.broker.take_dropped()
+    return gone
+
+
+def kept(driven: Driven, name: str = "a.0") -> tuple[int, int, int]:
+    """First and next sequence of a subject, and how many messages it has."""
+    (answer,) = driven.do(ListSubjects(1, driven.request(), name, 0, 10))
+    assert isinstance(answer, SubjectList)
+    (row,) = answer.rows
+    return row[1:4]
+
+
+def segments(driven: Driven) -> int:
+    return len(list(driven.directory.glob("log-*/*.messages")))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path, partitions: int) -> None:
+    driven = driven_in(tmp_path, partitions=partitions)
+    send(driven, 40, subjects=2)
+    assert settle(driven) == []
+    driven.advance(HOUR_MS)
+    send(driven, 20, first=40, subjects=2)
+    before = segments(driven)
+    gone = settle(driven)
+    assert len(gone) == before - segments(driven) >= 4
+    assert sum(one.messages for one in gone) == 60 - kept(driven)[2] - kept(driven, "a.1")[2]
+    assert {one.carried for one in gone} == {0}
+    assert "messages stored until 2023-11-14 22:13:" in str(gone[0])
+    subscription = driven.subscribe("a.", group=None, start="first")
+    left = numbers(bodies_of(driven.pull(subscription)))
+    assert left[-20:] == list(range(40, 60))
+    assert len(left) <= 60 - 7 * 4
+    exact = driven.subscribe("a.1", group=None, start="first")
+    assert numbers(bodies_of(driven.pull(exact))) == [n for n in left if n % 2]
+    driven.restart()
+    assert kept(driven)[1] == 30
+    subscription = driven.subscribe("a.", group=None, start="first")
+    assert numbers(bodies_of(driven.pull(subscription))) == left
+    driven.close()
+
+
+def test_what_is_too_much_goes_oldest_first(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, BrokerLimits(retention_bytes=30_000))
+    send(driven, 60)
+    gone = settle(driven)
+    assert gone
+    sizes = sum(span.end - span.base for span in driven.store.sealed(0)) + driven.store.written_bytes(0)
+    assert 30_000 - 8_192 <= sizes <= 30_000
+    assert [one.base for one in gone] == sorted(one.base for one in gone)
+    driven.close()
+
+
+def test_by_default_all_is_kept(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, BrokerLimits())
+    send(driven, 60)
+    driven.advance(100_000 * HOUR_MS)
+    assert settle(driven, 5) == []
+    assert kept(driven) == (0, 60, 60)
+    driven.close()
+
+
+def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, BY_AGE._replace(retention_needs_archive=True))
+    send(driven, 40)
+    driven.advance(HOUR_MS)
+    assert settle(driven, 15) == []
+    log = tmp_path / "log-0"
+    sealed = driven.store.sealed(0)
+    receipts = [
+        Receipt(driven.store.store_id.hex(), 0, base, end, end - base, 1, "/archive", 1) for base, end in sealed[:3]
+    ]
+    write_receipt(Disk(), log, receipts[0])
+    write_receipt(
+        Disk(), log, Receipt(*(*(receipts[1].store_id, 0, receipts[1].base, receipts[1].end - 1), 1, 1, "/a", 1))
+    )
+    write_receipt(Disk(), log, receipts[2])
+    gone = settle(driven, 15)
+    assert [one.base for one in gone] == [sealed[0].base], "the receipt of the second is not for all of it"
+    assert not list(log.glob(f"{sealed[0].base:016x}.*"))
+    write_receipt(Disk(), log, receipts[1])
+    assert [one.base for one in settle(driven, 25)] == [sealed[1].base, sealed[2].base]
+    driven.close()
+
+
+@pytest.mark.parametrize("follows", ["a.", "a.0", "both"])
+@pytest.mark.parametrize("pulled", [0, 3, 20])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_group_that_is_behind_is_moved_counted_and_told_of(
+    tmp_path: Path, follows: str, pulled: int, partitions: int
+) -> None:
+    driven = driven_in(tmp_path, partitions=partitions)
+    send(driven, 40, subjects=2)
+    prefixes = ("a.", "a.0") if follows == "both" else (follows,)
+    consumer = Consumer(driven, "c", *prefixes)
+    had = consumer.pull(pulled) if pulled else []
+    if had:
+        consumer.ack()
+    driven.advance(HOUR_MS)
+    send(driven, 10, first=40, subjects=2)
+    gone = settle(driven)
+    skipped = sum(one.skipped.get("g", 0) for one in gone)
+    row = group_row(driven)
+    wanted = [n for n in range(50) if follows != "a.0" or n % 2 == 0]
+    got = sorted(numbers(had + consumer.pull(100) + consumer.pull(100)))
+    assert len(got) == len(set(got))
+    assert set(got) <= set(wanted)
+    assert row["skipped"] == skipped == len(wanted) - len(got)
+    assert row["ready"] == len(got) - len(had)
+    assert (skipped > 0) == any("groups that had not taken all of these were moved on: g" in str(one) for one in gone)
+    killed(driven)
+    assert group_row(driven)["skipped"] == skipped
+    driven.close()
+
+
+def test_it_is_counted_once_whatever_crash_comes_between(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path)
+    send(driven, 40)
+    Consumer(driven, "c", "a.0")
+    Consumer(driven, "d", "a.")
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    for _ in range(40):
+        driven.advance(1)
+    moved = group_row(driven)["skipped"]
+    assert moved, "it was moved before the segment goes"
+    killed(driven)
+    assert group_row(driven)["skipped"] == moved
+    settle(driven)
+    assert group_row(driven)["skipped"] == kept(driven)[0]
+    consumer = Consumer(driven, "c", "a.0", nonce=b"x")
+    assert numbers(consumer.pull(100)) == list(range(kept(driven)[0], 40))
+    driven.close()
+
+
+def test_who_begins_late_is_not_moved_back(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path)
+    send(driven, 40)
+    late = Consumer(driven, "c", "a.0", start=("sequence", 38))
+    driven.advance(HOUR_MS)
+    settle(driven)
+    assert group_row(driven)["skipped"] == 0
+    assert numbers(late.pull(100)) == [38, 39]
+    driven.close()

@@ -1,0 +1,129 @@
+"""Histories of consumers (consumption.py) on a broker that keeps messages for a moment only: what is dropped is
+counted as skipped by each group that had not been given it, and everything else is handled or dead as ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Sent
+from qmq.format.ids import MessageId
+from tests.sim.consumption import GROUPS, LIMITS, Consumption
+from tests.sim.disk import Operation
+
+SMALL = {"segment_bytes": 2_600, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
+
+
+class Retaining(Consumption):
+    """One history."""
+
+    options = SMALL
+
+    def __init__(self, seed: int) -> None:
+        self.limits = LIMITS._replace(retention_ms=(100, 1_000)[seed % 2], retention_bytes=(0, 20_000)[seed // 2 % 2])
+        self.ids: dict[str, int] = {}
+        self.where: dict[int, tuple[int, int]] = {}
+        #: What was gone when a group was made, or made again: it begins behind that.
+        self.before: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
+        #: With the power may go that a message was handed out: by group.
+        self.forgotten: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
+        super().__init__(seed)
+
+    def step(self, is_late: bool = False) -> None:
+        """As ever, with a checkpoint where retention wants one."""
+        if self.driven.broker.wants_checkpoint() and self.chance.random() < 0.5:
+            self.checkpoint()
+        absent = [group for group, _, _ in GROUPS if group not in self.driven.broker._delivery.subscriptions.groups]
+        super().step(is_late)
+        for group in absent:
+            self.driven.store.may_wait(True)
+            self.before[group] |= {message for message, place in self.where.items() if self._is_gone(*place)}
+            self.driven.store.may_wait(False)
+        for dropped in self.driven.broker.take_dropped():
+            self.count["segments dropped"] += 1
+            self.count["messages carried"] += dropped.carried
+            self.count["groups moved"] += len(dropped.skipped)
+            assert not dropped.lost
+
+    def _is_gone(self, partition: int, position: int) -> bool:
+        store = self.driven.store
+        if store.segment_at(partition, position) is None:
+            return True
+        return store.row_at_position(partition, position) < store.offered_row(partition)
+
+    def _stop(self, operation: Operation) -> None:
+        leaving = self.driven.broker._retention._leaving
+        self.count["crashed while a segment was leaving"] += leaving is not None
+        self.count["crashed while messages were carried"] += (
+            leaving is not None and leaving.forwarding is not None and leaving.forwarding._copying is not None
+        )
+        self.driven.read_outcomes.clear()
+        before = self.count["power lost"]
+        super()._stop(operation)
+        if self.count["power lost"] > before:
+            for group, tally in self.tallies.items():
+                self.forgotten[group] |= {message for message, letter in tally.letters.items() if not letter.handled}
+
+    def administer(self, action: str) -> None:
+        """A group that begins anew drops what it holds, and may not find it again: that is its own doing."""
+        super().administer("retry_dead")
+
+    def _acknowledged(self, sent: Sent) -> None:
+        batch = self._sends[sent.request]
+        if self.driven.store.segment_at(sent.partition, sent.position) is None:
+            # It is a repeat of what has gone by now, so nobody can tell its sequences any more.
+            sent = sent._replace(first_sequences=-1_000_000 - batch.messages[0])
+        store_id = self.driven.store.store_id
+        for at, message in enumerate(batch.messages):
+            self.ids[str(MessageId(store_id, sent.partition, sent.position + at))] = message
+            self.where[message] = sent.partition, sent.position
+        super()._acknowledged(sent)
+
+    def _rows(self, action: str, group: str, after: Any) -> dict[str, Any]:
+        request = self.driven.request()
+        self.do([Administer(1, request, action, {"group": group, "after": after})])
+        return self._administered.pop(request)
+
+    def dead(self, group: str) -> dict[int, str]:
+        """By message; copies go by the ids that they have."""
+        found: dict[int, str] = {}
+        after: int | None = 0
+        while after is not None:
+            fields = self._rows("dead_letters", group, after)
+            found |= {self.ids[row["id"]]: row["reason"] for row in fields["rows"]}
+            after = fields["after"]
+        return found
+
+    def check(self) -> None:
+        """What a group was never given was counted when it was dropped."""
+        for group, prefixes, _ in GROUPS:
+            tally, dead = self.tallies[group], self.dead(group)
+            (row,) = self._rows("groups", group, "")["rows"]
+            mine = [one for subject in self.sent if subject.startswith(prefixes) for one in self.sent[subject]]
+            missed = [one for one in mine if one not in dead and not tally._is_done(one)]
+            for message in self.before[group].intersection(missed):
+                missed.remove(message)
+                tally.letter(message).handled = True
+            never = [one for one in missed if not tally.letter(one).deliveries or one in self.forgotten[group]]
+            assert missed == never, f"group {group} has lost {set(missed) - set(never)}, which it was given"
+            assert len(missed) <= row["skipped"], f"group {group} misses {missed}, and {row['skipped']} were skipped"
+            self.count["skipped"] += row["skipped"]
+            for message in missed:
+                tally.letter(message).handled = True
+        super().check()
+
+
+def run(seed: int, commands: int = 600) -> Counter[str]:
+    """One history. A failure says how to run it again."""
+    history = Retaining(seed)
+    try:
+        history.run(commands)
+    except Exception as error:
+        error.add_note(f"again: python -c 'from tests.sim.retaining import run; run({seed})'")
+        raise
+    found = Counter(history.count)
+    for tally in history.tallies.values():
+        found.update(tally.counts)
+    return found

@@ -1,0 +1,45 @@
+"""Retention beside consumers that fail, crash and come back: nothing is lost but what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.consumption import told
+from tests.sim.retaining import run
+
+pytestmark = pytest.mark.no_cover
+
+EACH = 12
+STRIKES = (
+    "killed",
+    "power lost",
+    "segments dropped",
+    "messages carried",
+    "groups moved",
+    "skipped",
+    "crashed while a segment was leaving",
+    "crashed while messages were carried",
+    "dead",
+    "retry_dead",
+    "recovered",
+)
+
+
+#: Those that found something once.
+FOUND = (223, 278, 308, 482, 546)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_once_failed(seed: int) -> None:
+    assert run(seed)["commands"] >= 600
+
+
+@pytest.mark.parametrize("first", range(0, 24, EACH))
+def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + EACH):
+        counts.update(run(seed))
+    print(told(counts))
+    assert not [name for name in STRIKES if not counts[name]]
