@@ -16,16 +16,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
+import qmq
 from qmq.errors import BadBytes
 from qmq_spark.options import read_options
 from qmq_spark.streaming import Offset, QmqStreamReader
+from tests.broker_process import broker_process
 from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, time_of, write_orders
 from tests.spark.session import environment_of
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files
 
 
-def reader_of(place: Path, **options: Any) -> QmqStreamReader:
+def reader_of(place: Path | str, **options: Any) -> QmqStreamReader:
     read = read_options({"path": str(place), **{name: str(value) for name, value in options.items()}})
     return QmqStreamReader(read, read.schema)
 
@@ -104,6 +106,29 @@ def test_an_archive_grows(tmp_path: Path) -> None:
     archive(source, to)
     second = reader.latestOffset(first, ReadAllAvailable())
     assert ordered(rows + rows_between(reader, first, second)) == rows_in(source)
+
+
+def test_live_brokers_are_followed_over_restarts(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "one") as one, broker_process(tmp_path / "two", partitions=2) as two:
+        reader = reader_of(f"{one.url},{two.url}")
+        offset, found = reader.initialOffset(), list[bytes]()
+        for number in range(6):
+            for broker in (one, two):
+                with qmq.connect_sync(broker.url) as client:
+                    client.send_many("a", [f"{number} {broker.path.name} {at}".encode() for at in range(3)])
+            if number == 3:
+                two.kill()
+                two.start()
+            end = reader.latestOffset(offset, ReadAllAvailable())
+            found += [row["body"] for row in rows_between(reader, offset, end)]
+            offset = end
+        assert len({name.partition("-")[0] for name in offset}) == 2
+        expected = [
+            f"{number} {name} {at}".encode() for number in range(6) for name in ("one", "two") for at in range(3)
+        ]
+        assert sorted(found) == sorted(expected)
+        assert reader.latestOffset(offset, ReadAllAvailable()) == offset
+        reader.stop()
 
 
 def test_available_now_ends_at_what_was_there(tmp_path: Path) -> None:
