@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from qmq.cli.archive_seal import seal_source
 from qmq.cli.archive_tables import archive_tables, summary_of_tables
+from qmq.cli.connecting import server_option
 from qmq.cli.progress import reading_bar
 from qmq.history.archive_run import open_run
 from qmq.history.archiving import Archived, archive_segments
@@ -31,16 +33,21 @@ def _now_us() -> int:
     default="segments",
     help="In which form: segments byte for byte, Parquet, or both (segments).",
 )
+@click.option("--seal", is_flag=True, help="Have the broker of SOURCE close its current segments first.")
+@server_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def archive(source: Path, destination: str, form: str, as_json: bool) -> None:
+def archive(source: Path, destination: str, form: str, seal: bool, server: str, as_json: bool) -> None:
     """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte or as Parquet.
 
-    A broker may run on SOURCE: the segments that it still writes are left for a later run. Of a stopped broker's
+    A broker may run on SOURCE: the segments that it still writes are left for a later run, unless --seal has it
+    close them (--server says where it is). Of a stopped broker's
     directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
     copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused. Beside
     each segment whose copy was verified a receipt is written. DEST may be in HDFS: pip install 'qmq[hdfs]'.
     """
     done = tables = None
+    if seal:
+        seal_source(source, server)
     with open_run(source, destination, _now_us) as run:
         if form != "parquet":
             with reading_bar() as progress:

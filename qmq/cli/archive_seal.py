@@ -1,0 +1,31 @@
+"""``qmq archive --seal``: have the broker of a data directory close the segments that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq import connect
+from qmq.cli.connecting import run
+from qmq.errors import InvalidOption
+from qmq.history.live import has_segments, is_live
+from qmq.net.admin import SealedLog
+
+
+def seal_source(source: Path, server: str) -> None:
+    """Ask the broker at *server* to, where one runs on *source*: of a stopped one all segments are closed.
+
+    Raises InvalidOption when that broker has another directory; StorageError, and what a client raises.
+    """
+    if not is_live(source):
+        return
+
+    async def seal() -> list[SealedLog]:
+        async with connect(server) as client:
+            return await client.admin.seal()
+
+    rows = run(seal())
+    # Where what is closed ends the segment begins that is written.
+    if not has_segments(source, [(row.partition, row.end) for row in rows]):
+        raise InvalidOption(
+            f"the broker at {server} has another data directory than {source}; give its own with --server"
+        )
