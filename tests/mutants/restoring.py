@@ -40,6 +40,13 @@ OF_RESTORES: Final = (
         _RUN,
     ),
     Mutant(
+        "do not go on with segments where Parquet was restored",
+        "qmq/restoring/run.py",
+        "        if has_segments and any(",
+        "        if False and any(",
+        ("tests/restoring/test_parquet.py",),
+    ),
+    Mutant(
         "begin only when all brokers are known",
         "qmq/restoring/run.py",
         "        if self._away:\n",
