@@ -12,7 +12,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -26,6 +26,9 @@ from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.private import is_private
 from qmq.storage.store import NotAtHand, Store
+
+if TYPE_CHECKING:
+    from qmq.broker.sharing import Share
 
 
 class Start(NamedTuple):
@@ -289,7 +292,7 @@ def _places(store: Store, following: Following, visible: list[int]) -> list[int]
 class Subscription:
     """One consumer's part in a group, on one connection."""
 
-    __slots__ = ("connection", "consumer", "followings", "group", "incarnation", "member", "number", "turn")
+    __slots__ = ("connection", "consumer", "followings", "group", "incarnation", "member", "number", "share", "turn")
 
     def __init__(self, number: int, connection: int, consumer: str, group: Group, followings: list[Following]) -> None:
         self.number = number
@@ -301,6 +304,8 @@ class Subscription:
         #: What it is in its group; None for one who follows alone.
         self.member: Member | None = None
         self.incarnation = 0
+        #: What it may have of what is handed out again, where somebody has looked.
+        self.share: Share | None = None
 
     def in_turn(self) -> Iterator[Following]:
         """The followings, the one that the next pull begins with first."""

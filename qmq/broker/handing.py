@@ -17,10 +17,12 @@ from qmq.broker.held import MessageRange, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.broker.members import Members, Offer
+from qmq.broker.members import Members, Offer, Waits
 from qmq.broker.overdue import Overdue
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
+from qmq.broker.retries import PASSED_AFTER_US
+from qmq.broker.sharing import Share, share_of
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.store import Store
@@ -64,9 +66,13 @@ class Handing:
         known = command.known
         if known is not None and known.generation != self._store.groups.generation:
             known = known._replace(handled=())  # pull sequences may mean something else
+        before = ledger.by_name.get(command.consumer)
+        was_leaving = before is not None and before.leaving
         member = ledger.join(
             command.consumer, command.nonce, command.transient, self.now.wall_us, command.client, known
         )
+        if before is not None and before.leaving and not was_leaving:
+            self.members.leaves(ledger, before)
         self.members.joined(ledger, member, command.client, self.now)
         self.members.look(ledger)
         return member
@@ -90,8 +96,7 @@ class Handing:
         """A group goes elsewhere: what is held is dropped."""
         members = [member for member in ledger.members.values() if not member.closed]
         ledger.drop_held(self.now.wall_us, clear_retries=clear_retries)
-        for member in members:
-            self.members.left(ledger, member)
+        self.members.left(ledger, *members)
 
     def forget(self, ledger: Ledger) -> None:
         """A group is deleted."""
@@ -148,12 +153,33 @@ class Handing:
                 f"a pull of consumer {member.name!r} expects pull sequence {expected}; the next one is "
                 f"{member.held.next_sequence}"
             )
-        return self.members.offer(ledger, member, expected, self.now)
+        ledger.retries.load(self.now.wall_us)
+        share = share_of(self._store, subscription)
+        if share is None:
+            waiting = Waits(ledger.retries.is_due, ledger.retries.is_due_alone)
+        else:
+            waiting = self._waits_for(ledger, share)
+        return self.members.offer(ledger, member, expected, waiting)
+
+    def _waits_for(self, ledger: Ledger, share: Share) -> Waits:
+        """What waits for a consumer that takes only some of what its group does."""
+        retries, now_us = ledger.retries, self.now.wall_us
+        found = Waits(share.has_any(retries.due), share.has_any(retries.due_alone))
+        if any(found) or not retries.is_more_due(now_us):
+            return found
+        if retries.pass_over(now_us):
+            self.members.look(ledger)
+            return Waits(share.has_any(retries.due), share.has_any(retries.due_alone))
+        self.members.look_at(ledger, now_us + PASSED_AFTER_US)
+        return found
 
     def is_due(self, subscription: Subscription) -> bool:
-        """Something waits that any consumer of its group may have."""
+        """Something waits that it may have, holding others."""
         ledger = subscription.group.ledger
-        return ledger is not None and ledger.retries.is_due
+        if ledger is None or not ledger.retries.is_due:
+            return False
+        share = share_of(self._store, subscription)
+        return share is None or share.has_any(ledger.retries.due)
 
     def gave(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
         """A pull is answered with messages that are handed out for the first time: their pull sequences."""

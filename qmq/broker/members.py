@@ -39,6 +39,13 @@ class Offer(NamedTuple):
     max_bytes: int
 
 
+class Waits(NamedTuple):
+    """What waits for a consumer to be handed out again: for one that holds others too, and alone."""
+
+    due: bool
+    alone: bool
+
+
 class Members:
     """Of all groups. *wake* is called with a group's ledger for which something has become ready."""
 
@@ -92,17 +99,26 @@ class Members:
         else:
             self._forget_client(ledger, member)
 
-    def left(self, ledger: Ledger, member: Member) -> None:
-        """It holds nothing any more, for whatever reason."""
-        self._forget_client(ledger, member)
-        if self._clearing.get(ledger.number) is member:
-            del self._clearing[ledger.number]
+    def leaves(self, ledger: Ledger, member: Member) -> None:
+        """Another one has taken over from it: what it held is handed out again, some in each turn."""
+        self._leavers.resume(ledger, member)
+
+    def left(self, ledger: Ledger, *members: Member) -> None:
+        """They hold nothing any more, for whatever reason."""
+        for member in members:
+            self._forget_client(ledger, member)
+            if self._clearing.get(ledger.number) is member:
+                del self._clearing[ledger.number]
         self.look(ledger)
 
     def look(self, ledger: Ledger) -> None:
         """Something has come back to a group: it may be ready, or fall due."""
         self._look_when_due(ledger, ledger.retries.next_due_us())
         self._wake(ledger)
+
+    def look_at(self, ledger: Ledger, wall_us: int) -> None:
+        """Wake who waits for something of a group at that time, if there is anything."""
+        self._look_when_due(ledger, wall_us)
 
     def _look_when_due(self, ledger: Ledger, due_us: int | None) -> None:
         if due_us is not None and due_us < self._looks.get(ledger.number, due_us + 1):
@@ -115,18 +131,17 @@ class Members:
 
     # --- what it may be given ----------------------------------------------------------------------------------------
 
-    def offer(self, ledger: Ledger, member: Member, expected: int, now: Now) -> Offer:
-        """What *member* is to be given, who knows of its pulls up to pull sequence *expected*."""
+    def offer(self, ledger: Ledger, member: Member, expected: int, waiting: Waits) -> Offer:
+        """What *member* is to be given, for whom that waits, and who knows of its pulls up to that pull sequence."""
         settings, held = ledger.settings, member.held
         if expected < held.next_sequence and held.unhandled(expected):
             return Offer(What.HELD, settings.max_unacked, settings.max_unacked_bytes)
-        ledger.retries.load(now.wall_us)
         count = min(settings.max_unacked - held.count, settings.max_unacked * SPAN_WINDOWS - held.span)
         size = settings.max_unacked_bytes - held.size
         nothing = Offer(What.NOTHING, 0, 0)
         if member.alone or count <= 0 or (size <= 0 and held.count):
             return nothing
-        if ledger.retries.is_due_alone:
+        if waiting.alone:
             clearing = self._clearing.setdefault(ledger.number, member)
             if not held.count:
                 if clearing is member:
@@ -134,10 +149,10 @@ class Members:
                 return Offer(What.ALONE, settings.max_unacked, settings.max_unacked_bytes)
             if clearing is member:
                 return nothing
-        else:
+        elif not ledger.retries.is_due_alone or self._clearing.get(ledger.number) is member:
             self._clearing.pop(ledger.number, None)
         # In turn, so that neither waits for the other however many there are.
-        again = ledger.retries.is_due and not ledger.was_again
+        again = waiting.due and not ledger.was_again
         return Offer(What.AGAIN if again else What.FRESH, count, max(size, 1))
 
     # --- time --------------------------------------------------------------------------------------------------------

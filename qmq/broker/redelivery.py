@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import Carrier, Many, Some
@@ -16,7 +17,8 @@ from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Offer, What
 from qmq.broker.ranges import Parts, parts_of
-from qmq.broker.retries import MOST_TAKEN, Taken
+from qmq.broker.retries import MOST_TAKEN, Retries, Split, Taken
+from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.layout import PIECE_HEADER_SIZE
 from qmq.storage.store import NotAtHand, Store
@@ -46,8 +48,11 @@ class Redelivery:
         if offer.what is What.HELD:
             assert pull.expected is not None
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
-        taken = self._take(ledger, offer.what, max_count, now_us)
         finding = Finding(self._store, subscription.group)
+        share = share_of(self._store, subscription)
+        split = None if share is None else partial(share.stretches, finding)
+        ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
+        taken = _take(ledger.retries, offer.what, max_count, split)
         try:
             fits, size = self._fitting(finding, taken, max_bytes)
         except NotAtHand:
@@ -57,7 +62,9 @@ class Redelivery:
             return None
         if offer.what is What.AGAIN and fits < sum(one.total for one in taken):
             ledger.retries.put_back(taken)
-            taken = ledger.retries.take(fits)
+            taken = _take(ledger.retries, offer.what, fits, split)
+            if not taken:
+                return None
         ledger.was_again = True
         given = ledger.pulled_again(member, taken, size, now_us)
         self._bury_expired(subscription, finding, given.first, taken, now_us)
@@ -80,12 +87,6 @@ class Redelivery:
                         ledger.hand_back(member, [Back(start, start + total, Verdict.REJECT, None, "expired")], now_us)
                     start += total
             sequence += one.total
-
-    def _take(self, ledger: Ledger, what: What, max_count: int, now_us: int) -> list[Taken]:
-        if what is What.ALONE:
-            return [ledger.retries.take_alone(max_count)]
-        ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
-        return ledger.retries.take(min(max_count, MOST_AGAIN))
 
     def _fitting(self, finding: Finding, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
         """How many messages of these an answer has room for, one at least, and their bytes. Raises NotAtHand."""
@@ -229,6 +230,14 @@ class Answer:
     def messages(self) -> int:
         """How many it has."""
         return sum(count for _, count, _ in self.ranges)
+
+
+def _take(retries: Retries, what: What, max_count: int, split: Split | None) -> list[Taken]:
+    """So many messages of what waits; with *split* those that it means. Raises what that does."""
+    if what is What.ALONE:
+        return [retries.take_alone(max_count)] if split is None else retries.take_alone_meant(max_count, split)
+    most = min(max_count, MOST_AGAIN)
+    return retries.take(most) if split is None else retries.take_meant(most, split)
 
 
 def ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:

@@ -7,7 +7,7 @@ is told, so that the records of a pull log, told again in order, end in the same
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,6 +24,16 @@ LOADED_ITEMS: Final = 256
 PIECES: Final = 10
 #: Retries in one answer.
 MOST_TAKEN: Final = 1_024
+#: What nobody has taken for so long, though others wait for what is due behind it, is looked at later.
+PASSED_AFTER_US: Final = 1_000_000
+#: That is so long after, or as many items wait, 100 us for each, up to five minutes: so it takes little time however
+#: many there are.
+_PASSED_FOR_US: Final = 1_000_000
+_PASSED_EACH_US: Final = 100
+_PASSED_MOST_US: Final = 300_000_000
+
+#: Says which messages of a range are meant, from the first on: so many each; None: no more is to be looked at now.
+Split = Callable[[MessageRange], list[tuple[int, bool]] | None]
 
 
 class Retry(NamedTuple):
@@ -93,6 +103,8 @@ class Retries:
         self._cleared = 0
         #: Messages that wait here, due or not.
         self.count = 0
+        self._is_new = True  # something was taken of what waits, or it is others, since somebody looked
+        self._stuck_us = 0  # since when it is not
         #: Something else is in memory than when this was last set to False.
         self.changed = True
 
@@ -183,9 +195,13 @@ class Retries:
         failure = Failure(retry.reason, retry.consumer, retry.pull_sequence, retry.failed_at_us, retry.due_us)
         self.add_all([(messages, retry.attempt, retry.lapses) for messages in parts], retry.isolated, failure)
 
-    def load(self, now_us: int, most: int = LOADED_ITEMS) -> bool:
-        """Bring in what is due by now, about as many as that; True when something waits to be handed out."""
-        while len(self._due) + len(self._alone) < most and self._schedule.is_due(now_us):
+    def load(self, now_us: int, most: int = 0) -> bool:
+        """Bring in what is due by now, about as many as that (0: LOADED_ITEMS); True when something waits to be handed
+        out.
+        """
+        if not self._due and not self._alone:
+            self._is_new = True
+        while len(self._due) + len(self._alone) < (most or LOADED_ITEMS) and self._schedule.is_due(now_us):
             items = self._schedule.pop(now_us, LOADED_ITEMS)
             if not len(items):
                 break
@@ -214,7 +230,7 @@ class Retries:
 
     def take(self, max_count: int) -> list[Taken]:
         """Up to so many messages of what waits, of MOST_TAKEN retries."""
-        self.changed = True
+        self.changed = self._is_new = True
         taken = list[Taken]()
         while max_count and self._due and len(taken) < MOST_TAKEN:
             retry = self._due[0]
@@ -231,7 +247,7 @@ class Retries:
 
     def take_alone(self, max_count: int) -> Taken:
         """What is to be handed out alone, up to so many messages of it; the rest stays."""
-        self.changed = True
+        self.changed = self._is_new = True
         retry = self._alone.popleft()
         total = retry.messages.total
         count = min(total, max_count)
@@ -240,14 +256,77 @@ class Retries:
         self.count -= count
         return taken_of(retry, count)
 
+    def take_meant(self, max_count: int, split: Split) -> list[Taken]:
+        """As ``take``, of those messages that *split* means. Raises what that does: then all is as it was."""
+        return self._take_meant(self._due, max_count, MOST_TAKEN, split)
+
+    def take_alone_meant(self, max_count: int, split: Split) -> list[Taken]:
+        """As ``take_alone``, of those messages that *split* means; nothing where there are none."""
+        return self._take_meant(self._alone, max_count, 1, split)
+
+    def _take_meant(self, queue: deque[Retry], max_count: int, most: int, split: Split) -> list[Taken]:
+        self.changed = True
+        taken, passed = list[Taken](), list[Retry]()
+        try:
+            while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
+                retry, start = queue.popleft(), 0
+                for count, is_meant in found:
+                    fits = min(count, max_count) if is_meant and len(taken) < most else 0
+                    if fits:
+                        taken.append(taken_of(_cut_of(retry, start, start + fits), fits))
+                    if fits < count:
+                        passed.append(_cut_of(retry, start + fits, start + count))
+                    start, max_count, self.count = start + count, max_count - fits, self.count - fits
+        except Exception:
+            queue.extendleft(reversed(passed))
+            self.put_back(taken)
+            raise
+        queue.extendleft(reversed(passed))
+        self._is_new = self._is_new or bool(taken)
+        return taken
+
+    def pass_over(self, now_us: int) -> bool:
+        """What waits is for others: have it wait in the schedule, and what is due behind it here. False where nothing
+        is due there, or what waits has been taken from of late.
+        """
+        if not self.is_more_due(now_us):
+            return False
+        if self._is_new:
+            self._is_new, self._stuck_us = False, now_us
+        if now_us - self._stuck_us < PASSED_AFTER_US:
+            return False
+        later_us = min(max(_PASSED_FOR_US, _PASSED_EACH_US * len(self._schedule)), _PASSED_MOST_US)
+        passed = [retry._replace(due_us=now_us + later_us) for retry in (*self._due, *self._alone)]
+        self._due.clear()
+        self._alone.clear()
+        self._schedule.push(packed(passed))
+        self.load(now_us)
+        self._is_new = False  # nobody has taken anything
+        return True
+
+    def is_more_due(self, now_us: int) -> bool:
+        """Something is due behind what waits here."""
+        due_us = self._schedule.next_due_us()
+        return due_us is not None and due_us <= now_us
+
+    @property
+    def due(self) -> Iterable[Retry]:
+        """What waits here for any consumer."""
+        return self._due
+
+    @property
+    def due_alone(self) -> Iterable[Retry]:
+        """What waits here for a consumer that holds nothing."""
+        return self._alone
+
     def put_back(self, taken: list[Taken]) -> None:
         """The pull that was to have them was not answered: they are first again."""
         self.changed = True
         for retry, count, _ in reversed(taken):
             self.count += count
             queue = self._alone if retry.isolated else self._due
-            if queue and queue[0].number == retry.number:
-                queue.popleft()
+            if count < retry.messages.total:
+                queue.popleft()  # what was left of it
             queue.appendleft(retry)
 
     def took(self, number: int, messages: MessageRange) -> None:
@@ -313,6 +392,10 @@ class Retries:
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
             (self._alone if retry.isolated else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
+
+
+def _cut_of(retry: Retry, start: int, end: int) -> Retry:
+    return retry._replace(messages=retry.messages.part(start, end))
 
 
 def _left(messages: MessageRange, taken: list[MessageRange]) -> list[MessageRange]:

@@ -1,0 +1,132 @@
+"""What of its group's retries a consumer may have: that which its own prefixes take, as for the first time.
+
+Where consumers of one group follow different prefixes, messages that come back wait for one who follows theirs. Nobody
+waits for long behind those of others: they are passed over where nobody takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from typing import Final
+
+from qmq.broker.carrying import Some
+from qmq.broker.finding import Finding
+from qmq.broker.groups import Group, Subscription
+from qmq.broker.held import MessageRange
+from qmq.broker.ranges import PARTITIONS, Parts, prefix_of
+from qmq.broker.retries import Retry
+from qmq.errors import StorageError
+from qmq.format.private import origin_subject
+from qmq.storage.store import NotAtHand, Store
+
+#: Places that are looked for at once, of about 50 us each.
+MOST_LOOKS: Final = 64
+#: Ranges and subjects that are remembered.
+_REMEMBERED: Final = 8_192
+
+#: So many messages, and whether they are meant.
+Stretch = tuple[int, bool]
+
+
+def share_of(store: Store, subscription: Subscription) -> Share | None:
+    """What that consumer may have; None for one that may have all."""
+    group = subscription.group
+    if len(subscription.followings) == len(group.followings):
+        return None
+    share = subscription.share
+    if share is None or share.among != len(group.followings):
+        share = subscription.share = Share(store, group, [following.prefix for following in subscription.followings])
+    return None if share.is_all else share
+
+
+class Share:
+    """Of one consumer."""
+
+    def __init__(self, store: Store, group: Group, prefixes: Iterable[str]) -> None:
+        self._store = store
+        self._group = group
+        self._prefixes = frozenset(prefixes)
+        #: So many prefixes its group had.
+        self.among = len(group.followings)
+        self.is_all = all(_takes(self._prefixes, prefix) for prefix in group.followings)
+        self._subjects: dict[int, bool] = {}
+        self._others = set[MessageRange]()  # ranges of which it takes nothing
+
+    def finding(self) -> Finding:
+        """Where what it is asked for is looked up."""
+        return Finding(self._store, self._group)
+
+    def has_any(self, retries: Iterable[Retry]) -> bool:
+        """Whether it takes some of these; also where that is not known yet."""
+        finding = self.finding()
+        for retry in retries:
+            if retry.messages in self._others:
+                continue
+            try:
+                found = self.stretches(finding, retry.messages)
+            except (NotAtHand, StorageError):
+                return True
+            if found is None or any(meant for _, meant in found):
+                return True
+        return False
+
+    def stretches(self, finding: Finding, messages: MessageRange) -> list[Stretch] | None:
+        """Which of these it takes, from the first on; None when enough was looked at for now. Raises NotAtHand."""
+        total = messages.total
+        if messages in self._others:
+            return [(total, False)]
+        if messages.log < PARTITIONS:
+            found = [(total, self._takes_subject(messages.log))]
+        else:
+            prefix = self._group.following(prefix_of(messages)) if prefix_of(messages) else None
+            if prefix is not None and _takes(self._prefixes, prefix.prefix):
+                return [(total, True)]
+            if finding.looks >= MOST_LOOKS:
+                return None
+            found = self._in_parts(finding.parts(messages), total)
+        start = 0
+        for count, meant in found:
+            if not meant:
+                self._pass_over(messages.part(start, start + count))
+            start += count
+        return found
+
+    def _pass_over(self, messages: MessageRange) -> None:
+        if len(self._others) >= _REMEMBERED:
+            self._others.clear()
+        self._others.add(messages)
+
+    def _in_parts(self, parts: Parts, total: int) -> list[Stretch]:
+        """Of what cannot be found any more nobody knows what it is: it is for whoever asks."""
+        rows = list[Stretch]()
+        for part in parts:
+            if isinstance(part, Some):
+                rows.append((part.stop - part.start, self._takes_subject(part.entry[3])))
+            else:
+                meant = map(self._takes_subject, part.rows["subject"].tolist())
+                rows += zip(part.rows["count"].tolist(), meant, strict=True)
+        if sum(count for count, _ in rows) != total:
+            return [(total, True)]
+        return [(sum(count for count, _ in group), meant) for meant, group in groupby(rows, lambda row: row[1])]
+
+    def _takes_subject(self, number: int) -> bool:
+        known = self._subjects.get(number)
+        if known is None:
+            if len(self._subjects) >= _REMEMBERED:
+                self._subjects.clear()
+            known = _takes(self._prefixes, origin_subject(self._store.subject_name(number)))
+            self._subjects[number] = known
+        return known
+
+
+def _takes(prefixes: Collection[str], name: str) -> bool:
+    """Whether one of the prefixes takes a subject, or all that a prefix does."""
+    if name in prefixes or "" in prefixes:
+        return True
+    end = name.find(".")
+    while end >= 0:
+        if name[: end + 1] in prefixes:
+            return True
+        end = name.find(".", end + 1)
+    return False
