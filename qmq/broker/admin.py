@@ -1,4 +1,4 @@
-"""Looking at groups, and changing them: settings, seek, delete, dead letters."""
+"""Looking at groups and their dead letters, and changing groups: settings, seek, delete."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
-from qmq.storage.store import Store
+from qmq.storage.store import NotAtHand, Store
 
 #: What changes nothing. What all else did is on disk before it is answered.
 LOOKS: Final = frozenset({"groups", "consumers", "dead_letters"})
+#: What is done to dead letters, some in each turn.
+LETTERS: Final = frozenset({"retry_dead", "delete_dead"})
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
 #: Subjects that are looked at for the groups of one answer (one group in any case).
@@ -53,16 +55,18 @@ class Admin:
             "seek_group": self._seek_group,
             "delete_group": self._delete_group,
             "dead_letters": self._dead_letters,
-            "retry_dead": self._retry_dead,
-            "delete_dead": self._delete_dead,
             "handled": self._handled,
         }
 
     def do(self, action: str, fields: Fields, now: Now) -> Fields:
-        """Do it. Raises UnknownGroup, InvalidOption and what else stands in the way."""
+        """Do it. Raises UnknownGroup, InvalidOption and what else stands in the way, and NotAtHand: nothing has changed
+        then.
+        """
         method = self._actions.get(action)
         if method is None:
-            raise InvalidOption(f"the broker knows no action {action!r:.40}; it knows {', '.join(self._actions)}")
+            raise InvalidOption(
+                f"the broker knows no action {action!r:.40}; it knows {', '.join([*self._actions, *sorted(LETTERS)])}"
+            )
         return method(fields, now)
 
     def _group(self, fields: Fields) -> tuple[Group, Ledger]:
@@ -95,7 +99,7 @@ class Admin:
             "group": group.name,
             "mode": group.mode,
             "prefixes": list(group.followings),
-            "consumers": sum(not member.closed for member in members),
+            "consumers": sum(member.is_there for member in members),
             "ready": found.messages,
             "ready_exact": found.exact,
             "oldest_us": oldest_us(self._store, group),
@@ -109,13 +113,13 @@ class Admin:
 
     def _consumers(self, fields: Fields, now: Now) -> Fields:
         after = _text(fields, "after")
-        members = [member for _, ledger in self._all(fields) for member in ledger.members.values()]
+        members = [member for _, ledger in self._all(fields) for member in ledger.by_name.values()]
         left = sorted((member for member in members if member.name > after), key=lambda member: member.name)
         rows = [
             {
                 "consumer": member.name,
                 "incarnation": member.incarnation,
-                "online": not member.closed,
+                "online": member.is_there,
                 "held": member.held.count,
                 "oldest_held_us": member.held.pulls[0].taken_us if member.held.pulls else None,
                 "pulled_us": member.pulled_us or None,
@@ -172,6 +176,12 @@ class Admin:
             for letter in unpacked(np.asarray(items, RETRY_DTYPE)):
                 if len(rows) == limit:
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
+                try:
+                    named = self._named(group, letter.messages)
+                except NotAtHand:
+                    if not rows:
+                        raise
+                    return {"rows": rows, "after": last, "messages": len(ledger.dead)}
                 last = letter.number
                 rows.append(
                     {
@@ -180,15 +190,14 @@ class Admin:
                         "lapses": letter.lapses,
                         "reason": letter.reason,
                         "died_at_us": letter.due_us,
-                        **self._named(group, letter.messages),
+                        **named,
                     }
                 )
         return {"rows": rows, "after": None, "messages": len(ledger.dead)}
 
     def _named(self, group: Group, messages: Any) -> Fields:
-        """Id, subject and sequence of a message; without, where that cannot be read now."""
+        """Id, subject and sequence of a message; without, where that cannot be read. Raises NotAtHand."""
         store = self._store
-        store.may_wait(True)
         try:
             for part in parts_of(store, group, messages):
                 entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
@@ -199,33 +208,25 @@ class Admin:
                 }
         except (StorageError, BadBatch):
             pass
-        finally:
-            store.may_wait(False)
         return {"id": None, "subject": None, "sequence": None}
 
     def _id_of(self, partition: int, entry: EntryRow, index: int) -> str:
-        """Of a message of that run: the id that it had before, where it is a copy. Raises StorageError, BadBatch."""
+        """Of a message of that run: the id that it had before, where it is a copy. Raises StorageError, BadBatch,
+        NotAtHand."""
         store, position, run = self._store, entry[1], entry[5]
         if entry[8] & ENTRY_HAS_ORIGIN_ID:
+            if not store.is_at_hand(partition, position, entry[10]):
+                batches = np.array([position]), np.array([entry[10]])
+                raise NotAtHand(store.read_of(partition, *batches, onward=False))
             batch = StoredBatch(store.view(partition, position, entry[10]))
             return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
         row = store.row_at_position(partition, position)
         before = store.rows(partition, row, run) if run else ()
         return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
-    def _retry_dead(self, fields: Fields, now: Now) -> Fields:
-        _, ledger = self._group(fields)
-        count = ledger.revive(_letters(fields) or [], now.wall_us)
-        self._delivery.handing.members.look(ledger)
-        return {"messages": count}
-
-    def whose_dead(self, fields: Fields) -> Ledger | None:
-        """The group all of whose dead letters are to be handed out again; None when it is some of them."""
-        return self._group(fields)[1] if _letters(fields) is None else None
-
-    def _delete_dead(self, fields: Fields, now: Now) -> Fields:
-        _, ledger = self._group(fields)
-        return {"messages": ledger.forget_dead(_letters(fields))}
+    def dead_of(self, fields: Fields) -> tuple[Ledger, list[int] | None]:
+        """Whose dead letters are meant, and which by number; None: all. Raises UnknownGroup and InvalidOption."""
+        return self._group(fields)[1], _letters(fields)
 
 
 def _letters(fields: Fields) -> list[int] | None:

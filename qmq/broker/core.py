@@ -11,7 +11,7 @@ import heapq
 import msgpack
 
 from qmq.broker import delay_reading, restored_lookup, retention
-from qmq.broker.admin import LOOKS, Admin
+from qmq.broker.admin import LETTERS, LOOKS, Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
 from qmq.broker.commands import (
@@ -54,19 +54,21 @@ from qmq.broker.limits import BrokerLimits
 from qmq.broker.log_reads import LogReads
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.producers import Producers
+from qmq.broker.reads import Postponed
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Dropped, Retention
 from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
+from qmq.broker.serving import waits
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
 from qmq.format.private import is_private
 from qmq.names import check_prefix
-from qmq.storage.store import Damage, Store
+from qmq.storage.store import Damage, NotAtHand, Store
 
 _MAX_LIST = 10_000
 #: Subjects whose names are looked at for one answer: a prefix may take none of a million.
@@ -151,7 +153,7 @@ class Broker:
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
                 self._delivery.synced()
-            case ReadDone(number=delay_reading.READ_NUMBER):
+            case ReadDone(number) if number >= delay_reading.READ_NUMBER:
                 self._delaying.read_done(command, now)
             case ReadDone(number=restored_lookup.READ_NUMBER):
                 self._restores.read_done(command.error)
@@ -162,8 +164,10 @@ class Broker:
                     self._delivery.durable.synced(command.error)
                 elif self._log_reads.is_mine(number):
                     self._log_reads.read_done(command)
+                elif self._reports.is_mine(number):
+                    self._reports.read_done(command)
                 else:
-                    (self._reports if self._reports.is_mine(number) else self._delivery).read_done(command)
+                    self._go_on(self._delivery.read_done(command), command.error, now)
             case Withdraw():
                 self._delivery.withdraw(command)
             case Subscribe():
@@ -185,20 +189,10 @@ class Broker:
             case Heartbeat(connection, request):
                 self._delivery.handing.heartbeat(command)
                 self._effects.append(HeartbeatSeen(connection, request))
-            case Administer(action="cancel"):
-                self._delaying.cancel(command, now)
             case Administer(action="seal"):
                 self._sealing.begin(command, now)
-            case Administer(action="retry_dead", fields=fields) if (
-                ledger := self._admin.whose_dead(fields)
-            ) is not None:
-                self._reviving.begin(command, ledger, now)
-            case Administer(connection, request, action, fields):
-                answer = Administered(connection, request, self._admin.do(action, fields, now))
-                if action in LOOKS:
-                    self._effects.append(answer)
-                else:
-                    self._delivery.durable.answer(answer)
+            case Administer():
+                self._administer(command, now, Postponed(command))
             case Unsubscribe(connection, request, subscription):
                 self._delivery.unsubscribe(connection, subscription)
                 self._effects.append(Unsubscribed(connection, request))
@@ -230,6 +224,41 @@ class Broker:
                 self._restores.disconnected(connection)
             case _:
                 raise AssertionError(command)
+
+    def _administer(self, command: Administer, now: Now, postponed: Postponed) -> None:
+        connection, request, action, fields = command
+        if action == "cancel":
+            self._delaying.cancel(command, now)
+            return
+        if action in LETTERS:
+            self._reviving.begin(command, *self._admin.dead_of(fields), now)
+            return
+        try:
+            answer = Administered(connection, request, self._admin.do(action, fields, now))
+        except NotAtHand as missing:
+            if self._delivery.begin_read(missing, postponed):
+                return
+            with waits(self._store):
+                answer = Administered(connection, request, self._admin.do(action, fields, now))
+        if action in LOOKS:
+            self._effects.append(answer)
+        else:
+            self._delivery.durable.answer(answer)
+
+    def _go_on(self, postponed: Postponed | None, failed: QmqError | None, now: Now) -> None:
+        """What a command waited for is in memory, or cannot be read."""
+        if postponed is None:
+            return
+        command = postponed.command
+        try:
+            if failed is not None:
+                raise failed
+            if isinstance(command, Subscribe):
+                self._delivery.subscribe(command, postponed)
+            else:
+                self._administer(command, now, postponed)
+        except QmqError as error:
+            self._effects.append(Refused(command.connection, command.request, error))
 
     def turn(self, now: Now) -> None:
         """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""

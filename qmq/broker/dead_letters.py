@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qmq.broker.held import HeldRange
 from qmq.broker.retries import Retry, packed
+from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 
 
@@ -37,11 +38,16 @@ def numbers_between(dead: ItemLog, after: int, before: int, most: int) -> list[i
     return [number for number in found[:most] if number < before]
 
 
-def between(dead: ItemLog, first: int, last: int) -> list[Any]:
-    """The dead letters with these numbers, in blocks that may have more. Raises StorageFailed."""
-    found = list[Any]()
-    for items in dead.after(first - 1):
-        found.append(items)
-        if len(items) and int(items["number"][-1]) >= last:
+def chosen(dead: ItemLog, numbers: Iterable[int]) -> NDArray[np.void]:
+    """The dead letters with these numbers that are there, ascending. Only blocks that have some are read. Raises
+    StorageFailed.
+    """
+    found, left = list[NDArray[np.void]](), np.unique(np.fromiter(numbers, np.uint64))
+    while len(left):
+        block = next(dead.after(int(left[0]) - 1), None)
+        if block is None:
             break
-    return found
+        found.append(block[np.isin(block["number"], left)])
+        last = block["number"].max(initial=left[0])
+        left = left[int(np.searchsorted(left, last, "right")) :]
+    return np.concatenate(found) if found else np.empty(0, RETRY_DTYPE)

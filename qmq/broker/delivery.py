@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.durable import Durable
-from qmq.broker.effects import Acked, Effect, HandedBack, Refused
+from qmq.broker.effects import Acked, Effect, HandedBack
 from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
@@ -52,6 +52,10 @@ class Delivery:
         if group is not None:
             self.arrivals.make_ready(following for following in group.followings.values() if following.waiting)
 
+    def begin_read(self, missing: NotAtHand, postponed: Postponed) -> bool:
+        """Have read what a command waits for; False when that was in vain, and it is to be waited for."""
+        return self._reads.begin(missing.read, postponed)
+
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, command: Subscribe, postponed: Postponed | None = None) -> None:
@@ -59,7 +63,7 @@ class Delivery:
         try:
             self.subscriptions.join(command)
         except NotAtHand as missing:
-            if not self._reads.begin(missing.read, postponed or Postponed(command)):
+            if not self.begin_read(missing, postponed or Postponed(command)):
                 with waits(self._store):
                     self.subscriptions.join(command)
 
@@ -143,33 +147,27 @@ class Delivery:
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    def read_done(self, done: ReadDone) -> None:
-        """What was asked for is in memory; whoever waits for it is served at the end of the turn."""
+    def read_done(self, done: ReadDone) -> Postponed | None:
+        """What was asked for is in memory; whoever waits for it is served at the end of the turn. The command that
+        waited for it, if one did.
+        """
         waiter, read = self._reads.end(done.number, failed=done.error is not None)
         if isinstance(read, Reserve):
             self.most_once.reserved(read, done.error)
         else:
             self._serving.damaged += self._store.finish_read(read)
         if isinstance(waiter, Postponed):
-            self._subscribe_again(waiter, done.error)
-        elif waiter is not None and done.error is None:
+            return waiter
+        if waiter is not None and done.error is None:
             self.arrivals.make_ready([waiter])
         elif waiter is not None and done.error is not None:
             for waiting in list(waiter.waiting.values()):
                 self._serving.refuse(waiting, done.error)
+        return None
 
     def synced(self) -> None:
         """More of the message log is on disk, or a sync has failed."""
         self.arrivals.make_ready(self._on_disk.synced())
-
-    def _subscribe_again(self, postponed: Postponed, error: QmqError | None) -> None:
-        command = postponed.command
-        try:
-            if error is not None:
-                raise error
-            self.subscribe(command, postponed)
-        except QmqError as refused:
-            self._effects.append(Refused(command.connection, command.request, refused))
 
     def refuse_pulls(self, subscription: Subscription, error: QmqError) -> None:
         """Answer every parked pull of a subscription with an error."""

@@ -54,3 +54,8 @@ class Leaving(enum.IntEnum):
     LEFT = 1
     LAPSED = 2
     CLOSED = 3  # by a seek: what it held is dropped
+
+
+#: Ranges of messages that are handed out again in one turn of who leaves with many: after a lapse each is up to ten
+#: pieces, of about 10 us each.
+LEAVING_RANGES: Final = {Leaving.LAPSED: 128, Leaving.LEFT: 512}

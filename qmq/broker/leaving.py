@@ -7,15 +7,11 @@ as if all of it were done.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
 from qmq.broker.commands import Now
-from qmq.broker.kinds import Leaving
+from qmq.broker.kinds import LEAVING_RANGES, Leaving
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-
-#: Ranges that are handed out again in one turn: after a lapse each is up to ten pieces, of about 10 us each.
-RANGES: Final = {Leaving.LAPSED: 128, Leaving.LEFT: 512}
 
 
 class Leavers:
@@ -35,7 +31,7 @@ class Leavers:
         return done
 
     def resume(self, ledger: Ledger, member: Member) -> None:
-        """A start found it leaving."""
+        """It is leaving already: a start found it so, or another one took over from it."""
         self._waiting.append((ledger, member))
 
     def tick(self, now: Now) -> tuple[Ledger, Member] | None:
@@ -43,7 +39,7 @@ class Leavers:
         while self._waiting:
             ledger, member = self._waiting[0]
             if ledger.members.get(member.number) is not member or not member.leaving:
-                self._waiting.popleft()  # its group went elsewhere, or it has come back, which was the end of it
+                self._waiting.popleft()  # its group went elsewhere
                 continue
             if not _leave_some(ledger, member, Leaving(member.leaving), now.wall_us):
                 self._waiting.rotate(-1)
@@ -55,8 +51,8 @@ class Leavers:
 
 def _leave_some(ledger: Ledger, member: Member, why: Leaving, now_us: int) -> bool:
     """Hand out again a part of what it held; True when that was all, and it has left."""
-    end = member.held.end_of_first(RANGES[why])
-    if member.closed or member.alone or end == member.held.next_sequence:
+    end = member.held.end_of_first(LEAVING_RANGES[why])
+    if member.closed or end == member.held.next_sequence:
         ledger.leave(member, why, now_us)
         return True
     ledger.leave_in_part(member, why, end, now_us)

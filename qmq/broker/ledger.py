@@ -13,10 +13,10 @@ import msgpack
 
 from qmq.broker import forwarded
 from qmq.broker.commands import Back, Known
-from qmq.broker.dead_letters import between, letters_of
+from qmq.broker.dead_letters import chosen, letters_of
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange, flat, unflat
-from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
+from qmq.broker.kinds import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.restored import RestoredRuns
 from qmq.broker.retries import PIECES, Failure, Retries, Taken, split, unpacked
@@ -61,9 +61,6 @@ class Ledger:
         Raises Overloaded; and Fenced for one instead of whom another came.
         """
         member = self.by_name.get(name)
-        if member is not None and member.leaving:
-            self.leave(member, Leaving(member.leaving), now_us)  # the rest of it at once
-            member = self.by_name.get(name)
         if member is None and len(self.members) >= MAX_CONSUMERS and self._longest_away() is None:
             raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
         least = expected = 0
@@ -72,7 +69,8 @@ class Ledger:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
             least, expected = known.incarnation, known.expected
             self.handled_before(member, known.handled)
-        if member is None or member.closed or member.nonce != nonce or expected > member.held.next_sequence:
+        is_there = member is not None and not member.closed and not member.leaving
+        if member is None or not is_there or member.nonce != nonce or expected > member.held.next_sequence:
             self._do(Kind.JOIN, [name, nonce, transient, now_us, client, least, expected])
             member = self.by_name[name]
         return member
@@ -82,7 +80,7 @@ class Ledger:
         end = member.held.next_sequence
         intervals = [min(number, end) for number in handled]
         pairs = [pair for pair in zip(intervals[::2], intervals[1::2], strict=True) if pair[0] < pair[1]]
-        if pairs and not member.closed:
+        if pairs and not member.closed and not member.leaving:
             self.ack(member, [number for pair in pairs for number in pair])
 
     def _join(
@@ -96,13 +94,12 @@ class Ledger:
             member = Member(self._next_member, name, transient, now_us)
             self.by_name[name] = self.members[self._next_member] = member
             self._next_member += 1
-        elif not member.closed and member.nonce != nonce:
+        elif not member.closed and not member.leaving and member.nonce != nonce:
             member.takeovers = member.takeovers + 1 if member.held.count and not member.progress else 0
             if member.takeovers > 1 or member.alone:
-                self._lapse(member, member.held.next_sequence, now_us)
-                member.held = Held(member.held.next_sequence)
-                member.alone = False
-                member.takeovers = 0
+                self._lapse_at_takeover(member, now_us)
+        if member.leaving:
+            member = self._follow_on(member)
         # What a client has seen is not given again, though the record of it went with the power.
         member.incarnation = max(member.incarnation, least) + 1
         member.held.skip_to(expected)
@@ -110,6 +107,26 @@ class Ledger:
         member.client = client
         member.closed = False
         member.progress = False
+
+    def _lapse_at_takeover(self, member: Member, now_us: int) -> None:
+        """What it held goes to others; where that is much, little by little."""
+        if member.held.end_of_first(LEAVING_RANGES[Leaving.LAPSED]) < member.held.next_sequence:
+            member.leaving = Leaving.LAPSED
+            return
+        self._lapse(member, member.held.next_sequence, now_us)
+        member.held = Held(member.held.next_sequence)
+        member.alone = False
+        member.takeovers = 0
+
+    def _follow_on(self, leaving: Member) -> Member:
+        """Who goes on under the name of one that is leaving, and holds nothing; that one is forgotten once it has."""
+        member = Member(self._next_member, leaving.name, leaving.transient, leaving.since_us)
+        self._next_member += 1
+        member.incarnation, member.pulled_us = leaving.incarnation, leaving.pulled_us
+        member.held = Held(leaving.held.next_sequence)
+        leaving.transient = True
+        self.by_name[member.name] = self.members[member.number] = member
+        return member
 
     def _longest_away(self) -> Member | None:
         """Who may be forgotten: it holds nothing."""
@@ -132,7 +149,9 @@ class Ledger:
         member.alone = False
         member.takeovers = 0
         if member.transient:
-            del self.members[number], self.by_name[member.name]
+            del self.members[number]
+            if self.by_name.get(member.name) is member:
+                del self.by_name[member.name]
 
     def leave_in_part(self, member: Member, why: Leaving, end: int, now_us: int) -> None:
         """It is leaving; what it held before that pull sequence is handed out again."""
@@ -340,13 +359,10 @@ class Ledger:
         return count - len(self.dead)
 
     def _revive(self, numbers: list[int], now_us: int) -> None:
-        chosen = set(numbers)
-        for items in between(self.dead, min(chosen, default=0), max(chosen, default=0)):
-            for letter in unpacked(items):
-                if letter.number in chosen:
-                    failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
-                    self.retries.add(letter.messages, 1, 0, False, failure)
-                    self.dead.take_out(letter.number, letter.number + 1)
+        for letter in unpacked(chosen(self.dead, numbers)):
+            failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
+            self.retries.add(letter.messages, 1, 0, False, failure)
+            self.dead.take_out(letter.number, letter.number + 1)
 
     def forget_dead(self, numbers: list[int] | None) -> int:
         """Dead letters (None: all) are gone for good; returns how many."""

@@ -35,6 +35,11 @@ class Member:
         self.seen_us = 0  # monotonic
         self.stalled_us = 0  # for so long its loop had not turned when it last said so
 
+    @property
+    def is_there(self) -> bool:
+        """Somebody is it now: no one else has its messages."""
+        return not self.closed and not self.leaving
+
     def packed(self) -> list[Any]:
         """For the checkpoint."""
         return [

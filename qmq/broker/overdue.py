@@ -11,6 +11,8 @@ from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 
+#: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.
+MOST_RANGES: Final = 512
 #: After a start clients have so long to bring what they have handled meanwhile.
 REACH_US: Final = 5_000_000
 
@@ -40,30 +42,35 @@ class Overdue:
             heapq.heappush(self._timers, (since_us + ledger.settings.max_handling_us, *key, ledger, member))
 
     def tick(self, now: Now) -> list[Ledger]:
-        """Take back what has been out for too long, as a failed attempt; returns whose messages these were."""
-        changed = []
-        while self._timers and self._timers[0][0] <= now.monotonic_us:
+        """Take back some of what has been out for too long, as a failed attempt; returns whose messages these were."""
+        changed, left = [], MOST_RANGES
+        while left > 0 and self._timers and self._timers[0][0] <= now.monotonic_us:
             _, group, number, ledger, member = heapq.heappop(self._timers)
             self._timed.discard((group, number))
-            if ledger.members.get(number) is not member or member.closed or not ledger.settings.max_handling_us:
+            if ledger.members.get(number) is not member or not member.is_there or not ledger.settings.max_handling_us:
                 continue
-            if self._take_back(ledger, member, now):
+            taken = self._take_back(ledger, member, now, left)
+            if taken:
                 changed.append(ledger)
+            left -= taken
             self._watch(ledger, member)
         return changed
 
-    def _take_back(self, ledger: Ledger, member: Member, now: Now) -> bool:
-        most_us = ledger.settings.max_handling_us
-        over = [pull for pull in member.held.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
+    def _take_back(self, ledger: Ledger, member: Member, now: Now, most: int) -> int:
+        """Take back so many ranges of it, or all that are overdue; returns how many."""
+        most_us, held = ledger.settings.max_handling_us, member.held
+        over = [pull for pull in held.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
         if not over:
-            return False
-        end = over[-1].first + over[-1].total
-        intervals = [(low, min(high, end)) for low, high in member.held.unhandled() if low < end]
+            return 0
+        end = min(over[-1].first + over[-1].total, held.end_of_first(most))
+        intervals = held.unhandled(end=end)
         for pull in over:
-            pull.since_us = 0
+            if pull.first + pull.total <= end:
+                pull.since_us = 0
+        taken = sum(1 for one in intervals for _ in held.between(*one))
         reason = f"not handled within {most_us / 1e6:g} s"
         ledger.hand_back(member, [Back(*one, Verdict.NACK, None, reason) for one in intervals], now.wall_us)
-        return bool(intervals)
+        return taken
 
     def next_deadline_us(self) -> int | None:
         """When ``tick`` has something to do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Subscribe
+from qmq.broker.commands import Administer, Subscribe
 from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.groups import Following
 from qmq.broker.most_once import Reserve
@@ -18,11 +18,11 @@ Wanted = Read | Reserve
 
 
 class Postponed:
-    """A subscription whose start has to be looked up on disk."""
+    """A command for which something has to be looked up on disk."""
 
     __slots__ = ("command", "reads")
 
-    def __init__(self, command: Subscribe) -> None:
+    def __init__(self, command: Subscribe | Administer) -> None:
         self.command = command
         self.reads: set[object] = set()
 
@@ -60,7 +60,7 @@ class Reads:
         return waiter, read
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits any more for subscriptions of that connection."""
+        """Nobody waits any more for what that connection asked for."""
         for waiter, _ in self._running.values():
             if isinstance(waiter, Postponed) and waiter.command.connection == connection:
                 waiter.command = waiter.command._replace(connection=-1)

@@ -1,4 +1,4 @@
-"""All dead letters of a group handed out again: some in each turn, however many there are."""
+"""Dead letters handed out again, or deleted: some in each turn, however many there are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
 from qmq.errors import StorageError
 
-#: Letters of one turn: about 40 us each.
+#: Letters of one turn that are handed out again: about 40 us each. Of those that are named in no order each may take
+#: a read of its own, so they are fewer.
 LETTERS: Final = 256
+NAMED: Final = 128
+#: Letters of one turn that are deleted.
+DELETED: Final = 4_096
 
 
 @dataclass(slots=True)
@@ -24,8 +28,24 @@ class _Work:
     ledger: Ledger
     #: Letters that die from now on are not meant: those have this number, or a higher one.
     before: int
+    #: Those that are meant, ascending, and so many of them are done; None: all.
+    named: list[int] | None
+    done: int = 0
     last: int = 0
     count: int = 0
+
+    def next_some(self) -> tuple[list[int], bool]:
+        """The letters of this turn, and whether there are more. Raises StorageFailed."""
+        if self.named is None:
+            found = numbers_between(self.ledger.dead, self.last, self.before, LETTERS)
+            return found, len(found) == LETTERS
+        most = DELETED if self.deletes else NAMED
+        start, self.done = self.done, self.done + most
+        return self.named[start : self.done], self.done < len(self.named)
+
+    @property
+    def deletes(self) -> bool:
+        return self.command.action == "delete_dead"
 
 
 class Reviving:
@@ -40,31 +60,41 @@ class Reviving:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def begin(self, command: Administer, ledger: Ledger, now: Now) -> None:
-        """Have all of its dead letters handed out again; *command* is answered with how many when that is done."""
-        self._waiting.append(_Work(command, ledger, ledger.dead.next_number))
+    def begin(self, command: Administer, ledger: Ledger, named: list[int] | None, now: Now) -> None:
+        """Have these dead letters of it (None: all) handed out again, or deleted; *command* is answered with how many
+        when that is done.
+        """
+        if named is not None:
+            named = sorted(set(named))
+        self._waiting.append(_Work(command, ledger, ledger.dead.next_number, named))
         if len(self._waiting) == 1:
             self.tick(now)
 
     def tick(self, now: Now) -> None:
         """Go on with it."""
-        if self._waiting and self._revive_some(self._waiting[0], now):
+        if self._waiting and self._do_some(self._waiting[0], now):
             self._waiting.popleft()
 
-    def _revive_some(self, work: _Work, now: Now) -> bool:
+    def _do_some(self, work: _Work, now: Now) -> bool:
         """True when that was all, and it is answered."""
         ledger, command = work.ledger, work.command
         is_there = self._handing.ledgers.get(ledger.number) is ledger  # or it was deleted meanwhile
+        numbers, goes_on = list[int](), False
         try:
-            numbers = numbers_between(ledger.dead, work.last, work.before, LETTERS) if is_there else []
-            if numbers:
+            if is_there and work.deletes and work.named is None:
+                work.count = ledger.forget_dead(None)
+            elif is_there:
+                numbers, goes_on = work.next_some()
+            if numbers and work.deletes:
+                work.count += ledger.forget_dead(numbers)
+            elif numbers:
                 work.count += ledger.revive(numbers, now.wall_us)
                 work.last = numbers[-1]
                 self._handing.members.look(ledger)
         except StorageError as error:
             self._effects.append(Refused(command.connection, command.request, error))
             return True
-        if len(numbers) == LETTERS:
+        if goes_on:
             return False
         self._durable.answer(Administered(command.connection, command.request, {"messages": work.count}))
         return True

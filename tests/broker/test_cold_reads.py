@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Disconnected, Subscribe, Unsubscribe, Withdraw
-from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
+from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.kinds import Verdict
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk import PAGE
 from tests.broker.cut_files import BATCHES, SUBJECTS
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
+from tests.broker.test_consuming import Consumer
 from tests.storage.forgetful import ForgetfulDisk
 
 BODY = bytes(3_000)
@@ -345,3 +347,60 @@ def drain(driven: Driven, subscription: int) -> list[Run]:
         found, damaged = read_answer(memoryview(b"".join(answer.buffers)))
         assert not damaged
         runs += found
+
+
+def ask(driven: Driven, action: str, **fields: object) -> Administer:
+    return Administer(1, driven.request(), action, fields)
+
+
+@pytest.mark.parametrize("disconnects", [False, True])
+def test_a_group_that_goes_to_a_time_that_is_not_in_memory_waits_for_a_read(tmp_path: Path, disconnects: bool) -> None:
+    disk = ForgetfulDisk()
+    driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
+    stamps = [driven.send("a.x", b"%d." % number + BODY).stored_at_us for number in range(60)]
+    subscription = driven.subscribe("a.")
+    driven.restart()
+    disk.forget()
+    driven.auto_read = False
+    assert driven.do(ask(driven, "seek_group", group="g", to=["time", stamps[3]])) == []
+    assert driven.reads
+    if disconnects:
+        driven.do(Disconnected(1))
+    said = list[Effect]()
+    while driven.reads:
+        said += driven.read()
+    driven.auto_read = True
+    assert [type(effect) for effect in said] == ([] if disconnects else [Administered])
+    subscription = driven.subscribe("a.", connection=2)
+    found = bodies_of(driven.pull(subscription, connection=2, max_count=1))
+    assert found == [b"%d." % (0 if disconnects else 3) + BODY]
+    driven.close()
+
+
+def test_dead_letters_that_are_not_in_memory_are_listed_as_they_are_read(tmp_path: Path) -> None:
+    disk = ForgetfulDisk()
+    driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
+    for number in range(60):
+        driven.send("a.x", b"%d." % number + BODY)
+    consumer = Consumer(driven, "c", "a.")
+    while consumer.pull(20):
+        pass
+    for number in range(0, 60, 10):
+        consumer.back(number, number + 1, Verdict.REJECT)
+    driven.restart()
+    driven.auto_read = False
+    rows, after = list[dict[str, object]](), 0
+    while after is not None:
+        disk.forget()
+        said = driven.do(ask(driven, "dead_letters", group="g", after=after))
+        assert said == []
+        while driven.reads:
+            said += driven.read()
+        (answer,) = said
+        assert isinstance(answer, Administered)
+        assert answer.fields["rows"], "it waits for nothing else"
+        rows += answer.fields["rows"]
+        after = answer.fields["after"]
+    assert [row["sequence"] for row in rows] == list(range(0, 60, 10))
+    driven.auto_read = True
+    driven.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qmq.broker.dead_letters import between, letters_of, numbers_between
+from qmq.broker.dead_letters import chosen, letters_of, numbers_between
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.retries import unpacked
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk
 from qmq.storage.store import ItemLog
+from tests.storage.faults import FaultyDisk
 
 HELD = HeldRange(MessageRange(5, 100, 0, 7, 3), 4, 1)
 
@@ -23,13 +25,17 @@ def test_each_message_of_a_range_is_a_letter_with_its_pull_sequence() -> None:
     assert {(letter.consumer, letter.attempt, letter.lapses, letter.reason) for letter in letters} == {(9, 4, 1, "why")}
 
 
-@pytest.fixture
-def dead(tmp_path: Path) -> ItemLog:
+def filled(tmp_path: Path) -> ItemLog:
     made = ItemLog(Disk(), tmp_path, b"store!", RETRY_DTYPE, [])
     for at in range(0, 300, 3):
         made.add(letters_of(1, at, HELD, "why", 77))
     made.take_out(10, 20)
     return made
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> ItemLog:
+    return filled(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,21 @@ def test_numbers_between_are_those_of_letters_that_are_there(
     assert numbers_between(dead, after, before, most) == found
 
 
-def test_letters_between_are_all_in_the_blocks_that_come(dead: ItemLog) -> None:
-    numbers = [number for items in between(dead, 250, 290) for number in items["number"].tolist()]
-    assert set(range(250, 291)) <= set(numbers)
+@pytest.mark.parametrize("numbers", [[], [5], [15], [300], [301, 10_000], [299, 3, 12, 150, 3], range(1, 301)])
+def test_those_that_are_chosen_are_found_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]
+) -> None:
+    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 140)  # two runs, and some in memory
+    found = chosen(filled(tmp_path), numbers)["number"].tolist()
+    assert found == sorted({number for number in numbers if number <= 300 and not 10 <= number < 20})
+
+
+def test_only_blocks_that_have_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 3_000)
+    disk = FaultyDisk()
+    made = ItemLog(disk, tmp_path, b"store!", RETRY_DTYPE, [])
+    for at in range(0, 3_000, 3):
+        made.add(letters_of(1, at, HELD, "why", 77))
+    before = disk.calls["pread"]
+    assert len(chosen(made, [7, 2_990])) == 2
+    assert disk.calls["pread"] - before == 2

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qmq.broker import leaving
-from qmq.broker.commands import Unsubscribe
-from qmq.broker.kinds import Leaving
+from qmq.broker.commands import Administer, Unsubscribe
+from qmq.broker.effects import Administered
+from qmq.broker.kinds import LEAVING_RANGES, Leaving
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.long_turns import LAPSE_MS, lapse, leave
-from tests.broker.test_consuming import Consumer
+from tests.broker.test_consuming import Consumer, killed
 
 MESSAGES = 90
 ACKED = range(0, MESSAGES, 3)
@@ -25,7 +26,12 @@ ACKED = range(0, MESSAGES, 3)
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "RANGES", {Leaving.LAPSED: 4, Leaving.LEFT: 5})
+    set_ranges(monkeypatch, 4, 5)
+
+
+def set_ranges(monkeypatch: pytest.MonkeyPatch, lapsed: int, left: int) -> None:
+    monkeypatch.setitem(LEAVING_RANGES, Leaving.LAPSED, lapsed)
+    monkeypatch.setitem(LEAVING_RANGES, Leaving.LEFT, left)
 
 
 def holding(tmp_path: Path) -> tuple[Driven, Consumer]:
@@ -51,6 +57,12 @@ def ledger_of(driven: Driven) -> Any:
     ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
     assert ledger is not None
     return ledger
+
+
+def listed(driven: Driven) -> list[tuple[str, bool, int]]:
+    (answer,) = driven.do(Administer(9, driven.request(), "consumers", {"group": "g"}))
+    assert isinstance(answer, Administered)
+    return [(row["consumer"], row["online"], row["held"]) for row in answer.fields["rows"]]
 
 
 def finish(driven: Driven) -> int:
@@ -121,15 +133,28 @@ def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> No
     driven.close()
 
 
-def test_who_comes_back_meanwhile_has_left_for_good_and_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [None, Driven.restart, killed])
+@pytest.mark.parametrize("nonce", [b"n", b"another"])
+@pytest.mark.parametrize("why", ["leaves", "falls silent"])
+def test_who_comes_back_meanwhile_begins_anew_and_the_rest_goes_on_a_part_a_turn(
+    tmp_path: Path, why: str, nonce: bytes, stop: Callable[[Driven], None] | None
+) -> None:
     driven, consumer = holding(tmp_path)
-    before = consumer.place.incarnation
-    go(driven, consumer, "falls silent")
+    before = consumer.place
+    go(driven, consumer, why)
+    waits = ledger_of(driven).retries.count
+    consumer.nonce = nonce
     consumer.join()
-    assert consumer.place.incarnation == before + 1
-    assert not ledger_of(driven).by_name["one"].leaving
-    for _ in range(20):
-        driven.advance(0)
+    assert ledger_of(driven).retries.count == waits, "all of it in one turn"
+    assert consumer.place.incarnation == before.incarnation + 1
+    assert consumer.place.frontier == consumer.place.next_sequence == MESSAGES
+    assert listed(driven) == [("one", True, 0)]
+    if stop is not None:
+        stop(driven)
+        consumer.join()
+    assert finish(driven) > 1
+    assert listed(driven) == [("one", True, 0)]
+    assert len(ledger_of(driven).members) == 1
     consumer.got.clear()
     found = Counter[bytes]()
     while bodies := consumer.pull():
@@ -137,6 +162,42 @@ def test_who_comes_back_meanwhile_has_left_for_good_and_begins_anew(tmp_path: Pa
         consumer.ack(*consumer.got)
         consumer.got.clear()
     assert found == LEFT
+    driven.close()
+
+
+def test_who_has_left_before_what_it_held_is_all_handed_out(tmp_path: Path) -> None:
+    driven, consumer = holding(tmp_path)
+    ledger_of(driven).by_name["one"].transient = True
+    go(driven, consumer, "leaves")
+    consumer.join()
+    driven.do(Unsubscribe(1, driven.request(), consumer.subscription))
+    assert "one" not in ledger_of(driven).by_name
+    assert finish(driven) > 1
+    assert not ledger_of(driven).members
+    assert again(driven) == LEFT
+    driven.store.close(clean=False)
+
+
+@pytest.mark.parametrize("stop", [None, Driven.restart, killed])
+def test_the_second_takeover_of_one_that_held_much_is_a_lapse_a_part_a_turn(
+    tmp_path: Path, stop: Callable[[Driven], None] | None
+) -> None:
+    driven, consumer = holding(tmp_path)
+    consumer.nonce = b"second"
+    consumer.join()
+    consumer.nonce = b"third"
+    consumer.join()  # a first takeover after progress
+    assert ledger_of(driven).retries.count == 0
+    consumer.nonce = b"fourth"
+    consumer.join()
+    assert ledger_of(driven).retries.count == 0, "all of it in one turn"
+    assert consumer.place.frontier == consumer.place.next_sequence == MESSAGES
+    if stop is not None:
+        stop(driven)
+        consumer.join()
+    assert finish(driven) > 1
+    assert ledger_of(driven).retries.is_due_alone
+    assert again(driven) == LEFT
     driven.close()
 
 
@@ -154,7 +215,7 @@ def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("work", [lapse, leave])
 def test_no_turn_has_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
-    monkeypatch.setattr(leaving, "RANGES", {Leaving.LAPSED: 16, Leaving.LEFT: 32})
+    set_ranges(monkeypatch, 16, 32)
     found = work(tmp_path / "data", 10_000, 1_000)
     assert found.count >= 1_000 // 32
     assert found.messages == 9_000

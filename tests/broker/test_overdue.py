@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from qmq.broker import overdue
 from qmq.broker.commands import Heartbeat, Now
 from qmq.broker.effects import Messages
 from tests.broker.harness import Driven
@@ -62,4 +64,28 @@ def test_after_a_start_the_time_goes_on_but_acknowledgements_may_come_first(
     driven.advance(1)
     said = driven.do()
     assert two.take([effect for effect in said if isinstance(effect, Messages)]) == many(1)
+    driven.close()
+
+
+def test_of_many_that_are_overdue_some_are_taken_back_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "MOST_RANGES", 4)
+    driven = filled(tmp_path, 30)
+    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0])
+    assert one.pull(12) == many(12)
+    assert one.pull() == many(30)[12:]
+    one.ack(*range(0, 30, 2))
+    driven.do(Heartbeat(9, driven.request(), b"one", 0))
+    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    assert ledger is not None
+    driven.now = Now(driven.now.monotonic_us + 10_000_000, driven.now.wall_us + 10_000_000)
+    waits = list[int]()
+    while driven.broker.tick(driven.now) == driven.now.monotonic_us or not waits or waits[-1] < 15:
+        waits.append(ledger.retries.count)
+        assert len(waits) < 100
+    assert waits[0] == 4
+    assert all(after - before <= 4 for before, after in pairwise(waits))
+    two = Consumer(driven, "two", connection=2)
+    assert sorted(two.pull(), key=int) == many(30)[1::2]
     driven.close()

@@ -20,6 +20,8 @@ DEAD = 40
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reviving, "LETTERS", 6)
+    monkeypatch.setattr(reviving, "NAMED", 5)
+    monkeypatch.setattr(reviving, "DELETED", 4)
     monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 16)
 
 
@@ -33,8 +35,8 @@ def buried(tmp_path: Path) -> tuple[Driven, Consumer]:
     return driven, consumer
 
 
-def begin(driven: Driven) -> list[Effect]:
-    return driven.do(Administer(99, driven.request(), "retry_dead", {"group": "g"}))
+def begin(driven: Driven, action: str = "retry_dead", numbers: list[int] | None = None) -> list[Effect]:
+    return driven.do(Administer(99, driven.request(), action, {"group": "g", "numbers": numbers}))
 
 
 def answers(said: list[Effect]) -> list[int]:
@@ -107,4 +109,22 @@ def test_a_crash_in_the_middle_leaves_each_letter_in_one_place(tmp_path: Path, t
     while not answers(said):
         said += driven.advance(0)
     assert counts(driven)[2:] == (DEAD, 0)
+    driven.close()
+
+
+@pytest.mark.parametrize(("action", "a_turn"), [("retry_dead", 5), ("delete_dead", 4)])
+def test_those_that_are_named_are_done_some_in_each_turn(tmp_path: Path, action: str, a_turn: int) -> None:
+    driven, _ = buried(tmp_path)
+    meant = [39, 2, 17, 17, 1_000, *range(20, 35)]  # one is not there
+    said, turns, left = begin(driven, action, meant), 0, [counts(driven)[3]]
+    while not answers(said):
+        said += driven.advance(0)
+        turns += 1
+        left.append(counts(driven)[3])
+    assert answers(said) == [18]
+    assert turns >= 18 // a_turn - 1
+    assert all(before - after <= a_turn for before, after in zip([DEAD, *left], left, strict=False))
+    assert counts(driven)[2:] == (18 * (action == "retry_dead"), DEAD - 18)
+    rows = ask(driven, "dead_letters", group="g")["rows"]
+    assert [row["number"] for row in rows] == [number for number in range(1, DEAD + 1) if number not in meant]
     driven.close()

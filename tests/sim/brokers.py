@@ -246,7 +246,7 @@ class Brokers:
         if found is None or found.ledger is None:
             return False
         member = found.ledger.by_name.get(holder.consumer)
-        if member is None or member.closed or member.incarnation != holder.incarnation:
+        if member is None or not member.is_there or member.incarnation != holder.incarnation:
             return False
         if machine.store.groups.generation != holder.generation:
             return False
