@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import ReadDone
+from qmq.broker.commands import Administer, ReadDone
 from qmq.broker.delay_items import Stretch
 from qmq.broker.effects import Effect, ReadWanted
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
-from qmq.storage.store import Read, Store
+from qmq.storage.store import NotAtHand, Read, Store
 
-#: The number of the one read that is under way: 0 is taken, and others count up or down from there.
+#: The number of the one read for what is due that is under way: 0 is taken, and others count up or down from there.
+#: Those for commands have the numbers behind it.
 READ_NUMBER: Final = 1 << 62
+#: So often is read what a command needs that is not in memory; then everybody waits for it.
+_MOST_TRIES: Final = 4
+#: Of a batch's header: size and position.
+_SIZE_AND_PLACE: Final = struct.Struct("<8xI12xQ")
 #: So many stretches may wait for reads; what is due beyond that stays in the schedule.
 MOST_COLD: Final = 1_024
 #: Read at first of a batch whose size is not known.
 _FIRST_BYTES: Final = 16 << 10
+
+
+class _Look(NamedTuple):
+    """A read that a command waits for, the how manieth."""
+
+    command: Administer
+    read: Read
+    tries: int
 
 
 class DelayReading:
@@ -29,27 +45,68 @@ class DelayReading:
         self._store = store
         self._effects = effects
         self._last = -1, memoryview(b"")  # a position, and the batch there
+        self._found: dict[int, memoryview] = {}  # those that are ready
         self._read: Read | None = None
         self._last_key: object = None
         #: What is due, and out of the schedule, but not in memory.
         self.cold: list[Stretch] = []
+        self._looks: dict[int, _Look] = {}
+        self._last_look = READ_NUMBER
+        self._is_looking = False
 
     def batch(self, position: int) -> memoryview:
-        """The batch at *position*, read at once where it is not in memory. Raises BadBytes, StorageFailed, BadBatch.
+        """The batch at *position*, read at once where it is not in memory. Raises BadBytes, StorageFailed, BadBatch,
+        and within ``looking`` NotAtHand.
 
         One whose messages fall due one by one is read once for many of them.
         """
         if position == self._last[0]:
             return self._last[1]
+        if (found := self._found.get(position)) is not None:
+            return found
         log = self._store.delay_log
         if log is None:
             raise BadBatch("there is no delay log; was its directory taken away?")
+        if self._is_looking and (size := self._missing(position)) is not None:
+            raise NotAtHand(log.read_of(0, np.array([position]), np.array([size]), onward=False))
         header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
         if header.position != position:
             raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
         batch = log.peek(0, position, header.size)
         self._last = position, batch
         return batch
+
+    # --- for commands ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def looking(self, tries: int) -> Iterator[None]:
+        """Within it what is not in memory raises NotAtHand, unless it was read so often before."""
+        log = self._store.delay_log
+        if log is None or tries >= _MOST_TRIES:
+            yield
+            return
+        log.may_wait(False)
+        self._is_looking = True
+        try:
+            yield
+        finally:
+            self._is_looking = False
+            log.may_wait(True)
+
+    def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
+        """Have read what a command needs."""
+        self._last_look += 1
+        self._looks[self._last_look] = _Look(command, missing.read, tries)
+        self._effects.append(ReadWanted(self._last_look, missing.read))
+
+    def looked(self, done: ReadDone) -> tuple[Administer, int]:
+        """The read for a command is done: that command, and how often something was read for it."""
+        command, read, tries = self._looks.pop(done.number)
+        if self._store.delay_log is not None:
+            self._store.delay_log.finish_read(read)
+        return command, tries
+
+    # --- for what is due ---------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
@@ -63,36 +120,63 @@ class DelayReading:
         if self._read is None:
             stretches, self.cold = self.cold + stretches, []
         ready, missing = list[Stretch](), dict[int, int]()
-        for stretch in stretches:
-            size = self._missing(stretch.position)
-            if size is None:
-                ready.append(stretch)
-            else:
-                missing[stretch.position] = size
-                self.cold.append(stretch)
+        with self._refusing():
+            for stretch in stretches:
+                size = self._lacks(stretch.position)
+                if size is None:
+                    ready.append(stretch)
+                else:
+                    missing[stretch.position] = size
+                    self.cold.append(stretch)
         if missing and self._read is None and not self._begin(missing):
             ready, self.cold = ready + self.cold, []  # it leaves memory as fast as it is read
         return ready
 
+    def let_go(self) -> None:
+        """What was ready is delivered."""
+        self._found.clear()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Within it the delay log says what is not in memory, rather than read it."""
+        log = self._store.delay_log
+        if log is not None:
+            log.may_wait(False)
+        try:
+            yield
+        finally:
+            if log is not None:
+                log.may_wait(True)
+
     def _missing(self, position: int) -> int | None:
+        """As ``_lacks``, for one that need not be kept at hand."""
+        with self._refusing():
+            size = self._lacks(position)
+        self._found.pop(position, None)
+        return size
+
+    def _lacks(self, position: int) -> int | None:
         """How much of the batch at *position* is to be read; None when ``batch`` would not wait for the disk."""
         log = self._store.delay_log
-        if log is None or position == self._last[0]:
+        if log is None or position == self._last[0] or position in self._found:
             return None
         span = log.segment_at(0, position)
         if span is None:
             return None  # it was removed, as all of it is cancelled
-        log.may_wait(False)
         try:
             if not log.is_at_hand(0, position, BATCH_HEADER_SIZE):
                 return min(_FIRST_BYTES, span.end - position)
-            size = parse_header(log.view(0, position, BATCH_HEADER_SIZE)).size
-            size = min(size, span.end - position)  # what lies about that is found out later
-            return None if log.is_at_hand(0, position, size) else size
+            said: int
+            place: int
+            said, place = _SIZE_AND_PLACE.unpack_from(log.view(0, position, BATCH_HEADER_SIZE))
+            size = min(said, span.end - position)  # what lies about that is found out later
+            if not log.is_at_hand(0, position, size):
+                return size
+            if (place, said) == (position, size):
+                self._found[position] = log.view(0, position, size)
         except StorageError:
-            return None  # whoever reads it is told
-        finally:
-            log.may_wait(True)
+            pass  # whoever reads it is told
+        return None
 
     def _begin(self, missing: dict[int, int]) -> bool:
         """Have some of it read; False when that is what was read last."""

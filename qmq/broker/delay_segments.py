@@ -8,8 +8,10 @@ is; a count that were ever wrong the other way keeps a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
+
+import numpy as np
 
 from qmq.broker.places import Places
 from qmq.storage.store import Store
@@ -36,17 +38,26 @@ class DelaySegments:
 
     def entered(self, items: Any) -> None:
         """These are in the schedule now: DELAY_DTYPE[n]."""
-        for position, count in _by_batch(items):
-            base = self.base_of(position)
-            if base is not None:
-                self._waiting[base] += count
+        for base, count in self._by_segment(items):
+            self._waiting[base] += count
 
     def left(self, items: Any) -> None:
         """These are in the schedule no more."""
-        for position, count in _by_batch(items):
-            base = self.base_of(position)
-            if base is not None:
-                self._waiting[base] -= count
+        for base, count in self._by_segment(items):
+            self._waiting[base] -= count
+
+    def _by_segment(self, items: Any) -> Iterator[tuple[int, int]]:
+        """How many messages in which segment that is there: most often all items are of one."""
+        log = self._store.delay_log
+        while log is not None and len(items):
+            positions = items["position"]
+            span = log.segment_at(0, int(positions[0]))
+            if span is None:
+                inside = positions == positions[0]
+            else:
+                inside = (positions >= span.base) & (positions < max(span.end, int(positions[0]) + 1))
+                yield span.base, int(items["count"][inside].sum(dtype=np.int64))
+            items = items[~inside]
 
     def cancelled(self, position: int, said_at: int) -> None:
         """The batch at *said_at* says that the message at *position* is cancelled."""
@@ -92,11 +103,3 @@ class DelaySegments:
         waiting, cancelling = packed
         self._waiting.update(waiting)
         self._cancelling = {base: set(held) for base, held in cancelling.items()}
-
-
-def _by_batch(items: Any) -> list[tuple[int, int]]:
-    """How many messages of which batch: most often all items are of one."""
-    positions, counts = items["position"], items["count"]
-    if len(items) > 1 and (positions == positions[0]).all():
-        return [(int(positions[0]), int(counts.sum()))]
-    return list(zip(positions.tolist(), counts.tolist(), strict=True))

@@ -8,7 +8,7 @@ the schedule is brought up to date from; so both survive any crash, without a mo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,23 +17,25 @@ import numpy as np
 
 from qmq.broker.commands import Administer, Now, ReadDone
 from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
-from qmq.broker.delay_reading import DelayReading
+from qmq.broker.delay_reading import READ_NUMBER, DelayReading
 from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
-from qmq.broker.effects import Administered, Effect
+from qmq.broker.due_batches import Cancelling, Falling, Joining
+from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.intake import Intake
-from qmq.broker.partitions import Staged
 from qmq.broker.places import Places
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names
 from qmq.format.build import RunContent, build_batch
-from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
+from qmq.format.due import DUE_PRODUCER, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
-from qmq.storage.store import Schedule, ScheduleClaim, Store
+from qmq.storage.store import NotAtHand, Schedule, ScheduleClaim, Store
 
-#: Items and messages, about, that are delivered between two looks at what else there is to do: 10 ms at most.
+#: Items, messages that were sent one by one, and messages, about, that are delivered between two looks at what else
+#: there is to do: 10 ms at most.
 _SLICE_ITEMS: Final = 64
+_SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
 #: What could not be delivered (a full disk) is tried again so often, and the clock is looked at.
 _AGAIN_US: Final = 100_000
@@ -80,12 +82,19 @@ class Delaying:
         except StorageError as error:  # they are taken all the same, and the next ones try again
             self.damaged.append(error)
 
-    def cancel(self, command: Administer, now: Now) -> None:
-        """Cancel one message; answered once that is on disk. Raises InvalidOption, StorageError, BadBatch."""
+    def cancel(self, command: Administer, now: Now, tries: int = 0) -> None:
+        """Cancel one message; answered once that is on disk, or later where something has to be read for it, as has
+        been done so often. Raises InvalidOption, StorageError, BadBatch.
+        """
         text = command.fields.get("id")
         if not isinstance(text, str):
             raise InvalidOption("cancel needs the id of a message")
-        found = self._find(MessageId.parse(text))
+        try:
+            with self._reading.looking(tries):
+                found = self._find(MessageId.parse(text))
+        except NotAtHand as missing:
+            self._reading.begin_look(command, missing, tries + 1)
+            return
         if found is None or found[2] <= max(self._late_us, now.wall_us):
             self._effects.append(Administered(command.connection, command.request, {"cancelled": False}))
             return
@@ -100,7 +109,7 @@ class Delaying:
         )
         buffer = bytearray(b"".join(parts))
         checked = check_batch(memoryview(buffer), BatchLimits())
-        self._intake.append(buffer, checked, _Cancelling(self, position, subject), now, answer)
+        self._intake.append(buffer, checked, Cancelling(self, position, subject), now, answer)
 
     def _find(self, name: MessageId) -> tuple[int, str, int] | None:
         """Where a delayed message lies, its subject and when it is due; None when there is none of that name."""
@@ -143,60 +152,86 @@ class Delaying:
         if not is_due and (self._reading.is_reading or not self._reading.cold):
             return
         stretches = self._reading.ready(self._take_due(now) if is_due else [])
-        for number, stretch in enumerate(stretches):
-            try:
-                self._deliver(stretch, now)
-            except StorageError:
-                for left in stretches[number + 1 :]:
-                    self._push(left.item())
-                self._try_at_us = now.monotonic_us + _AGAIN_US
-                break
+        try:
+            self._deliver(stretches, now)
+        except StorageError:
+            self._try_at_us = now.monotonic_us + _AGAIN_US
+        self._reading.let_go()
         self._intake.turn()
 
     def _take_due(self, now: Now) -> list[Stretch]:
         """Some of what is due, out of the schedule."""
-        taken, messages = list[Any](), 0
-        try:
-            while len(taken) < _SLICE_ITEMS and messages < _SLICE_MESSAGES:
-                items = self._schedule.pop(now.wall_us, 1)
-                if not len(items):
-                    break
-                taken.append(items)
-                messages += int(items["count"][0])
-        except StorageError:
-            self._try_at_us = now.monotonic_us + _AGAIN_US
-        if not taken:
+        items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)
+        if int(items["count"].sum(dtype=np.int64)) <= 2 * len(items):  # they were sent one by one
+            items = np.concatenate([items, self._schedule.pop(now.wall_us, _SLICE_SINGLES - len(items))])
+        if not len(items):
             return []
-        items = np.concatenate(taken)
+        counts = np.cumsum(items["count"], dtype=np.int64)
+        fit = int(np.searchsorted(counts, _SLICE_MESSAGES)) + 1
+        if fit < len(items):
+            self._schedule.push(items[fit:])
+            items, counts = items[:fit], counts[:fit]
         self._segments.left(items)
         stretches = stretches_of(items)
         self._late_us = max(self._late_us, int(items["due_us"].max()))
         last = stretches[-1]
-        most = max(last.stop - (messages - _SLICE_MESSAGES), last.start + 1)
+        most = max(last.stop - (int(counts[-1]) - _SLICE_MESSAGES), last.start + 1)
         if most < last.stop:  # the rest of a large batch is for the next time
             stretches[-1] = last._replace(stop=most)
             self._push(last._replace(start=most).item())
         return stretches
 
-    def _deliver(self, stretch: Stretch, now: Now) -> None:
-        """Append what is left of a stretch to the message log. Raises StorageError: it is scheduled again then."""
-        parts = [part for left in without(stretch, self._cancelled) for part in without(left, self._delivered)]
-        first, end = stretch.position + stretch.start, stretch.position + stretch.stop
-        if parts:
-            try:
-                batch = self._reading.batch(stretch.position)
-            except QmqError as error:
-                if isinstance(error, StorageError) and error.retryable:
-                    self._push(stretch.item())
-                    raise
-                self._lost(error)
-                return
-            for part in parts:
-                self._deliver_part(batch, part, now)
-        self._cancelled.discard(first, end)
-        self._delivered.discard(first, end)
+    def _deliver(self, stretches: list[Stretch], now: Now) -> None:
+        """Append what is left of them to the message log. Raises StorageError: what was not is scheduled again then."""
+        left, joining = deque(self._left_of(stretches)), Joining(self._store.segment_bytes)
+        try:
+            while left:
+                batch = self._batch_of(left[0])
+                if batch is None:
+                    left.popleft()
+                elif joining.add(batch, left[0]):
+                    left.popleft()
+                    if joining.is_full:
+                        self._append_joined(joining, now)
+                else:
+                    self._append_joined(joining, now)
+                    self._append_part(batch, left[0], now)
+                    left.popleft()
+            self._append_joined(joining, now)
+        except StorageError:
+            for part in (*joining.parts, *left):
+                self._push(part.item())
+            raise
 
-    def _deliver_part(self, batch: memoryview, part: Stretch, now: Now) -> None:
+    def _left_of(self, stretches: list[Stretch]) -> list[Stretch]:
+        """Without what is cancelled, or was delivered before: that need not be known any more."""
+        first = min((one.position + one.start for one in stretches), default=0)
+        end = max((one.position + one.stop for one in stretches), default=0)
+        for gone in (self._cancelled, self._delivered):
+            if len(gone) and len(gone.within(first, end)):
+                left = [part for one in stretches for part in without(one, gone)]
+                for one in stretches:
+                    gone.discard(one.position + one.start, one.position + one.stop)
+                stretches = left
+        return stretches
+
+    def _batch_of(self, part: Stretch) -> memoryview | None:
+        """None where it is lost. Raises StorageError where it may be read later."""
+        try:
+            return self._reading.batch(part.position)
+        except QmqError as error:
+            if isinstance(error, StorageError) and error.retryable:
+                raise
+            self._lost(error)
+            return None
+
+    def _append_joined(self, joining: Joining, now: Now) -> None:
+        if joining.parts:
+            parts, due = joining.made(self._store.store_id)
+            self._intake.append(due.buffer, due.checked, Falling(self, parts, due, now), now)
+            joining.clear()
+
+    def _append_part(self, batch: memoryview, part: Stretch, now: Now) -> None:
         try:
             due = cut_due(batch, part.start, part.stop, DELAY_PARTITION)
         except BadBatch as error:
@@ -204,33 +239,43 @@ class Delaying:
             return
         if due is None or due.lost:
             self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten, and left out"))
-        if due is None:
-            return
-        try:
-            self._intake.append(due.buffer, due.checked, _Falling(self, part, due, now), now)
-        except StorageError:
-            self._push(part.item())
-            raise
+        if due is not None:
+            self._intake.append(due.buffer, due.checked, Falling(self, [part], due, now), now)
 
     def _lost(self, error: QmqError) -> None:
         self.damaged.append(error)
 
-    def delivered(self, part: Stretch, batch: CheckedBatch, partition: int, end: int) -> None:
+    def delivered(self, parts: list[Stretch], batch: CheckedBatch, partition: int, end: int) -> None:
         """That is written."""
-        self._unclaimed.append((partition, end, part))
+        self._unclaimed += [(partition, end, part) for part in parts]
         for subject, count in subjects_of(batch):
             self._count_off(subject, count)
 
-    def not_delivered(self, part: Stretch, now: Now) -> None:
+    def not_delivered(self, parts: list[Stretch], now: Now) -> None:
         """It could not be written: it is due again in a moment."""
-        self._push(part.item())
+        for part in parts:
+            self._push(part.item())
         self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def read_done(self, done: ReadDone, now: Now) -> None:
-        """What is due has been brought into memory, or cannot be read; the next tick delivers it."""
+        """What is due has been brought into memory, or cannot be read; the next tick delivers it. Or what a command
+        waits for.
+        """
+        if done.number != READ_NUMBER:
+            self._cancel_now(done, now)
+            return
         self.damaged += self._reading.done(done)
         if done.error is not None:
             self._try_at_us = now.monotonic_us + _AGAIN_US
+
+    def _cancel_now(self, done: ReadDone, now: Now) -> None:
+        command, tries = self._reading.looked(done)
+        try:
+            if done.error is not None:
+                raise done.error
+            self.cancel(command, now, tries)
+        except QmqError as error:
+            self._effects.append(Refused(command.connection, command.request, error))
 
     def next_deadline_us(self, now: Now) -> int | None:
         """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock
@@ -336,47 +381,6 @@ class Delaying:
             for subject, count in _subjects(batch, header):
                 self._count_off(subject, count)
             self._late_us = max(self._late_us, header.stored_at_us)
-
-
-class _Cancelling:
-    """The batch that cancels a message."""
-
-    def __init__(self, delaying: Delaying, position: int, subject: str) -> None:
-        self._delaying = delaying
-        self._position = position
-        self._subject = subject
-
-    def stored(self, partition: int, batch: Staged) -> None:
-        """It is written, and the message is not delivered any more."""
-        self._delaying.cancelled(self._position, self._subject, batch.position)
-
-    def refused(self, error: QmqError) -> None:
-        """Who asked is told."""
-
-    def unknown(self, error: QmqError) -> None:
-        """Who asked is told."""
-
-
-class _Falling:
-    """A batch of messages that are due."""
-
-    def __init__(self, delaying: Delaying, part: Stretch, due: Due, now: Now) -> None:
-        self._delaying = delaying
-        self._part = part
-        self._due = due
-        self._now = now
-
-    def stored(self, partition: int, batch: Staged) -> None:
-        """It is written."""
-        self._delaying.delivered(self._part, self._due.checked, partition, batch.end)
-
-    def refused(self, error: QmqError) -> None:
-        """It is not."""
-        self._delaying.not_delivered(self._part, self._now)
-
-    def unknown(self, error: QmqError) -> None:
-        """The next start may find it; else it delivers it."""
-        self._delaying.delivered(self._part, self._due.checked, partition=-1, end=1 << 63)
 
 
 def _subjects(batch: memoryview, header: Header) -> list[tuple[str, int]]:

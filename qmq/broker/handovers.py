@@ -21,7 +21,7 @@ from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
-from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
+from qmq.format.layout import HANDED_FLAGS, RUN_REPLAYED
 from qmq.format.private import check_private
 from qmq.storage.store import Store
 
@@ -44,7 +44,7 @@ class HandOvers:
             raise InvalidOption("what is handed over was nacked or rejected")
         if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MOST_US):
             raise InvalidOption("attempts are counted from 1, and a message comes again after two years at most")
-        batch = check_batch(command.batch, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED))
+        batch = check_batch(command.batch, BatchLimits(flags=HANDED_FLAGS, run_flags=RUN_REPLAYED))
         if batch.header.messages != 1:
             raise BadBatch(f"one message is handed over at a time, not {batch.header.messages}")
         if batch.header.producer_id == DUE_PRODUCER:

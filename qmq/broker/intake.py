@@ -38,7 +38,7 @@ from qmq.format.batch import (
     entry_of,
     stamp,
 )
-from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
+from qmq.format.layout import HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED
 from qmq.storage.store import Store
 
 
@@ -48,7 +48,7 @@ class Intake:
     def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
         self._store = store
         self._limits = BatchLimits(limits.max_message_bytes)
-        self._copy_limits = BatchLimits(limits.max_message_bytes, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
+        self._copy_limits = BatchLimits(limits.max_message_bytes, HANDED_FLAGS, RUN_REPLAYED)
         self._producers = producers
         self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects

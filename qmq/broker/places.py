@@ -50,6 +50,8 @@ class Places:
 
     def discard(self, start: int, stop: int) -> None:
         """Take those in [start, stop) away."""
+        if not len(self):
+            return
         self._settle()
         low, high = np.searchsorted(self._sorted, np.array([start, stop], np.uint64)).tolist()
         if low < high:

@@ -25,6 +25,7 @@ from qmq.format.layout import (
     ENTRY_BATCH_FLAGS,
     ENTRY_DTYPE,
     FIXED_COLUMN_BYTES,
+    KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
     OPTIONAL_COLUMNS,
@@ -45,7 +46,8 @@ from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
 
 #: bytes a message takes in columns, by batch flags
 COLUMN_BYTES: Final = tuple(
-    FIXED_COLUMN_BYTES + sum(size for flag, size in OPTIONAL_COLUMNS if flags & flag) for flags in range(32)
+    FIXED_COLUMN_BYTES + sum(size for flag, size in OPTIONAL_COLUMNS if flags & flag)
+    for flags in range(KNOWN_FLAGS + 1)
 )
 
 #: Below this many messages ``struct`` beats numpy for a column.

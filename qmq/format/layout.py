@@ -70,10 +70,13 @@ HAS_TAGS: Final = 1 << 0
 HAS_KEY_HASH: Final = 1 << 1
 HAS_DELIVER_AT: Final = 1 << 2
 HAS_EXPIRE_AT: Final = 1 << 3
-HAS_ORIGIN_ID: Final = 1 << 4
-KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_ORIGIN_ID
-#: Those that a client may send: an id is the broker's to give.
-SENT_FLAGS: Final = KNOWN_FLAGS & ~HAS_ORIGIN_ID
+HAS_CREATED_AT: Final = 1 << 4
+HAS_ORIGIN_ID: Final = 1 << 5
+KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID
+#: Those that a client may send: an id is the broker's to give, and so is what goes with messages of several batches.
+SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID)
+#: Those of a batch that is handed over from another broker.
+HANDED_FLAGS: Final = SENT_FLAGS & ~HAS_DELIVER_AT | HAS_ORIGIN_ID
 
 #: A deliver_at below this is a delay, in microseconds from when the batch is stored; 0: none.
 DELAY_END_US: Final = 1 << 50
@@ -88,6 +91,7 @@ OPTIONAL_COLUMNS: Final = (
     (HAS_KEY_HASH, 8),
     (HAS_DELIVER_AT, 8),
     (HAS_EXPIRE_AT, 8),
+    (HAS_CREATED_AT, 8),
     (HAS_ORIGIN_ID, 16),
 )
 #: length u32, header_size u16, crc32c u32

@@ -28,6 +28,7 @@ from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
+    HAS_CREATED_AT,
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
@@ -394,7 +395,7 @@ def seeds_of(run: Run) -> npt.NDArray[np.uint32]:
     tags = run.column(HAS_TAGS)
     if tags is not None:
         seeds ^= tags
-    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_ORIGIN_ID):
+    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_CREATED_AT, HAS_ORIGIN_ID):
         column = run.column(flag)
         if column is not None:
             seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, -1), axis=1)

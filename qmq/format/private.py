@@ -16,7 +16,7 @@ from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
-    HAS_DELIVER_AT,
+    HANDED_FLAGS,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
     HAS_ORIGIN_ID,
@@ -61,7 +61,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     It keeps header, body, tags, key, expiry and time of creation, and its id as origin id.
     """
     one = run.slice(index, index + 1)
-    flags = (one.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID
+    flags = (one.flags & HANDED_FLAGS) | HAS_ORIGIN_ID
     length, header_size, _, *optional, payload = map(bytes, cut_data(one.data, one.flags, 1, 0, 1))
     order = [flag for flag, _ in OPTIONAL_COLUMNS if one.flags & flag]
     columns = dict(zip(order, optional, strict=True))
@@ -77,7 +77,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     records = records_of([1], [len(data)], [crc32c(data)], one.run_flags)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
-        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), 1, 1, 0, 0, one.created_at_us, 0, bytes(6), producer_id,
+        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), 1, 1, 0, 0, one.created_us(0), 0, bytes(6), producer_id,
         producer_sequence, crc32c(data), 0, bytes(8),
     )  # fmt: skip
     return sealed_head(fields, records + table) + data

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
 from qmq.format.ids import MessageId
-from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID, OPTIONAL_COLUMNS, PIECE_HEADER
+from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, OPTIONAL_COLUMNS, PIECE_HEADER
 from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
@@ -116,8 +116,13 @@ class Run:
 
     @property
     def created_at_us(self) -> int:
-        """When its sender made the batch."""
+        """When its sender made the batch; of messages of several, the first of these."""
         return self.origin.created_at_us
+
+    def created_us(self, index: int) -> int:
+        """When its sender made the batch that message *index* came in."""
+        column = self.column(HAS_CREATED_AT)
+        return self.origin.created_at_us if column is None else int(column[index])
 
     @property
     def partition(self) -> int:

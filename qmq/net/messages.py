@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import numpy as np
 
 from qmq.errors import InvalidOption, QmqError
-from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
+from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.pieces import Run
 from qmq.net.holding import Back, Verdict, check_delay
 from qmq.net.receipts import utc_from_us
@@ -87,12 +87,12 @@ class Message:
     @property
     def created_at_us(self) -> int:
         """When its sender made the batch it came in: microseconds since 1970, by the sender's clock."""
-        return self._run.created_at_us
+        return self._run.created_us(self._index)
 
     @property
     def created_at(self) -> datetime:
         """When its sender made the batch it came in, UTC, by the sender's clock."""
-        return utc_from_us(self._run.created_at_us)
+        return utc_from_us(self._run.created_us(self._index))
 
     @property
     def stored_at_us(self) -> int:
@@ -300,7 +300,7 @@ class MessageBatch(Sequence[Message]):
                 "tags": pa.array([header.get("t", ()) for header in headers], text_list),
                 "properties": pa.array([list(header.get("p", {}).items()) for header in headers], text_map),
                 "attempt": pa.array(self._per_message("attempt"), pa.uint32()),
-                "created_at": pa.array(self._per_message("created_at_us"), pa.int64()).cast(us),
+                "created_at": pa.array(self._created_us(), pa.int64()).cast(us),
                 "stored_at": pa.array(self._per_message("stored_at_us"), pa.int64()).cast(us),
             }
         )
@@ -315,6 +315,15 @@ class MessageBatch(Sequence[Message]):
             first = run.position + run.ordinal
             ids += [pack(run.store_id, run.partition, position).hex() for position in range(first, first + run.count)]
         return ids
+
+    def _created_us(self) -> Any:
+        values, start = self._per_message("created_at_us"), 0
+        for run in self._runs:
+            column = run.column(HAS_CREATED_AT)
+            if column is not None:
+                values[start : start + run.count] = column
+            start += run.count
+        return values
 
     def _per_message(self, field: str, count_up: bool = False) -> Any:
         """A field of the runs for each message: int64[n]; with *count_up* it grows by one within a run."""

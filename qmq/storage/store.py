@@ -139,6 +139,11 @@ class Store(Checkpointed):
         """
         self._subjects.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
 
+    @property
+    def segment_bytes(self) -> int:
+        """What a segment of the message log takes, its header among it."""
+        return self._options.segment_bytes
+
     def place(self, partition: int, size: int) -> int:
         """The position of the next batch, of *size* bytes; nothing is stored by this.
 

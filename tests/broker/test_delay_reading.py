@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import delay_reading
+from qmq.broker.commands import Administer, Disconnected
+from qmq.broker.delay_reading import READ_NUMBER
 from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import Effect
+from qmq.broker.effects import Administered, Effect
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled
 from tests.storage.forgetful import ForgetfulDisk
@@ -79,6 +81,50 @@ def test_other_messages_go_on_during_a_read(tmp_path: Path) -> None:
     driven.close()
 
 
+def cancel_cold(driven: Driven, name: str) -> bool:
+    """As cancel; what it needs is read by hand, and nothing else."""
+    said = driven.do(Administer(1, driven.request(), "cancel", {"id": name}))
+    others = [wanted for wanted in driven.reads if wanted.number <= READ_NUMBER]
+    for _ in range(8):
+        driven.reads = [wanted for wanted in driven.reads if wanted.number > READ_NUMBER]
+        driven.run_reads()
+        driven.finish_reads()
+        said += driven.effects()
+    driven.reads = others
+    (answer,) = [effect for effect in said if isinstance(effect, Administered)]
+    return bool(answer.fields["cancelled"])
+
+
+@pytest.mark.parametrize("disconnects", [False, True])
+def test_who_cancels_waits_for_a_read_and_nobody_else_does(tmp_path: Path, disconnects: bool) -> None:
+    driven, disk, names = cold(tmp_path)
+    command = Administer(1, driven.request(), "cancel", {"id": names[3]})
+    before = disk.calls["pread"]
+    assert driven.do(command) == []
+    assert disk.calls["pread"] == before, "the loop waits for the disk"
+    if disconnects:
+        driven.do(Disconnected(1))
+    while driven.reads:
+        driven.run_reads()
+        before = disk.calls["pread"]
+        driven.finish_reads()
+        driven.effects()
+        assert disk.calls["pread"] == before, "the loop waits for the disk"
+    driven.auto_read = True
+    assert cancel(driven, names[3])
+    driven.advance(20_000)
+    run(driven, disk)
+    assert sorted(drain(driven)) == sorted(name for name in names if name != names[3])
+    driven.close()
+
+
+def test_who_cancels_what_is_forgotten_as_fast_as_it_is_read_is_answered(tmp_path: Path) -> None:
+    driven, disk, names = cold(tmp_path)
+    disk.forgets = 1.0
+    assert cancel_cold(driven, names[0])
+    driven.store.close(clean=False)
+
+
 @pytest.mark.parametrize("when", ["asked", "checkpoint", "read"])
 def test_a_crash_during_a_read_loses_and_doubles_nothing(tmp_path: Path, when: str) -> None:
     driven, disk, names = cold(tmp_path)
@@ -88,7 +134,7 @@ def test_a_crash_during_a_read_loses_and_doubles_nothing(tmp_path: Path, when: s
         driven.advance(1)
     if when != "asked":
         driven.checkpoint()
-    assert not cancel(driven, names[0]), "it is too late"
+    assert not cancel_cold(driven, names[0]), "it is too late"
     crash(driven)
     disk.forget()
     run(driven, disk)
@@ -110,6 +156,7 @@ def test_what_is_forgotten_at_once_is_delivered(tmp_path: Path) -> None:
 def test_no_more_wait_for_reads_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_reading, "MOST_COLD", 10)
     monkeypatch.setattr("qmq.broker.delaying._SLICE_ITEMS", 4)
+    monkeypatch.setattr("qmq.broker.delaying._SLICE_SINGLES", 4)
     driven, disk, names = cold(tmp_path)
     for _ in range(20):
         driven.advance(10_010)

@@ -79,12 +79,12 @@ def test_batches_and_pieces_agree_on_where_their_size_stands() -> None:
 
 def test_flags_are_one_bit_each_and_column_bytes_follow_them() -> None:
     flags = [flag for flag, _ in layout.OPTIONAL_COLUMNS]
-    assert sorted(flags) == [1, 2, 4, 8, 16]
-    assert sum(flags) == layout.KNOWN_FLAGS == layout.SENT_FLAGS | layout.HAS_ORIGIN_ID
+    assert sorted(flags) == [1, 2, 4, 8, 16, 32]
+    assert sum(flags) == layout.KNOWN_FLAGS == layout.SENT_FLAGS | layout.HAS_CREATED_AT | layout.HAS_ORIGIN_ID
     assert COLUMN_BYTES[0] == 10
     assert COLUMN_BYTES[layout.HAS_TAGS] == 14
     assert COLUMN_BYTES[layout.HAS_KEY_HASH] == 18
-    assert COLUMN_BYTES[31] == 10 + 4 + 8 + 8 + 8 + 16
+    assert COLUMN_BYTES[63] == 10 + 4 + 8 + 8 + 8 + 8 + 16
 
 
 def test_magics_differ() -> None:
