@@ -30,8 +30,8 @@ CONSUMING: Final = (
     Mutant(
         "say that a group was changed when that is on disk",
         "qmq/broker/core.py",
-        "                if action in LOOKS:\n",
-        "                if True:\n",
+        "        if action in LOOKS:\n",
+        "        if True:\n",
         _DURABLE,
     ),
     Mutant(

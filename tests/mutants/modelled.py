@@ -93,8 +93,8 @@ MODELLED: Final = (
     Mutant(
         "deliver nothing before its time",
         "qmq/broker/delaying.py",
-        "items = self._schedule.pop(now.wall_us, 1)",
-        "items = self._schedule.pop(now.wall_us + 300_000, 1)",
+        "items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)",
+        "items = self._schedule.pop(now.wall_us + 300_000, _SLICE_ITEMS)",
         (_MODES,),
     ),
     Mutant(

@@ -16,6 +16,7 @@ from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 from tests.mutants.serving import OF_ANSWERS
+from tests.mutants.sharing import OF_SHARING
 
 SAFEGUARDS: Final = (
     *CONSUMING,
@@ -27,6 +28,7 @@ SAFEGUARDS: Final = (
     *OF_PARQUET,
     *OF_RESTORES,
     *OF_RETENTION,
+    *OF_SHARING,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of a most_once group only what is reserved",
@@ -66,8 +68,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "take back what takes too long",
         "qmq/broker/overdue.py",
-        "            if self._take_back(ledger, member, now):\n",
-        "            if False:\n",
+        "            taken = self._take_back(ledger, member, now, left)\n",
+        "            taken = 0\n",
         ("tests/broker/test_overdue.py",),
     ),
     Mutant(

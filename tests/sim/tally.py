@@ -80,7 +80,7 @@ class Tally:
             return None
         assert not letter.dead, f"{message} came again, and is dead"
         assert now_us >= letter.not_before_us, f"{message} came {letter.not_before_us - now_us} us early"
-        letter.possible, letter.not_before_us = {attempt}, 0
+        letter.possible, letter.not_before_us = letter.possible if letter.is_twofold else {attempt}, 0
         letter.deliveries += 1
         letter.may_be_dead |= letter.deliveries >= MAX_LAPSES
         self.counts["duplicated" if letter.handled else "recovered" if letter.deliveries > 1 else "ok"] += 1
@@ -117,13 +117,16 @@ class Tally:
             return
         letter.holder = None
         if attempt >= MAX_ATTEMPTS:
-            letter.dead = True
+            letter.dead = not letter.is_twofold
+        elif letter.is_twofold:  # of the other one nothing is said by this
+            letter.possible = letter.possible | {attempt + 1}
         else:
             letter.possible, letter.not_before_us = {attempt + 1}, not_before_us
 
     def rejected(self, message: int) -> None:
         """The broker has buried it."""
-        self.letter(message).dead = True
+        letter = self.letter(message)
+        letter.dead = not letter.is_twofold
 
     def revived(self) -> None:
         """Dead letters are handed out again, as if for the first time; maybe."""
