@@ -10,7 +10,7 @@ import heapq
 
 import msgpack
 
-from qmq.broker import delay_reading, restored_lookup, retention
+from qmq.broker import restored_lookup, retention
 from qmq.broker.admin import LETTERS, LOOKS, Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
@@ -43,6 +43,7 @@ from qmq.broker.commands import (
 )
 from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
+from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.durable import SYNC_NUMBER
@@ -153,7 +154,7 @@ class Broker:
             case SyncBroken(partition, error):
                 self._intake.sync_broken(partition, error)
                 self._delivery.synced()
-            case ReadDone(number) if number >= delay_reading.READ_NUMBER:
+            case ReadDone(number) if DelayReading.is_mine(number):
                 self._delaying.read_done(command, now)
             case ReadDone(number=restored_lookup.READ_NUMBER):
                 self._restores.read_done(command.error)

@@ -17,9 +17,10 @@ from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.store import NotAtHand, Read, Store
 
-#: The number of the one read for what is due that is under way: 0 is taken, and others count up or down from there.
-#: Those for commands have the numbers behind it.
+#: The number of the one read for what is due that is under way: 0 is taken, and others count up or down from there, or
+#: up from this one. Those for commands count down from it.
 READ_NUMBER: Final = 1 << 62
+_MOST_LOOKS: Final = 1 << 61
 #: So often is read what a command needs that is not in memory; then everybody waits for it.
 _MOST_TRIES: Final = 4
 #: Of a batch's header: size and position.
@@ -93,9 +94,14 @@ class DelayReading:
             self._is_looking = False
             log.may_wait(True)
 
+    @staticmethod
+    def is_mine(number: int) -> bool:
+        """Whether a read with that number was asked for here."""
+        return READ_NUMBER - _MOST_LOOKS < number <= READ_NUMBER
+
     def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
         """Have read what a command needs."""
-        self._last_look += 1
+        self._last_look -= 1
         self._looks[self._last_look] = _Look(command, missing.read, tries)
         self._effects.append(ReadWanted(self._last_look, missing.read))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from qmq.errors import BadBatch
-from qmq.format.layout import HAS_ORIGIN_ID, MESSAGE_ID_SIZE
+from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID_SIZE
 from qmq.format.run import read_header
 from qmq_spark.headers import KEYS, PROPERTIES, TAGS, Texts, Walked, walk
 from qmq_spark.heads import COLUMN_BYTES_BY_FLAGS, Heads, Ints, spread
@@ -102,7 +102,17 @@ class Messages:
         return pa.array(spread(self._heads.runs["first_sequence"].astype(np.int64), self.counts))
 
     def created_at(self) -> pa.Array:
-        return pa.array(self._by_batch("created_at_us", np.int64)).cast(pa.timestamp("us", "UTC"))
+        """Of messages of several batches each has its own."""
+        times = self._by_batch("created_at_us", np.int64)
+        own = np.flatnonzero(self._flags & HAS_CREATED_AT)
+        if len(own):
+            counts = self.counts[own]
+            columns = self._columns[own] + COLUMN_BYTES_BY_FLAGS[self._flags[own] & (HAS_CREATED_AT - 1)] * counts
+            places = np.repeat(columns, counts) + 8 * spread(np.zeros(len(own), np.int64), counts)
+            raw = np.frombuffer(self._window, np.uint8)
+            firsts = np.cumsum(self.counts) - self.counts
+            times[spread(firsts[own], counts)] = raw[places[:, None] + np.arange(8)].view("<u8").ravel()
+        return pa.array(times).cast(pa.timestamp("us", "UTC"))
 
     def stored_at(self) -> pa.Array:
         return pa.array(self._by_batch("stored_at_us", np.int64)).cast(pa.timestamp("us", "UTC"))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import header_crc_of, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
 from qmq.format.private import is_private
 from qmq.history.files import Files, Reading
 from qmq.history.segments import Index, SegmentSource
@@ -162,7 +162,9 @@ class StretchReader:
         wanted = self._wanted
         stored, created = headers["stored_at_us"], headers["created_at_us"]
         kept = (stored >= np.uint64(wanted.stored_from)) & (stored < np.uint64(wanted.stored_until))
-        kept &= (created >= np.uint64(wanted.created_from)) & (created < np.uint64(wanted.created_until))
+        have_own = (headers["flags"] & HAS_CREATED_AT) != 0  # none is before that of the header
+        kept &= (created >= np.uint64(wanted.created_from)) | have_own
+        kept &= created < np.uint64(wanted.created_until)
         return kept
 
     def _of_subjects(self, heads: Heads) -> Heads:
@@ -222,8 +224,10 @@ def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Wi
     for position, end in zip(positions.tolist(), ends.tolist(), strict=True):
         head = file.read(position - base, min(_HEAD_BYTES, end - position)).ljust(BATCH_HEADER_SIZE, b"\0")
         header = parse_header(head)
-        if header.magic == BATCH_MAGIC and len(head) < header.data_start <= end - position:
-            head = file.read(position - base, header.data_start).ljust(BATCH_HEADER_SIZE, b"\0")
+        # Ids and times of copies are columns.
+        size = header.size if header.flags & (HAS_CREATED_AT | HAS_ORIGIN_ID) else header.data_start
+        if header.magic == BATCH_MAGIC and len(head) < size <= end - position:
+            head = file.read(position - base, size).ljust(BATCH_HEADER_SIZE, b"\0")
         heads.append(head)
         offsets.append(done)
         done += len(head)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from qmq.format.batch import BatchLimits, check_batch, parse_header, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
+from qmq.format.ids import MessageId
+from qmq.format.joining import join_singles, single_of
 from qmq.format.layout import KNOWN_FLAGS
 from qmq.format.pieces import stored_runs
 from qmq.format.private import private_batch
@@ -16,6 +20,7 @@ from qmq_spark.heads import Subjects, check_headers, read_heads
 from tests.spark.reads import SCHEMA, schema_of
 
 STORE = b"store!"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stored(data: bytes, position: int) -> bytes:
@@ -47,6 +52,24 @@ def messages_of(*batches: bytes) -> Messages:
     heads, bad = read_heads(window, offsets, headers, names)
     assert not bad
     return Messages(window, heads, names.names)
+
+
+def delayed(number: int, created_at_us: int, key: str | None) -> memoryview:
+    """A stored batch of one message that is delivered later."""
+    run = RunContent("orders", [b"body %d" % number], [make_header(key, deliver_at=1_000_000)])
+    parts = build_batch([run], created_at_us=created_at_us, producer_id=bytes(16), producer_sequence=0)
+    return memoryview(stored(b"".join(parts), 1_000 * number))
+
+
+def test_messages_that_fell_due_together_show_when_each_was_made() -> None:
+    singles = [single_of(delayed(number, 70 + number % 7, "k" if number % 2 else None)) for number in range(9)]
+    due = join_singles([single for single in singles if single is not None], STORE, 0x8000)
+    plain = stored(batch_of((b"one", make_header("k", ["t"]))), 1 << 40)
+    rows = messages_of(plain, stored(bytes(due.buffer), 1 << 41), plain).record_batch(SCHEMA).to_pylist()
+    made = [int((row["created_at"] - EPOCH) / timedelta(microseconds=1)) for row in rows]
+    assert made == [1, *(70 + number % 7 for number in range(9)), 1]
+    assert rows[4]["message_id"] == str(MessageId(STORE, 0x8000, 3_000))
+    assert rows[4]["key"] == "k"
 
 
 def test_a_copy_shows_the_id_of_its_origin() -> None:

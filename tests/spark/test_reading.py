@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.commands import Send
+from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark import reading
 from qmq_spark.planning import open_source
 from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
+from tests.broker.harness import PRODUCER, START_US, Driven
 from tests.history.orders import rows_in, time_of, write_orders
 from tests.spark.reads import SCHEMA, read, schema_of
 from tests.storage.stores import NOW_US, Sent, damage, segment_files
@@ -52,6 +55,32 @@ def test_reads_heads_only(tmp_path: Path, orders: list[Sent], monkeypatch: pytes
     monkeypatch.setattr(reading, "_HEAD_BYTES", 100)
     assert read(tmp_path, schema=schema_of(*names))[0] == expected
     assert orders
+
+
+@pytest.mark.parametrize("only_heads", [False, True])
+def test_messages_that_fell_due_together_have_ids_and_times_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_heads: bool
+) -> None:
+    driven = Driven(tmp_path)
+    for number in range(9):
+        run = RunContent("a", [b"x" * 3_000], [make_header(deliver_at=START_US + 1)])
+        parts = build_batch([run], created_at_us=70 + number, producer_id=PRODUCER, producer_sequence=number)
+        driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    driven.advance(1_000)
+    (run_read,) = driven.pull(driven.subscribe("a"))
+    driven.close()
+    ids = [str(run_read.id(index)) for index in range(9)]
+    if only_heads:
+        monkeypatch.setattr(reading, "_SPARSE_BYTES", 0)
+        monkeypatch.setattr(reading, "_HEAD_BYTES", 100)
+    names = ("message_id", "created_at") if only_heads else ("message_id", "created_at", "body")
+    for first in (0, 70, 75, 80):
+        rows, damages = read(tmp_path, Wanted(created_from=first), schema=schema_of(*names))
+        assert damages == []
+        # The reader of a whole batch; Spark looks at each message again.
+        assert [row["message_id"] for row in rows] == ids
+        assert [row["created_at"] for row in rows] == [time_of(70 + number) for number in range(9)]
+    assert read(tmp_path, Wanted(created_until=70), schema=schema_of(*names))[0] == []
 
 
 def test_takes_wanted_subjects_and_times(tmp_path: Path, orders: list[Sent]) -> None:
