@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch, MessageTooLarge
 from qmq.format import batch as batch_module
 from qmq.format.batch import BatchLimits, check_batch, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, CREATED_AT_END_US, HAS_ORIGIN_ID, PRODUCER_SEQUENCE_END, RUN_SIZE
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    CREATED_AT_END_US,
+    HAS_CREATED_AT,
+    HAS_ORIGIN_ID,
+    PRODUCER_SEQUENCE_END,
+    RUN_SIZE,
+)
 from qmq.format.pieces import read_answer
 from qmq.net.receipts import utc_from_us
 from tests.format.contents import (
@@ -50,6 +57,7 @@ ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     "a newer version": (lambda view: set_header(view, version=2), "not a batch of version 1"),
     "a reserved byte": (lambda view: set_header(view, reserved=1), "unknown flags"),
     "a reserved flag": (lambda view: set_header(view, flags=HAS_ORIGIN_ID), "unknown flags"),
+    "times of creation": (lambda view: set_header(view, flags=HAS_CREATED_AT), "unknown flags"),
     "a flag without its column": (lambda view: set_header(view, flags=1), "do not sum|sum to|does not add up"),
     "no runs": (lambda view: set_header(view, runs=0), "sizes do not add up"),
     "more runs than bytes": (lambda view: set_header(view, runs=0xFFFFFFFF), "sizes do not add up"),

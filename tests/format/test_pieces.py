@@ -304,7 +304,7 @@ def test_lying_records(fields: dict[str, int], reason: str) -> None:
         assert reason in damage
 
 
-@pytest.mark.parametrize(("fields", "reason"), [({"version": 2}, "version 2"), ({"flags": 32}, "flags 0x20")])
+@pytest.mark.parametrize(("fields", "reason"), [({"version": 2}, "version 2"), ({"flags": 64}, "flags 0x40")])
 def test_lying_headers(fields: dict[str, int], reason: str) -> None:
     view = stored(THREE)
     set_header(view, **fields)
