@@ -23,8 +23,8 @@ from qmq.format.restored import ids_of, stretches_of
 from qmq.intervals import Intervals
 from qmq.storage.store import NotAtHand, Read, Store
 
-#: The number of the one read that is under way: others are delay_reading's, below, and those that count up and down.
-READ_NUMBER: Final = (1 << 62) + 1
+#: The number of the one read that is under way: those of delay_reading and log_reads are above, others far below.
+READ_NUMBER: Final = 1 << 61
 #: In one turn: rows, about 10 ns each; batches, about 30 us each, a large one as several.
 _ROWS: Final = 65_536
 _BATCHES: Final = 256

@@ -75,8 +75,8 @@ HAS_ORIGIN_ID: Final = 1 << 5
 KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID
 #: Those that a client may send: an id is the broker's to give, and so is what goes with messages of several batches.
 SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID)
-#: Those of a batch that is handed over from another broker.
-HANDED_FLAGS: Final = SENT_FLAGS & ~HAS_DELIVER_AT | HAS_ORIGIN_ID
+#: Those of copies, which a client hands over or restores.
+HANDED_FLAGS: Final = KNOWN_FLAGS & ~HAS_DELIVER_AT
 
 #: A deliver_at below this is a delay, in microseconds from when the batch is stored; 0: none.
 DELAY_END_US: Final = 1 << 50

@@ -17,6 +17,7 @@ from qmq.format.layout import (
     BATCH_MAGIC,
     BATCH_VERSION,
     HANDED_FLAGS,
+    HAS_CREATED_AT,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
     HAS_ORIGIN_ID,
@@ -61,7 +62,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     It keeps header, body, tags, key, expiry and time of creation, and its id as origin id.
     """
     one = run.slice(index, index + 1)
-    flags = (one.flags & HANDED_FLAGS) | HAS_ORIGIN_ID
+    flags = (one.flags & HANDED_FLAGS & ~HAS_CREATED_AT) | HAS_ORIGIN_ID
     length, header_size, _, *optional, payload = map(bytes, cut_data(one.data, one.flags, 1, 0, 1))
     order = [flag for flag, _ in OPTIONAL_COLUMNS if one.flags & flag]
     columns = dict(zip(order, optional, strict=True))

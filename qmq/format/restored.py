@@ -22,6 +22,7 @@ from qmq.format.layout import (
     BATCH_VERSION,
     BEFORE_CRC_COLUMN_BYTES,
     FIXED_COLUMN_BYTES,
+    HAS_CREATED_AT,
     HAS_DELIVER_AT,
     HAS_KEY_HASH,
     HAS_ORIGIN_ID,
@@ -41,6 +42,8 @@ _A_BATCH: Final = BATCH_HEADER_SIZE + 64
 _A_RUN: Final = RUN_SIZE + 2 * TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
 _PRODUCER: Final = 24
+#: The columns that stay.
+_KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT
 _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 
 #: A run, and the subject that its messages are to have.
@@ -143,7 +146,7 @@ def _slices(run: Run, most_bytes: int) -> Iterator[Run]:
 def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> Restored:
     names = list(by_subject)
     several = list(by_subject.values())
-    flags = (several[0][0].flags & (HAS_TAGS | HAS_KEY_HASH)) | HAS_ORIGIN_ID
+    flags = (several[0][0].flags & _KEPT) | HAS_ORIGIN_ID
     datas = [_data_of(runs) for runs in several]
     counts = [sum(run.count for run in runs) for runs in several]
     crcs = [crc32c(data) for data in datas]
@@ -176,7 +179,10 @@ def _data_of(runs: list[Run]) -> bytes:
 def _single(run: Run) -> bytes:
     """A run of one message, as many are, without numpy."""
     data, flags = bytes(run.data), run.flags
-    kept = data[FIXED_COLUMN_BYTES : COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]] + MESSAGE_ID.pack(*run.id(0))
+    kept = data[FIXED_COLUMN_BYTES : COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]]
+    if flags & HAS_CREATED_AT:
+        kept += run.created_us(0).to_bytes(8, "little")
+    kept += MESSAGE_ID.pack(*run.id(0))
     seed = int.from_bytes(data[4:6], "little")
     for place in range(0, len(kept), 4):
         seed ^= int.from_bytes(kept[place : place + 4], "little")
@@ -185,17 +191,18 @@ def _single(run: Run) -> bytes:
 
 
 def _columns_of(run: Run) -> tuple[bytes, ...]:
-    """Lengths, header sizes, checksums, tags and hashes of keys (or nothing), ids, payload."""
+    """Lengths, header sizes, checksums, tags, hashes of keys and times of creation (or nothing), ids, payload."""
     if run.count == 1:
-        return _cut(_single(run), run.flags & (HAS_TAGS | HAS_KEY_HASH))
+        return _cut(_single(run), run.flags)
     lengths, sizes = run.lengths(), run.header_sizes()
-    tags, keys = run.column(HAS_TAGS), run.column(HAS_KEY_HASH)
+    tags, keys, created = run.column(HAS_TAGS), run.column(HAS_KEY_HASH), run.column(HAS_CREATED_AT)
     origins = ids_of(run).tobytes()
     seeds = sizes.astype(np.uint32)
     if tags is not None:
         seeds ^= tags
-    if keys is not None:
-        seeds ^= np.bitwise_xor.reduce(keys.view("<u4").reshape(run.count, 2), axis=1)
+    for column in (keys, created):
+        if column is not None:
+            seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, 2), axis=1)
     seeds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(run.count, 4), axis=1)
     payload = run.payload
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
@@ -203,14 +210,16 @@ def _columns_of(run: Run) -> tuple[bytes, ...]:
     crcs = np.fromiter(made, "<u4", run.count)
     return (
         lengths.tobytes(), sizes.tobytes(), crcs.tobytes(), b"" if tags is None else tags.tobytes(),
-        b"" if keys is None else keys.tobytes(), origins, bytes(payload),
+        b"" if keys is None else keys.tobytes(), b"" if created is None else created.tobytes(), origins,
+        bytes(payload),
     )  # fmt: skip
 
 
 def _cut(data: bytes, flags: int) -> tuple[bytes, ...]:
     """The columns of one message that was made already."""
     parts, start = list[bytes](), 0
-    for size in (4, 2, 4, 4 * bool(flags & HAS_TAGS), 8 * bool(flags & HAS_KEY_HASH), MESSAGE_ID_SIZE):
+    optional = 4 * bool(flags & HAS_TAGS), 8 * bool(flags & HAS_KEY_HASH), 8 * bool(flags & HAS_CREATED_AT)
+    for size in (4, 2, 4, *optional, MESSAGE_ID_SIZE):
         parts.append(data[start : start + size])
         start += size
     return (*parts, data[start:])

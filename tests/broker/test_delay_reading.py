@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import delay_reading
+from qmq.broker import delay_reading, restored_lookup
 from qmq.broker.commands import Administer, Disconnected
 from qmq.broker.delay_reading import READ_NUMBER, DelayReading
 from qmq.broker.durable import SYNC_NUMBER
@@ -207,4 +207,7 @@ def test_a_bad_sector_costs_what_lies_on_it(tmp_path: Path) -> None:
 
 def test_its_number_is_no_other_reads() -> None:
     assert delay_reading.READ_NUMBER != SYNC_NUMBER
-    assert delay_reading.READ_NUMBER > 1 << 40  # pulls count up from 1, reports down from -1
+    assert restored_lookup.READ_NUMBER > 1 << 40  # pulls count up from 1, reports down from -1
+    mine = [restored_lookup.READ_NUMBER, READ_NUMBER - 1, READ_NUMBER, READ_NUMBER + 1]
+    assert [DelayReading.is_mine(number) for number in mine] == [False, True, True, False]
+    assert mine == sorted(set(mine))  # those of reads of the log count up from the last one

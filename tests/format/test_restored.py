@@ -12,6 +12,7 @@ from qmq.errors import MessageTooLarge
 from qmq.format.batch import BatchLimits, check_batch, parse_header, runs_of
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.due import cut_due
+from qmq.format.joining import join_singles, single_of
 from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
@@ -24,8 +25,10 @@ from qmq.format.layout import (
 )
 from qmq.format.pieces import Run, bad_messages, stored_runs
 from qmq.format.restored import Part, ids_of, numbered, restored_batches
-from tests.format.contents import CREATED_US, Contents, contents, stored
+from tests.format.contents import CREATED_US, STORE, Contents, contents, stored
 from tests.format.test_due import delayed
+from tests.format.test_joining import one
+from tests.format.test_joining import stored as stored_due
 
 LIMITS = BatchLimits(4 << 20, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
 RUN = b"r" * 16
@@ -123,3 +126,16 @@ def test_ids_are_those_of_each_message() -> None:
     ids = ids_of(run)
     assert list(chain(ids["position"].tolist())) == list(range(6))
     assert [bytes(one) for one in ids] == [MESSAGE_ID.pack(*run.id(at)) for at in range(6)]
+
+
+@pytest.mark.parametrize("cut", [(0, 6), (2, 3), (1, 5)])
+def test_messages_that_fell_due_together_keep_their_own_times_of_creation(cut: tuple[int, int]) -> None:
+    singles = [
+        single_of(one(number, key="k" if number else None, created_us=CREATED_US + number)) for number in range(6)
+    ]
+    (run,) = runs_in(stored_due(join_singles([single for single in singles if single is not None], STORE, 0x8000)))
+    part = run.slice(*cut)
+    assert back([("a", part)]) == messages_of(part, "a")
+    (batch,) = restored_batches([("a", part)], CREATED_US, 1 << 20)
+    (made,) = runs_in(memoryview(batch.buffer))
+    assert [made.created_us(index) for index in range(made.count)] == [CREATED_US + at for at in range(*cut)]
