@@ -18,9 +18,10 @@ from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.store import NotAtHand, Read, Store
 
 #: The number of the one read for what is due that is under way: 0 is taken, and others count up or down from there, or
-#: up from this one. Those for commands count down from it.
+#: up from this one. Those for commands count down from the other one, far below.
 READ_NUMBER: Final = 1 << 62
-_MOST_LOOKS: Final = 1 << 61
+_FIRST_LOOK: Final = READ_NUMBER - (1 << 40)
+_LAST_LOOK: Final = 1 << 61
 #: So often is read what a command needs that is not in memory; then everybody waits for it.
 _MOST_TRIES: Final = 4
 #: Of a batch's header: size and position.
@@ -52,7 +53,7 @@ class DelayReading:
         #: What is due, and out of the schedule, but not in memory.
         self.cold: list[Stretch] = []
         self._looks: dict[int, _Look] = {}
-        self._last_look = READ_NUMBER
+        self._last_look = _FIRST_LOOK
         self._is_looking = False
 
     def batch(self, position: int) -> memoryview:
@@ -97,7 +98,7 @@ class DelayReading:
     @staticmethod
     def is_mine(number: int) -> bool:
         """Whether a read with that number was asked for here."""
-        return READ_NUMBER - _MOST_LOOKS < number <= READ_NUMBER
+        return number == READ_NUMBER or _LAST_LOOK < number < _FIRST_LOOK
 
     def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
         """Have read what a command needs."""

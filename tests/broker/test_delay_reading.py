@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import delay_reading, restored_lookup
+from qmq.broker import delay_reading, restored_lookup, retention
 from qmq.broker.commands import Administer, Disconnected
 from qmq.broker.delay_reading import READ_NUMBER, DelayReading
 from qmq.broker.durable import SYNC_NUMBER
@@ -208,6 +208,7 @@ def test_a_bad_sector_costs_what_lies_on_it(tmp_path: Path) -> None:
 def test_its_number_is_no_other_reads() -> None:
     assert delay_reading.READ_NUMBER != SYNC_NUMBER
     assert restored_lookup.READ_NUMBER > 1 << 40  # pulls count up from 1, reports down from -1
-    mine = [restored_lookup.READ_NUMBER, READ_NUMBER - 1, READ_NUMBER, READ_NUMBER + 1]
-    assert [DelayReading.is_mine(number) for number in mine] == [False, True, True, False]
-    assert mine == sorted(set(mine))  # those of reads of the log count up from the last one
+    first_look = READ_NUMBER - (1 << 40) - 1
+    others = [restored_lookup.READ_NUMBER, retention.LOOK_NUMBER, retention.COPY_NUMBER, READ_NUMBER + 1]
+    assert [DelayReading.is_mine(number) for number in (*others, first_look, READ_NUMBER)] == [False] * 4 + [True] * 2
+    assert len({*others, first_look, READ_NUMBER}) == 6  # those of reads of the log count up from the fourth
