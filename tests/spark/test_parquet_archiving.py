@@ -214,10 +214,10 @@ def test_a_run_that_lost_its_lock_commits_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there_already", [False, True])
-def test_one_that_only_seemed_to_be_dead_commits_nothing(tmp_path: Path, there_already: bool) -> None:
-    """It stands still behind its last look at the lock; meanwhile another run has done all, and cleaned up.
-
-    Where that one had nothing to write, it has removed files that the first one is about to list.
+@pytest.mark.parametrize("moment", ["confirm", "claim"])
+def test_one_that_only_seemed_to_be_dead_commits_nothing(tmp_path: Path, there_already: bool, moment: str) -> None:
+    """It stands still behind its last look at the lock, or before its table; meanwhile another run has done all, and
+    cleaned up. Where that one had nothing to write, it has removed files that the first one is about to list.
     """
     source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
     write_days(source, 1, 6)
@@ -225,16 +225,25 @@ def test_one_that_only_seemed_to_be_dead_commits_nothing(tmp_path: Path, there_a
     if there_already:
         archive(other, to, run="before")
 
-    class Slow(ArchiveLock):
-        def confirm(self) -> None:
-            super().confirm()
+    def stand_still(now: str) -> None:
+        if now == moment:
             (to / "_lock").unlink()
             archive(other if there_already else source, to, run="meanwhile")
 
-    files, found = LocalFiles(to), open_data_directory(source)
+    class SlowLock(ArchiveLock):
+        def confirm(self) -> None:
+            super().confirm()
+            stand_still("confirm")
+
+    class SlowFiles(LocalFiles):
+        def claim(self, path: str, data: bytes) -> bool:
+            stand_still("claim" if path.startswith("tables/") else "lock")
+            return super().claim(path, data)
+
+    files, found = SlowFiles(to), open_data_directory(source)
     files.make_directory("")
     before = table_of(to).files
-    with Slow(files, lambda: NOW_US, this_process()) as lock, pytest.raises((DirectoryInUse, StorageFailed)):
+    with SlowLock(files, lambda: NOW_US, this_process()) as lock, pytest.raises((DirectoryInUse, StorageFailed)):
         archive_parquet(found.files, found.segments, files, lock, "slow")
     assert (table_of(to).files == before) is there_already
     archive(source, to, run="later")
