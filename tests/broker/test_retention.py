@@ -9,7 +9,9 @@ import pytest
 
 from qmq.broker.commands import ListSubjects
 from qmq.broker.effects import SubjectList
+from qmq.broker.held import MessageRange
 from qmq.broker.limits import BrokerLimits
+from qmq.broker.ranges import PARTITIONS, parts_of
 from qmq.broker.retention import Dropped
 from qmq.storage.disk import Disk
 from qmq.storage.receipt import Receipt, write_receipt
@@ -187,4 +189,23 @@ def test_who_begins_late_is_not_moved_back(tmp_path: Path) -> None:
     settle(driven)
     assert group_row(driven)["skipped"] == 0
     assert numbers(late.pull(100)) == [38, 39]
+    driven.close()
+
+
+def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path)
+    send(driven, 40)
+    subscription = driven.subscribe("a.")
+    driven.pull(subscription)
+    first, last = driven.store.read_entry(0, 0)[1], driven.store.read_entry(0, 39)[1]
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    messages = MessageRange(PARTITIONS, first, 0, 3, 20, last)
+    driven.store.may_wait(True)
+    assert parts_of(driven.store, group, messages)
+    driven.store.may_wait(False)
+    driven.advance(HOUR_MS)
+    assert settle(driven)
+    driven.store.may_wait(True)
+    assert parts_of(driven.store, group, messages) == []
+    driven.store.may_wait(False)
     driven.close()

@@ -78,7 +78,21 @@ OF_RETENTION: Final = (
         "qmq/broker/ranges.py",
         "    if store.segment_at(partition, messages.first) is None:\n",
         "    if False:\n",
-        _FORWARDING,
+        _RETENTION,
+    ),
+    Mutant(
+        "leave copies that nobody names",
+        "qmq/broker/unnamed.py",
+        "                if header.producer_id == COPY_PRODUCER:\n",
+        "                if False:\n",
+        ("tests/sim/test_retaining.py",),
+    ),
+    Mutant(
+        "give retries that wait in memory no second place",
+        "qmq/broker/retries.py",
+        "Watch([], {retry.number for retry in self.waiting()}, self._cleared)",
+        "Watch([], set(), self._cleared)",
+        ("tests/sim/test_retaining.py",),
     ),
     Mutant(
         "give no sequence again that was dropped",
