@@ -159,6 +159,8 @@ class Broker:
             case ReadDone(number=restored_lookup.READ_NUMBER):
                 self._restores.read_done(command.error)
             case ReadDone(number=retention.LOOK_NUMBER | retention.COPY_NUMBER):
+                if command.error is not None:
+                    self._damages.refused(command.error)
                 self._retention.read_done(command, now)
             case ReadDone(number):
                 if number == SYNC_NUMBER:

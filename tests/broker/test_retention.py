@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from qmq.broker.held import MessageRange
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS, parts_of
 from qmq.broker.retention import Dropped
+from qmq.errors import StorageFailed
 from qmq.storage.disk import Disk
 from qmq.storage.receipt import Receipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import group_row
 from tests.broker.test_consuming import Consumer, killed
+from tests.storage.faults import FaultyDisk
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 HOUR_MS = 3_600_000
@@ -208,4 +211,19 @@ def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -
     driven.store.may_wait(True)
     assert parts_of(driven.store, group, messages) == []
     driven.store.may_wait(False)
+    driven.close()
+
+
+def test_what_the_disk_refuses_is_told_of_and_goes_later(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    driven = driven_in(tmp_path, disk=disk)
+    send(driven, 40)
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    disk.fail_always("open", errno.EACCES, "consumer-log")
+    assert settle(driven, 3) == []
+    (error,) = driven.broker.take_damaged()
+    assert isinstance(error, StorageFailed)
+    disk.heal()
+    assert settle(driven)
     driven.close()
