@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
 from qmq import connect
 from qmq.cli.brief import age, age_of, iso, number
@@ -31,11 +32,14 @@ def consumers(group: str, as_json: bool, server: str) -> None:
     """
     check_group(group)
 
-    async def load() -> list[ConsumerInfo]:
+    async def load() -> tuple[list[ConsumerInfo], bool]:
         async with connect(server) as client:
-            return await client.admin.consumers(group)
+            return await client.admin.consumers(group), not client.admin.missed
 
-    show(run(load()), "," in server, _object if as_json else None, _fields, _table)
+    found, is_whole = run(load())
+    show(found, "," in server, _object if as_json else None, _fields, _table)
+    if not is_whole:  # it was said which brokers are missing; a program is to notice, too
+        raise Exit(1)
 
 
 def _object(info: ConsumerInfo) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
 from qmq import connect
 from qmq.cli.brief import age_of, iso, number
@@ -131,11 +132,14 @@ def shown_value(value: object) -> str:
 
 
 def _list(as_json: bool, server: str) -> None:
-    async def load() -> list[GroupInfo]:
+    async def load() -> tuple[list[GroupInfo], bool]:
         async with connect(server) as client:
-            return await client.admin.groups()
+            return await client.admin.groups(), not client.admin.missed
 
-    show(run(load()), "," in server, _object if as_json else None, _fields, _table)
+    found, is_whole = run(load())
+    show(found, "," in server, _object if as_json else None, _fields, _table)
+    if not is_whole:  # it was said which brokers are missing; a program is to notice, too
+        raise Exit(1)
 
 
 def _object(info: GroupInfo) -> dict[str, Any]:

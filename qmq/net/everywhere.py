@@ -38,6 +38,8 @@ class AdminOfAll:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
+        #: Which brokers the last list of groups or consumers lacks, as they were not reached.
+        self.missed: tuple[str, ...] = ()
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """All groups by name, or that one; a row a broker. Raises UnknownGroup."""
@@ -127,6 +129,7 @@ class AdminOfAll:
 
     async def _listed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:
         told = await self._each(call)
+        self.missed = tuple(told.missed)
         if told.missed and not told.answers and not told.unknown:
             raise BrokersMissed(f"no broker was reached within {REACH_TIMEOUT:g} s: {', '.join(told.missed)}")
         if told.missed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -221,3 +222,15 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "0" * 32,
     ):
         assert text in shown, text
+
+
+def test_a_list_that_lacks_a_broker_says_so_to_programs_too(
+    broker: BrokerProcess, client: qmq.SyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client.subscribe("lacking.", group="lacking"), socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        away = f"127.0.0.1:{nobody.getsockname()[1]}"
+        shown = run("groups", "--json", server=f"{broker.url},{away}")
+        assert shown.exit_code == 1
+        assert "lacking" in shown.stdout
+        assert f"what is listed lacks {away}" in caplog.text
