@@ -294,6 +294,20 @@ class SimulatedDisk(Disk):
         assert source.parent == target.parent
         directory.change(Change("rename", target.name, directory.names[name], name))
 
+    def link(self, source: Path, target: Path) -> None:
+        directory, name = self._place(source)
+        if directory.names.get(name) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+        if target.name in directory.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        self._begin("link", str(target), source, target)
+        self._do_link(source, target)
+
+    def _do_link(self, source: Path, target: Path) -> None:
+        directory, name = self._place(source)
+        assert source.parent == target.parent
+        directory.change(Change("name", target.name, directory.names[name]))
+
     def unlink(self, path: Path) -> None:
         directory, name = self._place(path)
         if directory.names.get(name) is None:

@@ -77,6 +77,20 @@ def test_a_name_that_is_not_synced_may_be_lost_and_a_rename_is_one() -> None:
     assert found == {("file", b"old"), ("file", "new", b"old"), ("file", b"new")}
 
 
+def test_a_link_is_a_second_name_that_may_be_lost() -> None:
+    found = set()
+    for seed in range(100):
+        disk, fd = disk_with(seed, b"old", synced=1)
+        disk.fsync(fd)
+        disk.link(FILE, Path("/other"))
+        with pytest.raises(FileExistsError):
+            disk.link(FILE, Path("/other"))
+        disk.unlink(FILE)
+        disk.stop(power=True)
+        found.add(tuple(disk.listdir(Path("/"))))
+    assert found == {("file",), ("other",), ("file", "other"), ()}
+
+
 def test_pages_of_a_failed_sync_are_readable_and_gone_with_the_power() -> None:
     found = set()
     for seed in range(100):
