@@ -45,7 +45,7 @@ def test_two_at_once_are_refused(tree: WritableHdfsFiles, tmp_path: Path) -> Non
     write_orders(tmp_path, 2)
 
     def meanwhile(_done: int, _total: int) -> None:
-        with pytest.raises(DirectoryInUse, match=f"is being archived to by {this_process()}"):
+        with pytest.raises(DirectoryInUse, match=f"is held by {this_process()}"):
             archive(tmp_path, tree)
 
     assert archive(tmp_path, tree, this_process(), meanwhile).copied == 2
