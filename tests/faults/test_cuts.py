@@ -46,8 +46,22 @@ SMALL: Final[dict[str, Any]] = {
 WHOLE: Final = 1 << 30
 #: Messages that a pull is to bring.
 AT_ONCE: Final = 4
-#: Heartbeats have a connection of their own, which is not one of these wires; to be handed over takes two brokers.
-ELSEWHERE: Final = {Kind.HEARTBEAT, Kind.HEARTBEAT_SEEN, Kind.HAND_OVER, Kind.HANDED_OVER}
+#: Heartbeats, readers of history and restores have connections of their own, which are not these wires; to be handed
+#: over takes two brokers.
+ELSEWHERE: Final = {
+    Kind.HEARTBEAT,
+    Kind.HEARTBEAT_SEEN,
+    Kind.HAND_OVER,
+    Kind.HANDED_OVER,
+    Kind.SEGMENTS,
+    Kind.SEGMENT_LIST,
+    Kind.BATCHES,
+    Kind.BATCH_LIST,
+    Kind.READ_LOG,
+    Kind.LOG_BYTES,
+    Kind.RESTORE,
+    Kind.RESTORED,
+}
 
 
 class Cut(NamedTuple):
