@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net import link
+from qmq.net import link, sending
 from qmq.net.options import Durability
 from qmq.net.wire import FLUSH, Kind
 from qmq.storage.disk import Disk
@@ -149,7 +149,10 @@ async def test_connections_that_break_anywhere_neither_lose_nor_double(tmp_path:
 # Repeats
 
 
-async def test_a_send_that_was_stored_is_not_stored_again_after_a_kill(tmp_path: Path) -> None:
+async def test_a_send_that_was_stored_is_not_stored_again_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "AT_ONCE", 64)
     ledger = Ledger()
     async with (
         broker_in(tmp_path / "data") as broker,
