@@ -92,11 +92,10 @@ async def test_a_cut_at_any_frame_of_a_restore_is_borne(tmp_path: Path) -> None:
         for passing in cutting.passed.copy():
             for place in PLACES:
                 cutting.begin((passing, place))
-                others = {"since_us": runs}  # which takes everything, and is another restore than those before
-                try:
-                    await restoring(tmp_path, proxy.url, **others).run()
+                try:  # since then: everything, and another restore than those before
+                    await restoring(tmp_path, proxy.url, since_us=runs).run()
                 except ConnectionLost:  # of the first connection
-                    await restoring(tmp_path, proxy.url, **others).run()
+                    await restoring(tmp_path, proxy.url, since_us=runs).run()
                 runs += 1
         cutting.assert_all_cut({Kind.HELLO, Kind.WELCOME, Kind.RESTORE, Kind.RESTORED})
         async with qmq.connect(url) as client:
