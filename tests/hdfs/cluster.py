@@ -75,6 +75,7 @@ class Cluster:
             if process is None:
                 self._datanodes[number] = self._start(f"datanode-{number}", _DATANODE)
         self._wait(self._is_whole, "serve")
+        self._wait(self._has_all_blocks, "have told of all blocks")
 
     def kill_namenode(self) -> None:
         """kill -9."""
@@ -172,6 +173,10 @@ class Cluster:
         # One that was killed counts as alive for a while: but it was not heard of within the last second.
         fresh = [node for node in live.values() if int(node["lastContact"]) <= 1 and int(node["capacity"]) > 0]
         return len(fresh) == len(self._datanodes) and not told["Safemode"]
+
+    def _has_all_blocks(self) -> bool:
+        """A DataNode that was away serves before the NameNode has heard what it has."""
+        return int(self._told()["NumberOfMissingBlocks"]) == 0
 
     def _told(self) -> dict[str, Any]:
         query = "jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"

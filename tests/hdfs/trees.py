@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from qmq.errors import StorageFailed
 from qmq.history.archive import archived_segments
 from qmq.history.archive_lock import ArchiveLock, Holder
 from qmq.history.archiving import Archived, archive_segments
@@ -34,7 +35,10 @@ def beside(tree: WritableHdfsFiles, hdfs: Cluster | None = None, **settings: str
     if hdfs is not None:
         other.name = f"{hdfs.address}/"
         named = {name.replace("__", "-").replace("_", "."): value for name, value in settings.items()}
-        other._fs = tree._hadoop.open(other.name, {**hdfs.settings, **named})
+        try:
+            other._fs = tree._hadoop.open(other.name, {**hdfs.settings, **named})
+        except StorageFailed:  # Java has kept a connection to a NameNode that was killed: now it has seen that
+            other._fs = tree._hadoop.open(other.name, {**hdfs.settings, **named})
     other._root = f"/{uuid4().hex}"
     other.name = other.name.rpartition("/")[0] + other._root
     other.make_directory("")
