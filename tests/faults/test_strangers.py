@@ -25,6 +25,9 @@ from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, Stran
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table
 from tests.net.frames import batch, frame, pull
 
+#: Long, and others pass the same lines: several times as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 # --- many, and slow --------------------------------------------------------------------------------------------------
 
 

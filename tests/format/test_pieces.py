@@ -113,6 +113,7 @@ def answer_of_three() -> tuple[bytes, list[tuple[int, list[Received]]]]:
     return answer, parts
 
 
+@pytest.mark.no_cover
 def test_a_flipped_bit_costs_only_what_it_hits() -> None:
     """Whatever rots in one batch, all the others are read, and of its own nothing wrong."""
     answer, parts = answer_of_three()

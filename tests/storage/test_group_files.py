@@ -28,6 +28,9 @@ from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified
 
+#: Long, and others pass the same lines: several times as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 GROUP: Final = 5
 ITEMS: Final = 50
 RETRIES: Final = f"groups/{GROUP:x}/retries/00000000"

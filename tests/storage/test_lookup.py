@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def gather(found: list[Found]) -> list[Row]:
 PIECES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), max_size=12)
 
 
+@pytest.mark.no_cover
 @given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
 @settings(max_examples=40)
 def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:

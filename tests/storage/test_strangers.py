@@ -30,6 +30,9 @@ from tests.storage.stores import (
     verified,
 )
 
+#: Long, and others pass the same lines: several times as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 Change = Callable[[Path, int, bytes], None]
 
 

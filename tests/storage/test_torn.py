@@ -35,6 +35,9 @@ from tests.storage.histories import (
     write_files,
 )
 
+#: Long, and others pass the same lines: several times as fast where nobody counts lines.
+pytestmark = pytest.mark.no_cover
+
 DERIVED: Final = ("entries", "order", "index")
 APPENDED: Final = ("subjects", "messages", "entries", "index")
 KINDS: Final = ("store", "lock", "checkpoint", "subjects", "messages", *DERIVED)
