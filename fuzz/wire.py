@@ -74,7 +74,7 @@ class GoodClient:
             producer_id=b"good" * 4,
             producer_sequence=self._sent,
         )
-        self._send(Kind.SEND, request + 1, payload=b"".join(parts), flags=self._sent % 2)
+        self._send(Kind.SEND, request + 1, payload=b"".join(parts), flags=wire.FLUSH * (self._sent % 2))
         self._core.run()
         answers = {frame.kind: frame for frame in self._wire.frames()}
         assert set(answers) == {Kind.SENT, Kind.MESSAGES}, answers
@@ -188,7 +188,7 @@ class Wires:
     def _frame(self, picks: Picks, stranger: Wire) -> None:
         kind, how = picks.number(1) % 13, picks.number(1)
         meta, payload = picks.take(how & 15), picks.take(how >> 4)
-        frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 1) + payload)
+        frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 3) + payload)
         if how & 1:
             picks.edit(memoryview(frame)[:16])
         self.frames += 1
@@ -196,7 +196,7 @@ class Wires:
 
     def _batch(self, picks: Picks, stranger: Wire) -> None:
         batch = bytes(make_batch(picks))
-        self._put(stranger, Kind.SEND, 1 + picks.number(1), b"", batch, picks.number(1) & 1)
+        self._put(stranger, Kind.SEND, 1 + picks.number(1), b"", batch, wire.FLUSH * (picks.number(1) & 1))
 
     def _pull(self, picks: Picks, stranger: Wire) -> None:
         last = self._a_subscription(picks)

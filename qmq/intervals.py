@@ -64,6 +64,11 @@ class Intervals:
             found.append((start, end))
         return found
 
+    def covers(self, start: int, end: int) -> bool:
+        """Whether it has all of [start, end), which is not empty."""
+        at = bisect_right(self._starts, start) - 1
+        return at >= 0 and end <= self._ends[at]
+
     def overlaps(self, start: int, end: int) -> bool:
         """Whether it has one of [start, end)."""
         at = bisect_right(self._ends, start)

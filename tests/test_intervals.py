@@ -29,6 +29,8 @@ def test_they_are_a_set_of_numbers(pairs: list[tuple[int, int]], start: int, end
     missing = [number for low, high in intervals.missing(start, end) for number in range(low, high)]
     assert missing == [number for number in range(start, end) if number not in model]
     assert intervals.overlaps(start, end) == bool(model & set(range(start, end)))
+    if start < end:
+        assert intervals.covers(start, end) == model.issuperset(range(start, end))
     assert intervals.end_from(start) == next(number for number in range(start, 100) if number not in model)
     intervals.drop_below(start)
     model -= set(range(start))

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
-from operator import add, xor
+from operator import add
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import msgpack
@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from qmq.errors import InvalidOption, MessageTooLarge
 from qmq.format.batch import FEW
-from qmq.format.hashing import hash_bytes, tag_bits
+from qmq.format.hashing import Folds, check_of, checks_of, hash_bytes, tag_bits
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -188,9 +188,13 @@ def build_flat(
     created_at_us: int,
     producer_id: bytes,
     producer_sequence: int,
+    lengths: bytes | None = None,
 ) -> list[bytes]:
-    """As build_batch, with the runs told by their subjects, how many messages each has, and the messages of all."""
-    messages, columns, flags = _columns_of(bodies, headers)
+    """As build_batch, with the runs told by their subjects, how many messages each has, and the messages of all.
+
+    *lengths*: those of the bodies as little-endian u32, where they are known and no message has a header.
+    """
+    messages, columns, flags = _columns_of(bodies, headers, lengths)
     if len(subjects) == 1:
         data = [b"".join([column for column, _ in columns]), b"".join(messages)]
         size = len(data[0]) + len(data[1])
@@ -238,26 +242,27 @@ Column = tuple[bytes, int]  # and how many of the bytes are one message's
 
 
 def _columns_of(
-    bodies: Sequence[bytes], headers: Sequence[MessageHeader] | None
+    bodies: Sequence[bytes], headers: Sequence[MessageHeader] | None, lengths: bytes | None
 ) -> tuple[Sequence[bytes], list[Column], int]:
     """Messages (header and body), the columns in file order, and the batch flags that say which there are."""
     count = len(bodies)
     if headers is None:
-        crcs = little("I", map(crc32c, bodies))
-        return bodies, [(little("I", map(len, bodies)), 4), (bytes(2 * count), 2), (crcs, 4)], 0
+        lengths = little("I", map(len, bodies)) if lengths is None else lengths
+        return bodies, [(lengths, 4), (bytes(2 * count), 2), (_checks(bodies, None), 4)], 0
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} bodies")
     packed, tags, keys, *times = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
     flags = (HAS_TAGS if any(tags) else 0) | (HAS_KEY_HASH if any(keys) else 0)
-    seeds = _seeds(sizes, tags, keys) if flags else sizes
     timed = [(flag, time) for flag, time in zip((HAS_DELIVER_AT, HAS_EXPIRE_AT), times, strict=True) if any(time)]
-    for flag, time in timed:
+    for flag, _ in timed:
         flags |= flag
-        seeds = list(map(xor, seeds, map(fold, time)))
-    crcs = little("I", map(crc32c, messages, seeds))
-    columns = [(little("I", map(len, messages)), 4), (little("H", sizes), 2), (crcs, 4)]
+    columns = [
+        (little("I", map(len, messages)), 4),
+        (little("H", sizes), 2),
+        (_checks(messages, _folds(sizes, tags, (keys, *(time for _, time in timed))) if flags else sizes), 4),
+    ]
     if flags & HAS_TAGS:
         columns.append((little("I", tags), 4))
     if flags & HAS_KEY_HASH:
@@ -271,22 +276,30 @@ def fold(value: int) -> int:
     return (value & 0xFFFFFFFF) ^ (value >> 32)
 
 
-def seed_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_at: int = 0) -> int:
-    """What a message's crc32c starts from: its columns folded, so that a rotten column shows in a cut run too.
+def fold_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_at: int = 0) -> int:
+    """A message's columns folded into 32 bits, which go into its checksum: rot in a column shows in cut runs too.
 
     An origin id is folded as well, as four u32 one after another.
     """
     return header_size ^ tags ^ fold(key) ^ fold(deliver_at) ^ fold(expire_at)
 
 
-def _seeds(sizes: list[int], tags: Sequence[int], keys: Sequence[int]) -> list[int]:
-    """seed_of for each message."""
+def _folds(sizes: list[int], tags: Sequence[int], wide: Iterable[Sequence[int]]) -> Folds:
+    """fold_of for each message; *wide* are the columns of u64 that there are, whichever."""
     if len(sizes) < FEW:
-        return list(map(seed_of, sizes, tags, keys))
-    folded = np.array(keys, np.uint64)
-    folded ^= folded >> np.uint64(32)
-    seeds: list[int] = (folded.astype(np.uint32) ^ np.array(tags, np.uint32) ^ np.array(sizes, np.uint32)).tolist()
-    return seeds
+        return list(map(fold_of, sizes, tags, *wide))
+    folds = np.array(sizes, np.uint32) ^ np.array(tags, np.uint32)
+    for column in wide:
+        both = np.array(column, np.uint64)
+        folds ^= (both ^ (both >> np.uint64(32))).astype(np.uint32)
+    return folds
+
+
+def _checks(messages: Sequence[bytes], folds: Folds | None) -> bytes:
+    """The messages' own checksums; *folds* of their columns, None where all are 0."""
+    if len(messages) >= FEW:
+        return checks_of(messages, folds, len(messages)).tobytes()
+    return little("I", map(check_of, messages, repeat(0) if folds is None else folds))
 
 
 def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[int]) -> list[bytes]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.format.build import records_of, sealed_head
+from qmq.format.hashing import checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -44,14 +44,13 @@ def copied_batch(run: Run, group: str) -> bytearray:
     if HAS_EXPIRE_AT in columns:
         columns[HAS_EXPIRE_AT] = _absolute(columns[HAS_EXPIRE_AT], run.stored_at_us)
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
-    seeds = np.frombuffer(header_sizes, "<u2").astype(np.uint32)
+    folds = np.frombuffer(header_sizes, "<u2").astype(np.uint32)
     for column in kept:
-        seeds ^= np.bitwise_xor.reduce(np.frombuffer(column, "<u4").reshape(count, -1), axis=1)
+        folds ^= np.bitwise_xor.reduce(np.frombuffer(column, "<u4").reshape(count, -1), axis=1)
     ends = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64).tolist()
     view = memoryview(payload)
-    made = map(crc32c, map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), seeds.tolist())
-    crcs: npt.NDArray[np.uint32] = np.fromiter(made, "<u4", count)
-    data = b"".join([lengths, header_sizes, crcs.tobytes(), *kept, payload])
+    checks = checks_of(map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, count)
+    data = b"".join([lengths, header_sizes, checks.tobytes(), *kept, payload])
     table = table_of([private_subject(group, origin_subject(run.subject))])
     records = records_of([count], [len(data)], [crc32c(data)], run.run_flags & RUN_REPLAYED)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)

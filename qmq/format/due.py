@@ -16,10 +16,11 @@ from crc32c import crc32c
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header
 from qmq.format.build import records_of, sealed_head
+from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
-    BEFORE_CRC_COLUMN_BYTES,
+    BEFORE_CHECK_COLUMN_BYTES,
     DELAY_END_US,
     DELIVER_UNIT_US,
     FIXED_COLUMN_BYTES,
@@ -32,8 +33,8 @@ from qmq.format.layout import (
     RUN_DTYPE,
     RUN_SIZE,
 )
-from qmq.format.pieces import bad_messages, seeds_of, stored_runs
-from qmq.format.run import Run, cut_data
+from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.run import Run, cut_data, folds_of
 from qmq.format.table import names_of, table_of
 
 #: The producer of what falls due: no client is called that, as theirs are random or hashes.
@@ -103,13 +104,13 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
         return None
     before = COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]
     end = COLUMN_BYTES[flags]
-    seed = int.from_bytes(data[4:6], "little")
+    fold = int.from_bytes(data[4:6], "little")
     origin = MESSAGE_ID.pack(header.store_id, partition, header.position)
     kept = data[FIXED_COLUMN_BYTES:before] + data[before + 8 : end] + origin
     for place in range(0, len(kept), 4):
-        seed ^= int.from_bytes(kept[place : place + 4], "little")
+        fold ^= int.from_bytes(kept[place : place + 4], "little")
     payload = data[end:]
-    made = data[:BEFORE_CRC_COLUMN_BYTES] + crc32c(payload, seed).to_bytes(4, "little") + kept + payload
+    made = data[:BEFORE_CHECK_COLUMN_BYTES] + check_of(payload, fold).to_bytes(4, "little") + kept + payload
     table = bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start])
     crc = crc32c(made)
     record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
@@ -158,18 +159,17 @@ def _joined(parts: list[Run], partition: int) -> tuple[int, bytes]:
     kept = [cut_data(part.data, flags, part.count, 0, part.count) for part in parts]
     columns = [b"".join(column) for column in zip(*kept, strict=True)]
     order = [0, *(flag for flag, _ in OPTIONAL_COLUMNS if flags & flag)]
-    lengths, sizes, crcs, *optional, payload = columns
+    lengths, sizes, _, *optional, payload = columns
     assert len(optional) == len(order) - 1
-    seeds = np.concatenate([seeds_of(part) for part in parts])
-    seeds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(count, -1), axis=1)
+    folds = np.concatenate([folds_of(part) for part in parts])
+    folds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(count, -1), axis=1)
     if flags & HAS_DELIVER_AT:
         times = np.frombuffer(optional.pop(order.index(HAS_DELIVER_AT) - 1), "<u4")
-        seeds ^= np.bitwise_xor.reduce(times.reshape(count, -1), axis=1)
+        folds ^= np.bitwise_xor.reduce(times.reshape(count, -1), axis=1)
     ends = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64).tolist()
     view = memoryview(payload)
-    made = map(crc32c, map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), seeds.tolist())
-    crcs = np.fromiter(made, "<u4", count).tobytes()
-    return count, b"".join([lengths, sizes, crcs, *optional, origins, payload])
+    checks = checks_of(map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, count)
+    return count, b"".join([lengths, sizes, checks.tobytes(), *optional, origins, payload])
 
 
 def _build(header: Header, flags: int, joined: list[tuple[str, tuple[int, bytes]]]) -> tuple[bytearray, CheckedBatch]:

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from qmq.format.batch import COLUMN_BYTES, CheckedBatch, header_crc_of, parse_header
 from qmq.format.build import records_of, sealed_head
 from qmq.format.due import DUE_PRODUCER, Due
+from qmq.format.hashing import checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -90,8 +91,8 @@ def join_singles(singles: list[Single], store_id: bytes, partition: int) -> Due:
     origins = b"".join([MESSAGE_ID.pack(store_id, partition, one.position) for one in singles])
     columns[HAS_ORIGIN_ID] = np.frombuffer(origins, "V16")
     payloads = [one.payload for one in singles]
-    crcs = np.fromiter(map(crc32c, payloads, _seeds(sizes, columns)), "<u4", len(singles))
-    datas = _datas([lengths, sizes, crcs, *(columns[flag] for flag in sorted(columns))], payloads, counts)
+    checks = checks_of(payloads, _folds(sizes, columns), len(singles))
+    datas = _datas([lengths, sizes, checks, *(columns[flag] for flag in sorted(columns))], payloads, counts)
     return Due(*_built(sum(columns), list(numbers), counts, datas, min(created), store_id), 0)
 
 
@@ -123,13 +124,12 @@ def _column(rows: npt.NDArray[np.uint8], offset: int, dtype: str) -> npt.NDArray
     return np.ascontiguousarray(rows[:, offset : offset + size]).view(dtype).ravel()
 
 
-def _seeds(sizes: npt.NDArray[Any], columns: Columns) -> list[int]:
-    """What the checksums start from, see build.seed_of."""
-    seeds = sizes.astype("<u4")
+def _folds(sizes: npt.NDArray[Any], columns: Columns) -> npt.NDArray[Any]:
+    """build.fold_of for each message."""
+    folds = sizes.astype("<u4")
     for column in columns.values():
-        seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(len(sizes), -1), axis=1)
-    found: list[int] = seeds.tolist()
-    return found
+        folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(len(sizes), -1), axis=1)
+    return folds
 
 
 def _datas(columns: list[npt.NDArray[Any]], payloads: list[bytes], counts: list[int]) -> list[bytes]:

@@ -94,11 +94,11 @@ OPTIONAL_COLUMNS: Final = (
     (HAS_CREATED_AT, 8),
     (HAS_ORIGIN_ID, 16),
 )
-#: length u32, header_size u16, crc32c u32
+#: length u32, header_size u16, check u32
 FIXED_COLUMN_BYTES: Final = 10
 #: Bytes a message in the columns before that of the checksums, and in that.
-BEFORE_CRC_COLUMN_BYTES: Final = 6
-CRC_COLUMN_BYTES: Final = 4
+BEFORE_CHECK_COLUMN_BYTES: Final = 6
+CHECK_COLUMN_BYTES: Final = 4
 
 #: subject u16 (index into the table) | lane u16 | flags u16 | reserved u16 | count u32 | offset u32 (of the run, from
 #: the end of the table) | size u32 (columns and payload) | crc32c u32 (of those bytes) | first_sequence u64 (stamped)
@@ -264,6 +264,8 @@ DELAY_SIZE: Final = 32
 
 #: Partition numbers from here on are delay logs.
 DELAY_PARTITION: Final = 0x8000
+#: Instead of the sequence of a message of which none is known.
+NO_SEQUENCE: Final = (1 << 64) - 1
 
 STORE_ID_SIZE: Final = 6
 SECRET_SIZE: Final = 16

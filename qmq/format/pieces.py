@@ -24,16 +24,11 @@ from qmq.format.batch import (
     stored_names,
 )
 from qmq.format.correction import corrected_header
+from qmq.format.hashing import checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
-    HAS_CREATED_AT,
-    HAS_DELIVER_AT,
-    HAS_EXPIRE_AT,
-    HAS_KEY_HASH,
-    HAS_ORIGIN_ID,
-    HAS_TAGS,
     PIECE_CRC_OFFSET,
     PIECE_HEADER,
     PIECE_HEADER_SIZE,
@@ -42,7 +37,7 @@ from qmq.format.layout import (
     RUN_SIZE,
     STAMP_PLACE_OFFSET,
 )
-from qmq.format.run import PieceHeader, column_places
+from qmq.format.run import PieceHeader, column_places, folds_of
 from qmq.format.run import Run as Run
 
 Buffer = bytes | memoryview
@@ -181,7 +176,7 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 
 _MAGICS: Final = (struct.pack("<I", BATCH_MAGIC), struct.pack("<I", PIECE_MAGIC))
 _SIZE: Final = struct.Struct("<I")
-_SIZE_OFFSET: Final = 8  # in batches and pieces
+SIZE_OFFSET: Final = 8  # in batches and pieces
 #: Bad headers of one answer that are looked at bit by bit.
 _MOST_CORRECTED: Final = 64
 _POSITION: Final = struct.Struct("<Q")
@@ -191,14 +186,19 @@ def read_answer(answer: memoryview) -> tuple[list[Run], list[Damage]]:
     """The runs of a pull's answer, each verified, and what could not be verified (and is left out)."""
     runs: list[Run] = []
     damaged: list[Damage] = []
-    offset, end = 0, len(answer)
+    read_from(answer, 0, runs, damaged)
+    return runs, damaged
+
+
+def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[Damage]) -> None:
+    """As read_answer, from *offset* on, where something begins: adds to *runs* and *damaged*."""
+    end = len(answer)
     while offset < end:
         try:
-            offset += _read_one(answer[offset:], runs, damaged)
+            offset += read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
             damaged.append(_lost(answer, offset, str(error), len(runs), len(damaged) < _MOST_CORRECTED))
             offset += damaged[-1].size
-    return runs, damaged
 
 
 def _lost(answer: memoryview, offset: int, reason: str, place: int, may_try: bool) -> Damage:
@@ -225,8 +225,10 @@ def can_end_at(answer: memoryview, offset: int) -> bool:
     return offset == len(answer) or (offset < len(answer) and bytes(answer[offset : offset + 4]) in _MAGICS)
 
 
-def _read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
-    """Read what begins *rest*; returns its size. Raises BadBatch when nothing can be known of it, size included."""
+def read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
+    """Read what begins *rest*; returns its size. Raises BadBatch when nothing can be known of it, size included; it has
+    added nothing to *runs* and *damaged* then.
+    """
     magic = bytes(rest[:4])
     if magic == _MAGICS[0] and len(rest) >= BATCH_HEADER_SIZE + RUN_SIZE:
         return _read_batch(rest, runs, damaged)
@@ -244,7 +246,7 @@ def _resume(answer: memoryview, offset: int) -> int:
     end = len(answer)
     if end - offset < BATCH_HEADER_SIZE:
         return end
-    after = offset + _SIZE.unpack_from(answer, offset + _SIZE_OFFSET)[0]
+    after = offset + _SIZE.unpack_from(answer, offset + SIZE_OFFSET)[0]
     if offset < after < end and bytes(answer[after : after + 4]) in _MAGICS:
         return int(after)
     (position,) = _POSITION.unpack_from(answer, offset + STAMP_PLACE_OFFSET)
@@ -383,20 +385,7 @@ def bad_messages(run: Run) -> list[int] | None:
     if int(lengths.sum(dtype=np.uint64)) != len(payload) or (run.header_sizes() > lengths).any():
         return None
     ends = np.cumsum(lengths, dtype=np.int64)
-    bounds = zip((ends - lengths).tolist(), ends.tolist(), seeds_of(run).tolist(), strict=True)
-    crcs = np.fromiter((crc32c(payload[a:b], seed) for a, b, seed in bounds), np.uint32, run.count)
-    bad: list[int] = np.flatnonzero(crcs != run.crcs()).tolist()
+    messages = map(payload.__getitem__, map(slice, (ends - lengths).tolist(), ends.tolist()))
+    checks = checks_of(messages, folds_of(run), run.count)
+    bad: list[int] = np.flatnonzero(checks != run.checks()).tolist()
     return bad
-
-
-def seeds_of(run: Run) -> npt.NDArray[np.uint32]:
-    """What each message's crc starts from, see build.seed_of: u32[count]."""
-    seeds = run.header_sizes().astype(np.uint32)
-    tags = run.column(HAS_TAGS)
-    if tags is not None:
-        seeds ^= tags
-    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_CREATED_AT, HAS_ORIGIN_ID):
-        column = run.column(flag)
-        if column is not None:
-            seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, -1), axis=1)
-    return seeds

@@ -11,7 +11,8 @@ from typing import Final
 from crc32c import crc32c
 
 from qmq.errors import InvalidName
-from qmq.format.build import records_of, sealed_head, seed_of
+from qmq.format.build import fold_of, records_of, sealed_head
+from qmq.format.hashing import check_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -68,12 +69,12 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     columns = dict(zip(order, optional, strict=True))
     columns[HAS_ORIGIN_ID] = MESSAGE_ID.pack(*one.id(0))
     tags, key, expire_at = (_number(columns.get(flag)) for flag in (HAS_TAGS, HAS_KEY_HASH, HAS_EXPIRE_AT))
-    seed = seed_of(_number(header_size), tags, key, 0, expire_at)
+    fold = fold_of(_number(header_size), tags, key, 0, expire_at)
     for at in range(0, 16, 4):
-        seed ^= int.from_bytes(columns[HAS_ORIGIN_ID][at : at + 4], "little")
-    crc = crc32c(payload, seed).to_bytes(4, "little")
+        fold ^= int.from_bytes(columns[HAS_ORIGIN_ID][at : at + 4], "little")
+    check = check_of(payload, fold).to_bytes(4, "little")
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
-    data = b"".join([length, header_size, crc, *kept, payload])
+    data = b"".join([length, header_size, check, *kept, payload])
     table = table_of([private_subject(group, origin_subject(one.subject))])
     records = records_of([1], [len(data)], [crc32c(data)], one.run_flags)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)

@@ -16,11 +16,12 @@ from crc32c import crc32c
 from qmq.errors import MessageTooLarge
 from qmq.format.batch import COLUMN_BYTES, header_crc_of, parse_header
 from qmq.format.build import records_of, sealed_head
+from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
-    BEFORE_CRC_COLUMN_BYTES,
+    BEFORE_CHECK_COLUMN_BYTES,
     FIXED_COLUMN_BYTES,
     HAS_CREATED_AT,
     HAS_DELIVER_AT,
@@ -183,11 +184,11 @@ def _single(run: Run) -> bytes:
     if flags & HAS_CREATED_AT:
         kept += run.created_us(0).to_bytes(8, "little")
     kept += MESSAGE_ID.pack(*run.id(0))
-    seed = int.from_bytes(data[4:6], "little")
+    fold = int.from_bytes(data[4:6], "little")
     for place in range(0, len(kept), 4):
-        seed ^= int.from_bytes(kept[place : place + 4], "little")
+        fold ^= int.from_bytes(kept[place : place + 4], "little")
     payload = data[COLUMN_BYTES[flags] :]
-    return data[:BEFORE_CRC_COLUMN_BYTES] + crc32c(payload, seed).to_bytes(4, "little") + kept + payload
+    return data[:BEFORE_CHECK_COLUMN_BYTES] + check_of(payload, fold).to_bytes(4, "little") + kept + payload
 
 
 def _columns_of(run: Run) -> tuple[bytes, ...]:
@@ -197,19 +198,18 @@ def _columns_of(run: Run) -> tuple[bytes, ...]:
     lengths, sizes = run.lengths(), run.header_sizes()
     tags, keys, created = run.column(HAS_TAGS), run.column(HAS_KEY_HASH), run.column(HAS_CREATED_AT)
     origins = ids_of(run).tobytes()
-    seeds = sizes.astype(np.uint32)
+    folds = sizes.astype(np.uint32)
     if tags is not None:
-        seeds ^= tags
+        folds ^= tags
     for column in (keys, created):
         if column is not None:
-            seeds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, 2), axis=1)
-    seeds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(run.count, 4), axis=1)
+            folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, 2), axis=1)
+    folds ^= np.bitwise_xor.reduce(np.frombuffer(origins, "<u4").reshape(run.count, 4), axis=1)
     payload = run.payload
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    made = map(crc32c, map(payload.__getitem__, map(slice, [0, *ends[:-1]], ends)), seeds.tolist())
-    crcs = np.fromiter(made, "<u4", run.count)
+    checks = checks_of(map(payload.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, run.count)
     return (
-        lengths.tobytes(), sizes.tobytes(), crcs.tobytes(), b"" if tags is None else tags.tobytes(),
+        lengths.tobytes(), sizes.tobytes(), checks.tobytes(), b"" if tags is None else tags.tobytes(),
         b"" if keys is None else keys.tobytes(), b"" if created is None else created.tobytes(), origins,
         bytes(payload),
     )  # fmt: skip

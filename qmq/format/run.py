@@ -10,16 +10,26 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
+from qmq.format.hashing import check_of
 from qmq.format.ids import MessageId
-from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, OPTIONAL_COLUMNS, PIECE_HEADER
+from qmq.format.layout import (
+    HAS_CREATED_AT,
+    HAS_DELIVER_AT,
+    HAS_EXPIRE_AT,
+    HAS_KEY_HASH,
+    HAS_ORIGIN_ID,
+    HAS_TAGS,
+    MESSAGE_ID,
+    OPTIONAL_COLUMNS,
+    PIECE_HEADER,
+)
 from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
-#: The columns that every message has: length u32 | header_size u16 | crc32c u32
+#: The columns that every message has: length u32 | header_size u16 | check u32
 _ONE_MESSAGE: Final = struct.Struct("<IHI")
 _WORD: Final = struct.Struct("<I")
 
@@ -152,8 +162,13 @@ class Run:
         size: int = _HEADER_SIZE.unpack_from(self._view, self._start + 4)[0]
         return size
 
-    def crcs(self) -> npt.NDArray[np.uint32]:
-        """u32[count]."""
+    def has_no_headers(self) -> bool:
+        """None of its messages has one; for few of them."""
+        start = self._start + 4 * self.count
+        return not any(self._view[start : start + 2 * self.count])
+
+    def checks(self) -> npt.NDArray[np.uint32]:
+        """The messages' own checksums: u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
 
     def column(self, flag: int) -> npt.NDArray[Any] | None:
@@ -174,14 +189,14 @@ class Run:
         return self._view[self._start + COLUMN_BYTES[self.origin.flags] * self.count : self._stop]
 
     def is_sound_alone(self) -> bool:
-        """Of a run of one message: whether it fits its own checksum, which starts from a fold of its columns."""
+        """Of a run of one message: whether it fits its own checksum, with a fold of its columns in it."""
         columns = COLUMN_BYTES[self.origin.flags]
-        length, seed, crc = _ONE_MESSAGE.unpack_from(self._view, self._start)
-        if length != self._stop - self._start - columns or seed > length:
+        length, fold, check = _ONE_MESSAGE.unpack_from(self._view, self._start)
+        if length != self._stop - self._start - columns or fold > length:
             return False
         for (word,) in _WORD.iter_unpack(self._view[self._start + _ONE_MESSAGE.size : self._start + columns]):
-            seed ^= word
-        fits: bool = crc32c(self._view[self._start + columns : self._stop], seed) == crc
+            fold ^= word
+        fits: bool = check_of(self._view[self._start + columns : self._stop], fold) == check
         return fits
 
     def _decode(self) -> tuple[bytes, list[int], list[int], list[int]]:
@@ -285,6 +300,8 @@ def undecodable(run: Run) -> list[int]:
     if run.count == 1:
         size = run.first_header_size()
         return [] if not size or _is_decodable(bytes(run.payload[:size])) else [0]
+    if run.count < FEW and run.has_no_headers():
+        return []
     sizes = run.header_sizes()
     if not sizes.any():
         return []
@@ -352,6 +369,19 @@ def read_header(packed: bytes) -> dict[str, Any]:
         if not fits:
             raise BadBatch(f"its header's {name!r} is not made of text as it should be")
     return fields
+
+
+def folds_of(run: Run) -> npt.NDArray[np.uint32]:
+    """build.fold_of for each message: u32[count]."""
+    folds = run.header_sizes().astype(np.uint32)
+    tags = run.column(HAS_TAGS)
+    if tags is not None:
+        folds ^= tags
+    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_CREATED_AT, HAS_ORIGIN_ID):
+        column = run.column(flag)
+        if column is not None:
+            folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, -1), axis=1)
+    return folds
 
 
 def column_places(flags: int, count: int) -> list[tuple[int, int]]:

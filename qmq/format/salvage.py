@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBatch
 from qmq.format.batch import Header, parse_header, runs_of
-from qmq.format.layout import BATCH_HEADER_SIZE, BEFORE_CRC_COLUMN_BYTES, CRC_COLUMN_BYTES, RUN, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, BEFORE_CHECK_COLUMN_BYTES, CHECK_COLUMN_BYTES, RUN, RUN_SIZE
 from qmq.format.pieces import Buffer, StoredBatch, bad_messages, stored_runs
 from qmq.format.run import undecodable, why_undecodable
 
@@ -36,8 +36,10 @@ def marks_of(batch: memoryview, header: Header) -> list[tuple[int, int]]:
         if not bad:
             marks.append((start, start + size))
             continue
-        column = start + BEFORE_CRC_COLUMN_BYTES * run.count
-        marks += _joined((column + CRC_COLUMN_BYTES * index, column + CRC_COLUMN_BYTES * (index + 1)) for index in bad)
+        column = start + BEFORE_CHECK_COLUMN_BYTES * run.count
+        marks += _joined(
+            (column + CHECK_COLUMN_BYTES * index, column + CHECK_COLUMN_BYTES * (index + 1)) for index in bad
+        )
     return marks or [data]  # where each part holds and the whole does not, nobody can say what is bad
 
 
@@ -49,9 +51,11 @@ def undecodable_in(
     for run, offset in zip(stored_runs(batch, header), runs_of(batch, header)["offset"].tolist(), strict=True):
         if run.ordinal >= first + messages or run.ordinal + run.count <= first:
             continue
-        column = header.data_start + offset + BEFORE_CRC_COLUMN_BYTES * run.count
+        column = header.data_start + offset + BEFORE_CHECK_COLUMN_BYTES * run.count
         bad = [index for index in undecodable(run) if first <= run.ordinal + index < first + messages]
-        marks += _joined((column + CRC_COLUMN_BYTES * index, column + CRC_COLUMN_BYTES * (index + 1)) for index in bad)
+        marks += _joined(
+            (column + CHECK_COLUMN_BYTES * index, column + CHECK_COLUMN_BYTES * (index + 1)) for index in bad
+        )
         if bad and not reason:
             reason = why_undecodable(run, bad[0])
     return (marks, reason) if marks else None
@@ -61,16 +65,16 @@ def sound_stretches(batch: memoryview, header: Header, marks: Marks, run: int) -
     """Which messages of a run are sound, as [start, stop) in the run. Looks at nothing but the run's record."""
     _, _, _, _, count, offset, size, *_ = RUN.unpack_from(batch, BATCH_HEADER_SIZE + RUN_SIZE * run)
     start = header.data_start + offset
-    column = start + BEFORE_CRC_COLUMN_BYTES * count
-    column_end = column + CRC_COLUMN_BYTES * count
+    column = start + BEFORE_CHECK_COLUMN_BYTES * count
+    column_end = column + CHECK_COLUMN_BYTES * count
     sound, last = list[tuple[int, int]](), 0
     for low, high in sorted(marks):
         if high <= start or start + size <= low:
             continue
         if low < column or column_end < high:
             return []
-        sound.append((last, (low - column) // CRC_COLUMN_BYTES))
-        last = max(last, -(-(high - column) // CRC_COLUMN_BYTES))
+        sound.append((last, (low - column) // CHECK_COLUMN_BYTES))
+        last = max(last, -(-(high - column) // CHECK_COLUMN_BYTES))
     return [(first, stop) for first, stop in [*sound, (last, count)] if first < stop]
 
 

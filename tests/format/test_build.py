@@ -9,6 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from qmq.errors import InvalidOption, MessageTooLarge
 from qmq.format.batch import COLUMN_BYTES, parse_header, runs_of, stored_names
@@ -17,10 +18,10 @@ from qmq.format.build import (
     MessageHeader,
     RunContent,
     build_batch,
+    fold_of,
     little,
     make_header,
     message_bytes,
-    seed_of,
 )
 from qmq.format.hashing import key_hash, tag_bits
 from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS, MAX_HEADER_BYTES, MAX_RUNS, OPTIONAL_COLUMNS
@@ -43,8 +44,8 @@ def by_the_page(runs: Contents) -> bytes:
             key = key_hash(sent.key) if sent.key is not None else 0
             columns[0] += struct.pack("<I", len(header) + len(sent.body))
             columns[1] += struct.pack("<H", len(header))
-            seed = len(header) ^ bits ^ (key >> 32) ^ (key & 0xFFFFFFFF)
-            columns[2] += struct.pack("<I", crc32c(header + sent.body, seed))
+            fold = len(header) ^ bits ^ (key >> 32) ^ (key & 0xFFFFFFFF)
+            columns[2] += struct.pack("<I", xxh3_64_intdigest(header + sent.body) & 0xFFFFFFFF ^ fold)
             columns[3] += struct.pack("<I", bits) if has_tags else b""
             columns[4] += struct.pack("<Q", key) if has_keys else b""
             payload += header + sent.body
@@ -267,16 +268,16 @@ def test_more_subjects_than_a_batch_can_number() -> None:
 
 
 @given(st.integers(0, 65_535), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1))
-def test_a_seed_shows_every_single_bit(header_size: int, tags: int, key: int) -> None:
-    seed = seed_of(header_size, tags, key)
-    assert 0 <= seed < 1 << 32
-    assert seed_of(0, 0, 0) == 0
+def test_a_fold_shows_every_single_bit(header_size: int, tags: int, key: int) -> None:
+    fold = fold_of(header_size, tags, key)
+    assert 0 <= fold < 1 << 32
+    assert fold_of(0, 0, 0) == 0
     for bit in range(16):
-        assert seed_of(header_size ^ (1 << bit), tags, key) != seed
+        assert fold_of(header_size ^ (1 << bit), tags, key) != fold
     for bit in range(32):
-        assert seed_of(header_size, tags ^ (1 << bit), key) != seed
+        assert fold_of(header_size, tags ^ (1 << bit), key) != fold
     for bit in range(64):
-        assert seed_of(header_size, tags, key ^ (1 << bit)) != seed
+        assert fold_of(header_size, tags, key ^ (1 << bit)) != fold
 
 
 def test_little_is_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

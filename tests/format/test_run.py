@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import BadBatch
 from qmq.format.batch import parse_header
-from qmq.format.build import MessageHeader, RunContent, build_batch, make_header, seed_of
-from qmq.format.hashing import key_hash, tag_bits
+from qmq.format.build import MessageHeader, RunContent, build_batch, fold_of, make_header
+from qmq.format.hashing import check_of, key_hash, tag_bits
 from qmq.format.layout import HAS_DELIVER_AT, HAS_KEY_HASH, HAS_TAGS
 from qmq.format.pieces import read_answer, stored_runs
 from qmq.format.run import Run, cut_data, read_header, undecodable, why_undecodable
@@ -62,8 +61,8 @@ def test_fields_and_columns(road: str, runs: Contents) -> None:
     assert bytes(run.payload) == b"".join(
         header.packed + sent.body for header, sent in zip(headers, sents, strict=True)
     )
-    assert run.crcs().tolist() == [
-        crc32c(header.packed + sent.body, seed_of(len(header.packed), header.tags, header.key))
+    assert run.checks().tolist() == [
+        check_of(header.packed + sent.body, fold_of(len(header.packed), header.tags, header.key))
         for header, sent in zip(headers, sents, strict=True)
     ]
 
@@ -94,7 +93,7 @@ def test_every_slice_is_a_run_of_its_own(road: str, runs: Contents) -> None:
             part = run.slice(start, stop)
             assert part.count == stop - start
             assert received([part]) == everything[start:stop]
-            assert part.crcs().tolist() == run.crcs().tolist()[start:stop]
+            assert part.checks().tolist() == run.checks().tolist()[start:stop]
 
 
 def test_cut_data_takes_views_of_what_lies_there() -> None:

@@ -1,0 +1,65 @@
+"""Answers that are read while they come: the same is found as in whole ones, whatever the pieces, rot included."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.format.arriving import Arriving
+from qmq.format.pieces import piece_of_run, read_answer
+from tests.format.contents import Contents, contents, expected, plain, received, rich, stored
+
+TWO: Contents = [plain("a", 3), rich("b", 20)]
+
+
+def answer_of(*parts: Contents) -> bytes:
+    """Batches, the last one also as a piece of its last run."""
+    batches = [stored(part) for part in parts]
+    cut = piece_of_run(batches[-1], len(parts[-1]) - 1, 0, 1)[0]
+    return b"".join([*batches, *cut])
+
+
+def read_in(answer: bytes, steps: list[int]) -> Arriving:
+    """*answer*, which comes so many bytes at a time."""
+    place = bytearray(b"\xff" * len(answer))
+    arriving, filled = Arriving(memoryview(place)), 0
+    for step in steps:
+        place[filled : filled + step] = answer[filled : filled + step]
+        filled = min(filled + step, len(answer))
+        arriving.more(filled)
+    place[filled:] = answer[filled:]
+    return arriving
+
+
+@given(st.lists(contents(max_runs=3, max_count=4), min_size=1, max_size=4), st.lists(st.integers(1, 400)))
+def test_what_comes_in_pieces_is_read_as_if_it_came_at_once(parts: list[Contents], steps: list[int]) -> None:
+    answer = answer_of(*parts)
+    runs, damaged = read_in(answer, steps).all()
+    assert damaged == []
+    whole = read_answer(memoryview(answer))[0]
+    assert received(runs) == received(whole)
+    assert received(runs)[: len(expected(parts[0]))] == expected(parts[0])
+
+
+@given(st.data())
+def test_rot_is_found_as_if_it_came_at_once(data: st.DataObject) -> None:
+    answer = bytearray(answer_of(TWO, [plain("c", 2)], TWO))
+    for _ in range(data.draw(st.integers(1, 3))):
+        bit = data.draw(st.integers(0, 8 * len(answer) - 1))
+        answer[bit >> 3] ^= 1 << (bit & 7)
+    steps = data.draw(st.lists(st.integers(1, 600), max_size=12))
+    runs, damaged = read_in(bytes(answer), steps).all()
+    whole, wanted = read_answer(memoryview(bytes(answer)))
+    assert (received(runs), damaged) == (received(whole), wanted)
+
+
+def test_a_batch_is_verified_before_the_next_one_is_there() -> None:
+    """What lies there later is not looked at again: it was read when it came."""
+    first, second = bytes(stored(TWO)), bytes(stored([plain("c", 2)]))
+    place = bytearray(first + second)
+    arriving = Arriving(memoryview(place))
+    arriving.more(len(first) + 10)
+    place[len(first) - 1] ^= 1
+    runs, damaged = arriving.all()
+    assert damaged == []
+    assert [run.count for run in runs] == [3, 20, 2]
