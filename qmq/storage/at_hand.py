@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -43,6 +44,10 @@ class AtHand:
         log = self._log
         if position >= log.hot_from() or log.residence.may_wait:
             return True
+        with suppress(StorageError):
+            span, mapped = log.mapped_at(position)
+            if position + size <= span.end and log.residence.holds(mapped, position - span.base, size):
+                return True
         return self.count(np.array([position]), np.array([size])) == 1
 
     def peek(self, position: int, size: int) -> memoryview:

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from qmq.errors import StorageError, StorageFailed, StorageFull
+from qmq.storage.aside import Aside
 
 Buffer = bytes | bytearray | memoryview
 
@@ -213,6 +214,15 @@ class Disk:
             return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
             return ""
+
+    def aside(self) -> Aside | None:
+        """What does fdatasyncs without a thread; None where the system has no such calls, and for who does it otherwise
+        than the system.
+        """
+        if type(self).fdatasync is Disk.fdatasync:
+            with suppress(OSError):
+                return Aside()
+        return None
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)

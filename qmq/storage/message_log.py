@@ -42,7 +42,7 @@ class MessageLog:
     """An open partition. Positions are plain ints; ``end`` is the position after the last written batch."""
 
     __slots__ = (
-        "_ahead", "_created", "_created_synced", "_disk", "_maps", "_opened_at", "_retired", "_segment_bytes",
+        "_begun", "_ahead", "_created", "_created_synced", "_disk", "_maps", "_opened_at", "_retired", "_segment_bytes",
         "_soiled", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit",
         "owner", "reserve", "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
@@ -63,6 +63,7 @@ class MessageLog:
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
+        self._begun = Path()  # of the sync that ``begin_sync`` was for
         self._sync_lock = threading.Lock()
         self._unsynced: tuple[Segment, ...] = (current,)
         self._retired: list[Segment] = []
@@ -236,11 +237,34 @@ class MessageLog:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):  # the directory was not even opened
                     raise failure(error, "sync", path) from error
-                self.broken = (
-                    f"{failure(error, 'sync', path)}; nothing more is stored in this partition until the broker has "
-                    "been restarted and has read it again"
-                )
-                raise SyncFailed(self.broken) from error
+                self._break(error, path)
+                self.check()
+
+    def _break(self, error: OSError, path: Path) -> None:
+        self.broken = (
+            f"{failure(error, 'sync', path)}; nothing more is stored in this partition until the broker has been "
+            "restarted and has read it again"
+        )
+
+    def begin_sync(self) -> int | None:
+        """The descriptor of which an fdatasync is all that ``sync`` would do; ``end_sync`` must follow, and other syncs
+        wait for it. None: it would do more, or one runs.
+        """
+        if not self._sync_lock.acquire(blocking=False):
+            return None
+        if self.broken is None and not self._retired and self._created == self._created_synced:
+            segments = self._unsynced
+            if len(segments) == 1:
+                self._begun = segments[0].path
+                return segments[0].fd
+        self._sync_lock.release()
+        return None
+
+    def end_sync(self, error: OSError | None) -> None:
+        """It is done, or has failed: so does every ``sync`` from here on then."""
+        if error is not None:
+            self._break(error, self._begun)
+        self._sync_lock.release()
 
     def mark_synced(self, position: int) -> None:
         """Note that a ``sync`` that began when ``end`` was *position* has succeeded."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from qmq.errors import StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER, PULL_RECORD_HEADER_SIZE
-from qmq.storage.disk import Disk, failure, make_directory, write_fully
+from qmq.storage.disk import WRITE_BYTES, Disk, failure, make_directory, write_fully
 from qmq.storage.pull_records import (
     MAX_RECORD_BYTES,
     list_pull_files,
@@ -175,7 +175,9 @@ class PullLog:
                 self._roll()
                 continue
             try:
-                write_fully(self._disk, self._fd, [b"".join(buffers)], self.end - self._base)
+                data, offset = b"".join(buffers), self.end - self._base
+                if size > WRITE_BYTES or self._disk.pwritev(self._fd, [data], offset) != size:
+                    write_fully(self._disk, self._fd, [data], offset)
             except OSError as error:
                 raise failure(error, "write", self._path, self.end) from error
             self.end += size

@@ -154,6 +154,16 @@ class Readable:
         """One row that can be read, in the order of layout.ENTRY."""
         return self._partitions[partition].consumer.read_entry(row)
 
+    def newest_entries(self, partition: int, row: int, most: int) -> list[EntryRow]:
+        """All rows from *row* on, where they are some, at most so many, in memory with their batches, and nothing of
+        the partition is marked as unreadable.
+        """
+        part = self._partitions[partition]
+        entries = part.consumer.newest_entries(row, most)
+        if not entries or part.log.unreadable or entries[0][1] < part.log.hot_from():
+            return []
+        return entries
+
     def row_at_position(self, partition: int, position: int) -> int:
         """The first row at or after *position*; ``visible_row`` when there is none."""
         return self._partitions[partition].consumer.row_at_position(position)

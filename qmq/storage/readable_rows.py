@@ -88,6 +88,13 @@ class ReadableRows:
         rows, start = self._rows_at(row)
         return _unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
 
+    def newest_entries(self, row: int, most: int) -> list[EntryRow]:
+        """All rows from number *row* on that can be read, where they are some, at most so many, and in the buffer."""
+        end, buffer = self.visible_row, self.buffer_row
+        if not row < end <= row + most or row < buffer:
+            return []
+        return [_unpack_from(self._data, at * ENTRY_SIZE) for at in range(row - buffer, end - buffer)]
+
     def rows_since(self, position: int) -> Iterator[Rows]:
         """All rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows`` does."""
         stored = range(self.first_row, self.end_row)

@@ -159,6 +159,8 @@ class Run:
         self.number, self.items, self.taken = claim
         self._block: Items = np.empty(0, dtype)
         self._start = 0  # the item that the block begins with
+        #: How often ``head`` had to read.
+        self.blocks_read = 0
         self._damaged = damaged
 
     def head(self) -> np.void | None:
@@ -166,6 +168,7 @@ class Run:
         while self.taken < self.items:
             at = self.taken - self._start
             if not 0 <= at < len(self._block):
+                self.blocks_read += 1
                 self._block, self._start, at = self.read(self.taken), self.taken, 0
             if int(self._block["number"][at]):
                 found: np.void = self._block[at]

@@ -25,6 +25,8 @@ RUNS: Final = 32
 #: What cannot be read now, though it may be there, is tried again after this.
 _AGAIN_US: Final = 1_000_000
 _UNKNOWN: Final = -1
+#: So many blocks of runs are read for one ``pop``, or a few more: whoever calls it has others wait meanwhile.
+MOST_BLOCKS: Final = 8
 
 
 class ScheduleClaim(NamedTuple):
@@ -46,6 +48,7 @@ class Schedule(RunOwner):
         self._heap: list[tuple[int, int, bytes]] = []
         self._runs: list[Run] = []
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
+        self._blocks_read = 0
         self._spill_at = 0  # so many items in memory, after a run could not be written
 
     def _all_runs(self) -> list[Run]:
@@ -113,12 +116,13 @@ class Schedule(RunOwner):
 
     def is_due(self, now_us: int) -> bool:
         """Whether ``pop`` may find something."""
-        return any(heads and heads[0][0] <= now_us for heads in (self._heap, self._heads))
+        heap, heads = self._heap, self._heads
+        return bool((heap and heap[0][0] <= now_us) or (heads and heads[0][0] <= now_us))
 
     def pop(self, now_us: int, limit: int) -> Items:
-        """At most *limit* items that are due, in order, as far as they can be read now."""
-        found = list[bytes]()
-        while len(found) < limit:
+        """At most *limit* items that are due, in order, as far as they can be read now, of MOST_BLOCKS blocks."""
+        found, until = list[bytes](), self._blocks_read + MOST_BLOCKS
+        while len(found) < limit and self._blocks_read < until:
             in_memory = self._heap[0][:2] if self._heap else None
             on_disk = self._heads[0][:2] if self._heads else None
             if in_memory is not None and (on_disk is None or in_memory < on_disk):
@@ -135,12 +139,14 @@ class Schedule(RunOwner):
         """The first item of the first run; none when that was not known until now."""
         _, number, at = self._heads[0]
         run, found = self._runs[at], list[bytes]()
+        before = run.blocks_read
         if number != _UNKNOWN:
             head = run.head()
             assert head is not None
             found.append(head.tobytes())
             run.taken += 1
         key = self._key(run, now_us + _AGAIN_US)
+        self._blocks_read += run.blocks_read - before
         if key is None:
             heapq.heappop(self._heads)
         else:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
 from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.storage.aside import Aside
 from qmq.storage.checkpoint import Hole
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
@@ -260,6 +261,22 @@ class Store(Checkpointed):
         """
         log, number = self.log_of(partition)
         log._sync_log(log._partitions[number].log)
+
+    def aside(self) -> Aside | None:
+        """What may do syncs without a thread, where the system can."""
+        return self._disk.aside()
+
+    def begin_sync(self, partition: int) -> int | None:
+        """The descriptor of which an fdatasync is all that ``sync`` would do now: have it done, then call ``end_sync``,
+        and if it has failed ``sync``, which raises that. None: call ``sync``.
+        """
+        log, number = self.log_of(partition)
+        return log._partitions[number].log.begin_sync()
+
+    def end_sync(self, partition: int, error: OSError | None) -> None:
+        """It is done, or has failed."""
+        log, number = self.log_of(partition)
+        log._partitions[number].log.end_sync(error)
 
     def broken(self, partition: int) -> SyncFailed | None:
         """Why a partition takes nothing more until the directory is opened again; None while it does."""

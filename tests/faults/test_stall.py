@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 import qmq
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
@@ -15,17 +17,27 @@ from tests.broker_process import BrokerProcess
 from tests.faults.brokers import until
 from tests.faults.ledger import Entry, Ledger, drain
 
-#: Runs qmq on a disk whose syncs take as long as a file exists; how many wait is told by files beside it.
+#: Runs qmq on a disk whose syncs take as long as a file exists, those of threads and those that the system is told to
+#: begin, if it is; how many wait is told by files beside it.
 _STALLING = """
 import os, pathlib, sys, time
-mark, sync = pathlib.Path(sys.argv.pop(1)), os.fdatasync
+from qmq.storage.aside import Aside
+from qmq.storage.disk import Disk
+how, mark, sync, begin = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1)), os.fdatasync, Aside.begin
 def stall(fd):
-    if mark.exists():
+    if mark.exists() and how == "thread":
         mark.with_suffix(f".{fd}").touch()
     while mark.exists():
         time.sleep(0.01)
     sync(fd)
-os.fdatasync = stall
+def stall_begun(self, fd, number):
+    if mark.exists():
+        mark.with_suffix(f".{fd}").touch()
+    else:
+        begin(self, fd, number)
+os.fdatasync, Aside.begin = stall, stall_begun
+if how == "thread":
+    Disk.aside = lambda self: None
 from qmq.cli.main import cli
 cli()
 """
@@ -38,11 +50,12 @@ async def send(client: qmq.Client, ledger: Ledger, durability: qmq.Durability) -
     return entry
 
 
-async def test_a_broker_whose_disk_has_stalled_serves_and_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["thread", "begun"])
+async def test_a_broker_whose_disk_has_stalled_serves_and_stops(tmp_path: Path, how: str) -> None:
     mark = tmp_path / "stalled"
 
     def start(arguments: list[str], stderr: IO[str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _STALLING, str(mark), *arguments]
+        command = [sys.executable, "-c", _STALLING, how, str(mark), *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     broker = BrokerProcess(tmp_path / "data", start, checkpoint_ms=50)

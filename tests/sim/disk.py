@@ -235,6 +235,9 @@ class SimulatedDisk(Disk):
     def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
         return self.preadv(fd, [buffer], offset)
 
+    def aside(self) -> None:
+        """The simulation does every sync itself."""
+
     def ftruncate(self, fd: int, length: int) -> None:
         if length != self._files[fd].size:
             self._begin("ftruncate", self._paths[fd], fd, length)

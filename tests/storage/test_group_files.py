@@ -40,6 +40,7 @@ DEAD: Final = f"groups/{GROUP:x}/dead/00000000"
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
     monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
     monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
 

@@ -16,6 +16,7 @@ from tests.storage.test_schedule import DTYPE, filled, pairs_of, restarted
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
+    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
     monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
 
 

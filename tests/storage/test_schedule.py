@@ -12,6 +12,7 @@ from qmq.storage import runs, schedule
 from qmq.storage.disk import Disk
 from qmq.storage.runs import Items
 from qmq.storage.schedule import Schedule
+from tests.storage.faults import FaultyDisk
 
 DTYPE = np.dtype([("due_us", "<u8"), ("number", "<u8"), ("what", "<u4"), ("crc", "<u4")])
 STORE = b"store!"
@@ -29,6 +30,7 @@ def pairs_of(items: Items) -> list[tuple[int, int]]:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
+    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
     monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
 
 
@@ -88,3 +90,21 @@ def filled(tmp_path: Path) -> tuple[Schedule, list[tuple[int, int]]]:
     pairs = [(number, number) for number in range(1, 22)]
     found.push(items_of(pairs))
     return restarted(tmp_path, found), pairs
+
+
+def test_what_is_taken_at_once_reads_a_few_blocks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MOST_BLOCKS", 4)
+    disk = FaultyDisk()
+    found = Schedule(disk, tmp_path, STORE, DTYPE, [])
+    pairs = [(number * 7919 % 10_007, number) for number in range(1, 2_000)]
+    for start in range(0, len(pairs), 10):
+        found.push(items_of(pairs[start : start + 10]))
+    assert len(found._runs) > 20
+    got = list[tuple[int, int]]()
+    while found.is_due(10**9):
+        before = disk.calls["open"]
+        some = pairs_of(found.pop(10**9, 10**6))
+        assert some
+        assert disk.calls["open"] - before <= 5
+        got += some
+    assert got == sorted(pairs)

@@ -26,6 +26,7 @@ RECORD_BYTES: Final = 2_412
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
     monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
     monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
     monkeypatch.setattr(scrub_groups, "READ_BYTES", 1_000)

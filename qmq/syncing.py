@@ -1,0 +1,64 @@
+"""Syncs of partitions that somebody waits for: the system is told to begin where it can be, else a thread does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from qmq.errors import QmqError
+from qmq.storage.store import Store
+from qmq.workers import Worker
+
+Done = Callable[[QmqError | None], None]
+
+
+class Syncing:
+    """Of one store. In one loop."""
+
+    def __init__(self, store: Store, partitions: Iterable[int]) -> None:
+        #: A thread a partition, so that a disk that stalls stalls only its own.
+        self.workers: Final = {partition: Worker(f"qmq-sync-{partition}") for partition in partitions}
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._begun: dict[int, Done] = {}  # by partition
+        self._aside = store.aside()
+        if self._aside is not None:
+            self._loop.add_reader(self._aside.descriptor, self._finished)
+
+    def sync(self, partition: int, done: Done) -> None:
+        """Bring everything written by now to the disk, then call *done* in the loop, with the error or None."""
+        if not self._begin(partition, done):
+            self.workers[partition].call(lambda: self._store.sync(partition), done)
+
+    def _begin(self, partition: int, done: Done) -> bool:
+        """Have the system do it, if that is a single fdatasync, and no other sync of the partition runs."""
+        if self._aside is None or (descriptor := self._store.begin_sync(partition)) is None:
+            return False
+        try:
+            self._aside.begin(descriptor, partition)
+        except OSError:
+            self._store.end_sync(partition, None)
+            return False
+        self._begun[partition] = done
+        return True
+
+    def _finished(self) -> None:
+        assert self._aside is not None
+        for partition, error in self._aside.finished():
+            done = self._begun.pop(partition)
+            self._store.end_sync(partition, error)
+            if error is None:
+                done(None)
+            else:  # which the thread is told, and keeps
+                self.workers[partition].call(lambda number=partition: self._store.sync(number), done)  # type: ignore[misc]
+
+    def close(self, patience_s: float) -> None:
+        """No more of them."""
+        if self._aside is not None:
+            self._loop.remove_reader(self._aside.descriptor)
+            if not self._begun:  # else that would wait for a disk that does not answer
+                self._aside.close()
+            self._aside = None
+        for worker in self.workers.values():
+            worker.stop(patience_s)

@@ -1,0 +1,100 @@
+"""fdatasyncs that the system does beside the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import SyncFailed
+from qmq.storage.aside import Aside
+from qmq.storage.disk import Disk
+from tests.broker.harness import Driven
+from tests.storage.faults import FaultyDisk
+
+PATIENCE_MS = 60_000
+
+
+def done(aside: Aside, count: int) -> dict[int, OSError | None]:
+    found: dict[int, OSError | None] = {}
+    watch = select.poll()
+    watch.register(aside.descriptor, select.POLLIN)
+    while len(found) < count:
+        assert watch.poll(PATIENCE_MS)
+        found |= dict(aside.finished())
+    return found
+
+
+def test_files_are_synced_and_each_is_told_by_its_number(tmp_path: Path) -> None:
+    aside = Aside()
+    fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(5)]
+    for number, fd in enumerate(fds):
+        os.write(fd, b"x" * 10_000)
+        aside.begin(fd, 0x8000 + number)
+    assert done(aside, 5) == {0x8000 + number: None for number in range(5)}
+    assert aside.finished() == []
+    for fd in fds:
+        os.close(fd)
+    aside.close()
+
+
+def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
+    aside = Aside()
+    with pytest.raises(OSError, match="descriptor"):
+        aside.begin(1_000_000, 1)
+    read, write = os.pipe()
+    failed: OSError | None = None
+    try:
+        aside.begin(write, 2)  # some systems say so at once
+        failed = done(aside, 1)[2]
+    except OSError as error:
+        failed = error
+    assert failed is not None
+    assert failed.errno == errno.EINVAL
+    os.close(read)
+    os.close(write)
+    aside.close()
+
+
+def test_who_has_a_sync_of_its_own_is_not_passed_by() -> None:
+    assert FaultyDisk().aside() is None
+    aside = Disk().aside()
+    assert aside is not None
+    aside.close()
+
+
+def test_a_partition_is_synced_by_one_at_a_time_and_a_failure_is_for_good(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    store = driven.store
+    store.sync(0)
+    descriptor = store.begin_sync(0)
+    assert descriptor is not None
+    os.fdatasync(descriptor)
+    assert store.begin_sync(0) is None, "one is under way"
+    store.end_sync(0, None)
+    assert store.broken(0) is None
+    assert store.begin_sync(0) == descriptor
+    store.end_sync(0, OSError(errno.EIO, "rotten"))
+    assert store.begin_sync(0) is None
+    with pytest.raises(SyncFailed, match="rotten"):
+        store.sync(0)
+    assert store.broken(0) is not None
+    store.close(clean=False)
+
+
+def test_more_than_one_file_is_for_a_thread(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, auto_sync=False, segment_bytes=4_096, max_frame_bytes=2_048)
+    for _ in range(8):
+        driven.do(driven.send_command({"a": [b"x" * 1_000]}))
+    assert driven.store.begin_sync(0) is None
+    driven.store.sync(0)
+    assert driven.store.begin_sync(0) is None, "nobody has said up to where that was"
+    while driven.wanted:
+        driven.sync()
+    driven.store.sync(0)  # which closes the files that are done with
+    assert driven.store.begin_sync(0) is not None
+    driven.store.end_sync(0, None)
+    driven.close()

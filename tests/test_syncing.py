@@ -1,0 +1,85 @@
+"""Who syncs what senders wait for: the system by itself, or a thread; the outcome is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import QmqError, SyncFailed
+from qmq.storage.aside import Aside
+from qmq.storage.disk import Disk
+from qmq.storage.store import Store, StoreOptions
+from qmq.syncing import Syncing
+
+PATIENCE_S = 60.0
+
+
+async def outcome(syncing: Syncing) -> QmqError | None:
+    future: asyncio.Future[QmqError | None] = asyncio.get_running_loop().create_future()
+    syncing.sync(0, future.set_result)
+    async with asyncio.timeout(PATIENCE_S):
+        return await future
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The syncs that the system was asked for."""
+    found: list[int] = []
+    begin = Aside.begin
+
+    def noted(aside: Aside, fd: int, number: int) -> None:
+        begin(aside, fd, number)
+        found.append(number)
+
+    monkeypatch.setattr(Aside, "begin", noted)
+    return found
+
+
+async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: list[int]) -> None:
+    store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
+    syncing = Syncing(store, [0])
+    assert await outcome(syncing) is None
+    held = store.begin_sync(0)
+    assert held is not None
+    waiting = asyncio.ensure_future(outcome(syncing))  # a checkpoint's sync, say, is under way
+    await asyncio.sleep(0)
+    assert begun == [0]
+    store.end_sync(0, None)
+    assert await waiting is None
+    assert begun == [0], "a thread has waited for the other one, and done it"
+    syncing.close(PATIENCE_S)
+    store.close(clean=False)
+
+
+async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
+    syncing = Syncing(store, [0])
+    finished = Aside.finished
+
+    def failed(aside: Aside) -> list[tuple[int, OSError | None]]:
+        return [(number, OSError(errno.EIO, "rotten")) for number, _ in finished(aside)]
+
+    monkeypatch.setattr(Aside, "finished", failed)
+    error = await outcome(syncing)
+    assert isinstance(error, SyncFailed)
+    assert "rotten" in str(error)
+    assert isinstance(await outcome(syncing), SyncFailed)
+    syncing.close(PATIENCE_S)
+    store.close(clean=False)
+
+
+async def test_what_the_system_does_not_take_a_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
+    syncing = Syncing(store, [0])
+
+    def refused(aside: Aside, fd: int, number: int) -> None:
+        raise OSError(errno.EAGAIN, "not now")
+
+    monkeypatch.setattr(Aside, "begin", refused)
+    assert await outcome(syncing) is None
+    assert await outcome(syncing) is None
+    syncing.close(PATIENCE_S)
+    store.close(clean=False)
