@@ -13,7 +13,7 @@ from qmq.broker.partitions import MOST_WAITING, Answer, Partition
 from qmq.broker.producers import Known, Producers
 from qmq.errors import QmqError
 from qmq.format.batch import parse_header, runs_of
-from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, NO_SEQUENCE, RUN_SIZE
 
 
 class Repeat(NamedTuple):
@@ -59,7 +59,9 @@ class Acknowledging:
         """Ask for a sync if somebody waits for one, and none is under way."""
         if partition.sync_running or partition.broken is not None:
             return
-        is_waited_for = partition.waiting or any(barrier.flush for barrier in partition.barriers)
+        is_waited_for = partition.waiting or (
+            partition.barriers and any(barrier.flush for barrier in partition.barriers)
+        )
         if is_waited_for or partition.wanted > partition.synced:
             partition.sync_running = True
             self._effects.append(SyncWanted(partition.number, partition.end()))
@@ -129,7 +131,9 @@ class Acknowledging:
 
 
 def _sent_long_ago(command: Send, known: Known) -> Sent:
-    """The answer to a repeat of what has been delivered, and removed from the delay log since: without sequences."""
+    """The answer to a repeat of what is not there any more: nobody knows its sequences and when it was stored, but when
+    it was made.
+    """
     header = parse_header(command.batch)
-    firsts = 0 if header.runs == 1 else np.zeros(header.runs, np.uint64)
+    firsts = NO_SEQUENCE if header.runs == 1 else np.full(header.runs, NO_SEQUENCE, np.uint64)
     return Sent(command.connection, command.request, known.position, header.created_at_us, known.partition, firsts)

@@ -17,7 +17,7 @@ from qmq.broker.groups import Group, resolve_start
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import check_group_name, members_of
 from qmq.broker.ranges import parts_of
-from qmq.broker.retries import unpacked
+from qmq.broker.retry import unpacked
 from qmq.broker.standing import oldest_us, ready
 from qmq.errors import BadBatch, InvalidOption, StorageError, UnknownGroup
 from qmq.format.batch import EntryRow
@@ -170,7 +170,7 @@ class Admin:
 
     def _dead_letters(self, fields: Fields, now: Now) -> Fields:
         group, ledger = self._group(fields)
-        after, limit = _whole(fields, "after", 0), min(_whole(fields, "limit", MOST_ROWS), MOST_ROWS)
+        after, limit = _whole(fields, "after", 0), min(max(_whole(fields, "limit", MOST_ROWS), 1), MOST_ROWS)
         rows, last = list[Fields](), None
         for items in ledger.dead.after(after):
             for letter in unpacked(np.asarray(items, RETRY_DTYPE)):

@@ -119,7 +119,8 @@ class Choosing:
     def give(self, subscription: Subscription, sifted: Sifted, size: int) -> tuple[int, int]:
         """Note that a consumer has it, and that what has expired is dead: the pull sequences."""
         start, end = self._handing.gave(subscription, sifted.parts, size)
-        self._handing.expire(subscription, [(start + low, start + high) for low, high in sifted.expired])
+        if sifted.expired:
+            self._handing.expire(subscription, [(start + low, start + high) for low, high in sifted.expired])
         return start, end
 
 

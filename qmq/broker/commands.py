@@ -103,12 +103,15 @@ class Unsubscribe(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """These pull sequences are handled: start, end, start, end, ..."""
+    """These pull sequences are handled: start, end, start, end, ... With *may_wait* nobody waits for the answer: it may
+    come some milliseconds later, with the answer to a pull of that connection.
+    """
 
     connection: int
     request: int
     subscription: int
     intervals: tuple[int, ...]
+    may_wait: bool = False
 
 
 class Back(NamedTuple):

@@ -10,44 +10,27 @@ import heapq
 
 import msgpack
 
-from qmq.broker import restored_lookup, retention
-from qmq.broker.admin import LETTERS, LOOKS, Admin
+from qmq.broker.admin import Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
 from qmq.broker.commands import (
-    Ack,
-    Administer,
     Checked,
     Command,
     Disconnected,
     Fetched,
-    HandBack,
-    HandOver,
-    Heartbeat,
-    LastSequence,
-    ListBatches,
-    ListSegments,
-    ListSubjects,
     Now,
-    Pull,
     ReadDone,
-    ReadLog,
-    Report,
-    Restore,
     Send,
-    Subscribe,
     SyncBroken,
     Synced,
-    Unsubscribe,
     Withdraw,
 )
 from qmq.broker.counters import Counters, FoundBy
 from qmq.broker.damages import Damages
-from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
-from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import Administered, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
+from qmq.broker.effects import Effect, Refused, SyncWanted
+from qmq.broker.handling import Handling, Parts
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.kept import taken_over
@@ -55,25 +38,18 @@ from qmq.broker.limits import BrokerLimits
 from qmq.broker.log_reads import LogReads
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.producers import Producers
-from qmq.broker.reads import Postponed
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
-from qmq.broker.retention import Dropped, Retention
+from qmq.broker.retention import Dropped, Kept, Retention
 from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
-from qmq.broker.serving import waits
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
-from qmq.format.private import is_private
-from qmq.names import check_prefix
-from qmq.storage.store import Damage, NotAtHand, Store
+from qmq.storage.store import Damage, Store
 
-_MAX_LIST = 10_000
-#: Subjects whose names are looked at for one answer: a prefix may take none of a million.
-_MOST_LOOKED_AT = 20_000
 #: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
@@ -110,7 +86,13 @@ class Broker:
         self._reviving = Reviving(self._delivery.handing, self._delivery.durable, self._effects)
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._sealing = Sealing(store, self._effects, self._intake.turn)
-        self._stopping: BrokerStopping | None = None
+        self._handling = Handling(
+            Parts(
+                store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
+                self._restores, self._reports, self._log_reads, self._admin, self._reviving, self._retention,
+                self._sealing, self._damages,
+            )
+        )  # fmt: skip
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
@@ -129,138 +111,17 @@ class Broker:
         self._delivery.handing.now = now
         if type(command) is Send:
             try:
-                if self._stopping is not None:
-                    raise self._stopping
+                if self._handling.stopping is not None:
+                    raise self._handling.stopping
                 self._intake.send(command, now)
             except QmqError as error:
                 self.counters.refused_sends[error.code] += 1
                 self._effects.append(Refused(command.connection, command.request, error))
             return
         try:
-            self._handle(command, now)
+            self._handling.take(command, now)
         except QmqError as error:
             assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Fetched | Disconnected | Withdraw)
-            self._effects.append(Refused(command.connection, command.request, error))
-
-    def _handle(self, command: Command, now: Now) -> None:
-        match command:
-            case Pull():
-                if self._stopping is not None:
-                    raise self._stopping
-                self._delivery.pull(command, now.monotonic_us)
-            case Synced(partition, position):
-                self._intake.synced(partition, position)
-                self._delivery.synced()
-            case SyncBroken(partition, error):
-                self._intake.sync_broken(partition, error)
-                self._delivery.synced()
-            case ReadDone(number) if DelayReading.is_mine(number):
-                self._delaying.read_done(command, now)
-            case ReadDone(number=restored_lookup.READ_NUMBER):
-                self._restores.read_done(command.error)
-            case ReadDone(number=retention.LOOK_NUMBER | retention.COPY_NUMBER):
-                if command.error is not None:
-                    self._damages.refused(command.error)
-                self._retention.read_done(command, now)
-            case ReadDone(number):
-                if number == SYNC_NUMBER:
-                    self._delivery.durable.synced(command.error)
-                elif self._log_reads.is_mine(number):
-                    self._log_reads.read_done(command)
-                elif self._reports.is_mine(number):
-                    self._reports.read_done(command)
-                else:
-                    self._go_on(self._delivery.read_done(command), command.error, now)
-            case Withdraw():
-                self._delivery.withdraw(command)
-            case Subscribe():
-                self._delivery.subscribe(command)
-            case Ack():
-                self._effects.append(self._delivery.ack(command))
-            case HandOver():
-                if self._stopping is not None:
-                    raise self._stopping
-                self._hand_overs.take(command, now)
-            case Restore():
-                if self._stopping is not None:
-                    raise self._stopping
-                self._restores.take(command, now)
-            case Administer(action="restore"):
-                self._restores.begin(command)
-            case HandBack():
-                self._effects.append(self._delivery.hand_back(command))
-            case Heartbeat(connection, request):
-                self._delivery.handing.heartbeat(command)
-                self._effects.append(HeartbeatSeen(connection, request))
-            case Administer(action="seal"):
-                self._sealing.begin(command, now)
-            case Administer():
-                self._administer(command, now, Postponed(command))
-            case Unsubscribe(connection, request, subscription):
-                self._delivery.unsubscribe(connection, subscription)
-                self._effects.append(Unsubscribed(connection, request))
-            case LastSequence(connection, request, producer_id):
-                self._intake.turn()
-                self._intake.acknowledging.last_sequence(connection, request, producer_id)
-            case ListSubjects():
-                self._effects.append(self._list_subjects(command))
-            case Report():
-                self._reports.report(command)
-            case Checked():
-                self._reports.checked(command)
-            case ListSegments():
-                self._log_reads.list_segments(command)
-            case ListBatches():
-                self._log_reads.list_batches(command)
-            case ReadLog():
-                if self._stopping is not None:
-                    raise self._stopping
-                self._log_reads.read(command)
-            case Fetched():
-                self._log_reads.fetched(command)
-            case Disconnected(connection):
-                self._log_reads.disconnected(connection)
-                self._delivery.disconnected(connection)
-                self._intake.acknowledging.disconnected(connection)
-                self._hand_overs.disconnected(connection)
-                self._sealing.disconnected(connection)
-                self._restores.disconnected(connection)
-            case _:
-                raise AssertionError(command)
-
-    def _administer(self, command: Administer, now: Now, postponed: Postponed) -> None:
-        connection, request, action, fields = command
-        if action == "cancel":
-            self._delaying.cancel(command, now)
-            return
-        if action in LETTERS:
-            self._reviving.begin(command, *self._admin.dead_of(fields), now)
-            return
-        try:
-            answer = Administered(connection, request, self._admin.do(action, fields, now))
-        except NotAtHand as missing:
-            if self._delivery.begin_read(missing, postponed):
-                return
-            with waits(self._store):
-                answer = Administered(connection, request, self._admin.do(action, fields, now))
-        if action in LOOKS:
-            self._effects.append(answer)
-        else:
-            self._delivery.durable.answer(answer)
-
-    def _go_on(self, postponed: Postponed | None, failed: QmqError | None, now: Now) -> None:
-        """What a command waited for is in memory, or cannot be read."""
-        if postponed is None:
-            return
-        command = postponed.command
-        try:
-            if failed is not None:
-                raise failed
-            if isinstance(command, Subscribe):
-                self._delivery.subscribe(command, postponed)
-            else:
-                self._administer(command, now, postponed)
-        except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
 
     def turn(self, now: Now) -> None:
@@ -270,7 +131,7 @@ class Broker:
         self._hand_overs.turn(now)
         self._restores.turn(now)
         self._delivery.turn()
-        self._records.write()
+        self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
 
     def tick(self, now: Now) -> int | None:
@@ -286,7 +147,7 @@ class Broker:
         self._sealing.tick(now)
         self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
-        self._records.write()
+        self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
         if self._delivery.unfinished() or self._reviving or self._restores.is_looking:
             return now.monotonic_us
@@ -308,8 +169,10 @@ class Broker:
 
     def stop(self) -> None:
         """Refuse sends and pulls from now on; parked pulls are answered so."""
-        self._stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
-        self._delivery.refuse_parked(self._stopping)
+        stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
+        self._handling.stopping = stopping
+        self._delivery.refuse_parked(stopping)
+        self._records.hurry()
         self._delivery.most_once.stop(self._delivery.subscriptions.groups.values())
 
     # --- out ---------------------------------------------------------------------------------------------------------
@@ -319,6 +182,13 @@ class Broker:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
+
+    def take_syncs(self) -> list[SyncWanted]:
+        """Of the effects the syncs that are wanted: they need not wait for the end of a turn."""
+        wanted = [effect for effect in self._effects if type(effect) is SyncWanted]
+        if wanted:
+            self._effects[:] = [effect for effect in self._effects if type(effect) is not SyncWanted]
+        return wanted
 
     def damage_found(self, damage: Damage, by: FoundBy) -> None:
         """Somebody has read bytes on disk that are bad: they are served no more, and told of once."""
@@ -339,7 +209,19 @@ class Broker:
     def take_dropped(self) -> list[Dropped]:
         """What retention has let go since the last call."""
         dropped, self._retention.dropped = self._retention.dropped, []
+        counters = self.counters
+        counters.dropped_segments += len(dropped)
+        for one in dropped:
+            counters.dropped_messages += one.messages
+            counters.carried_messages += one.carried
+            counters.lost_messages += one.lost
+            counters.skipped_messages += sum(one.skipped.values())
         return dropped
+
+    def take_kept(self) -> list[Kept]:
+        """What retention keeps since long because no archive has it, to be told of now."""
+        kept, self._retention.kept = self._retention.kept, []
+        return kept
 
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
@@ -356,28 +238,6 @@ class Broker:
     def parked_pulls(self) -> int:
         """Pulls that wait for messages."""
         return self._delivery.parked()
-
-    def _list_subjects(self, command: ListSubjects) -> SubjectList:
-        prefix, store = check_prefix(command.prefix), self._store
-        end = min(store.subject_count, command.after + _MOST_LOOKED_AT)
-        if prefix == "" or prefix.endswith("."):
-            numbers = store.subjects_under(prefix, command.after, end)
-        else:
-            number, end = store.subject_number(prefix), store.subject_count
-            numbers = [number] if number is not None and number >= command.after else []
-        rows: list[tuple[str, int, int, int, int]] = []
-        most = max(1, min(command.limit, _MAX_LIST))
-        for number in numbers:
-            if len(rows) == most:
-                end = number
-                break
-            name = store.subject_name(number)
-            if not is_private(name):
-                first, following = int(store.firsts[number]), int(store.ends[number])
-                count = store.message_count(number, first, following)
-                rows.append((name, first, following, count, self._delaying.counts[name]))
-        after = end if end < store.subject_count else None
-        return SubjectList(command.connection, command.request, rows, after)
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 

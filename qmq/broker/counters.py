@@ -27,6 +27,13 @@ class Counters:
     refused_sends: Counter[str] = field(default_factory=Counter)
     scrubbed_bytes: int = 0
     scrub_rounds: int = 0
+    #: Segments that retention has dropped, what they held, and what of that was carried forward or could not be read;
+    #: and messages that groups were moved past, each group by itself.
+    dropped_segments: int = 0
+    dropped_messages: int = 0
+    carried_messages: int = 0
+    lost_messages: int = 0
+    skipped_messages: int = 0
 
     def damage_totals(self) -> str:
         """How much damage was found so far."""
@@ -41,5 +48,8 @@ class Counters:
             f"{self.reports} reports of clients, {self.sound_reports} of bytes that are sound; "
             f"{self.failed_checkpoints} failed checkpoints, {self.failed_syncs} failed syncs; "
             f"refused sends: {refused or 'none'}; "
-            f"{self.scrubbed_bytes} bytes scrubbed, {self.scrub_rounds} full rounds"
+            f"{self.scrubbed_bytes} bytes scrubbed, {self.scrub_rounds} full rounds; "
+            f"{self.dropped_segments} segments dropped with {self.dropped_messages} messages, "
+            f"{self.carried_messages} of them carried forward, {self.lost_messages} unreadable, "
+            f"{self.skipped_messages} that groups had not taken"
         )

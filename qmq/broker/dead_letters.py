@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qmq.broker.held import HeldRange
-from qmq.broker.retries import Retry, packed
+from qmq.broker.retry import Retry, packed
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 

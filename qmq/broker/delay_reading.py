@@ -12,16 +12,14 @@ import numpy as np
 from qmq.broker.commands import Administer, ReadDone
 from qmq.broker.delay_items import Stretch
 from qmq.broker.effects import Effect, ReadWanted
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.store import NotAtHand, Read, Store
 
-#: The number of the one read for what is due that is under way: 0 is taken, and others count up or down from there, or
-#: up from this one. Those for commands count down from the other one, far below.
-READ_NUMBER: Final = 1 << 62
-_FIRST_LOOK: Final = READ_NUMBER - (1 << 40)
-_LAST_LOOK: Final = 1 << 61
+#: The number of the one read for what is due that is under way.
+READ_NUMBER: Final = first_number(Asker.DUE)
 #: So often is read what a command needs that is not in memory; then everybody waits for it.
 _MOST_TRIES: Final = 4
 #: Of a batch's header: size and position.
@@ -53,7 +51,7 @@ class DelayReading:
         #: What is due, and out of the schedule, but not in memory.
         self.cold: list[Stretch] = []
         self._looks: dict[int, _Look] = {}
-        self._last_look = _FIRST_LOOK
+        self._last_look = first_number(Asker.CANCEL)
         self._is_looking = False
 
     def batch(self, position: int) -> memoryview:
@@ -95,14 +93,9 @@ class DelayReading:
             self._is_looking = False
             log.may_wait(True)
 
-    @staticmethod
-    def is_mine(number: int) -> bool:
-        """Whether a read with that number was asked for here."""
-        return number == READ_NUMBER or _LAST_LOOK < number < _FIRST_LOOK
-
     def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
         """Have read what a command needs."""
-        self._last_look -= 1
+        self._last_look += 1
         self._looks[self._last_look] = _Look(command, missing.read, tries)
         self._effects.append(ReadWanted(self._last_look, missing.read))
 

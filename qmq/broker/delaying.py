@@ -17,7 +17,7 @@ import numpy as np
 
 from qmq.broker.commands import Administer, Now, ReadDone
 from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
-from qmq.broker.delay_reading import READ_NUMBER, DelayReading
+from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
 from qmq.broker.due_batches import Cancelling, Falling, Joining
@@ -258,17 +258,13 @@ class Delaying:
         self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def read_done(self, done: ReadDone, now: Now) -> None:
-        """What is due has been brought into memory, or cannot be read; the next tick delivers it. Or what a command
-        waits for.
-        """
-        if done.number != READ_NUMBER:
-            self._cancel_now(done, now)
-            return
+        """What is due has been brought into memory, or cannot be read; the next tick delivers it."""
         self.damaged += self._reading.done(done)
         if done.error is not None:
             self._try_at_us = now.monotonic_us + _AGAIN_US
 
-    def _cancel_now(self, done: ReadDone, now: Now) -> None:
+    def looked(self, done: ReadDone, now: Now) -> None:
+        """What it takes to cancel has been brought into memory, or cannot be read."""
         command, tries = self._reading.looked(done)
         try:
             if done.error is not None:

@@ -20,7 +20,7 @@ from qmq.broker.reads import Postponed, Reads
 from qmq.broker.serving import BLOCKED, Serving, waits
 from qmq.broker.subscriptions import Subscriptions
 from qmq.errors import InvalidOption, Overloaded, QmqError
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotAtHand, Read, Store
 
 
 class Delivery:
@@ -155,7 +155,7 @@ class Delivery:
         if isinstance(read, Reserve):
             self.most_once.reserved(read, done.error)
         else:
-            self._serving.damaged += self._store.finish_read(read)
+            self.finish_read(read)
         if isinstance(waiter, Postponed):
             return waiter
         if waiter is not None and done.error is None:
@@ -164,6 +164,10 @@ class Delivery:
             for waiting in list(waiter.waiting.values()):
                 self._serving.refuse(waiting, done.error)
         return None
+
+    def finish_read(self, read: Read) -> None:
+        """Take what a read of anybody's came upon."""
+        self._serving.damaged += self._store.finish_read(read)
 
     def synced(self) -> None:
         """More of the message log is on disk, or a sync has failed."""

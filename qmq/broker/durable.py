@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.effects import Administered, Effect, HandedOver, ReadWanted, Refused, Restored, Subscribed
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import PullSync, Store
 
-#: The number of the read that is a sync of the pull log; others are those of pulls (above), of reports (below), and of
-#: what is delayed (far above).
-SYNC_NUMBER: Final = 0
+#: The number of the read that is a sync of the pull log.
+SYNC_NUMBER: Final = first_number(Asker.PULL_LOG)
 #: What could not be written is tried again so often.
 _AGAIN_US: Final = 100_000
 

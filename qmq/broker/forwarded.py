@@ -10,7 +10,8 @@ import numpy as np
 from qmq.broker.dead_letters import letters_of
 from qmq.broker.held import HeldRange, MessageRange, unflat
 from qmq.broker.member import Member
-from qmq.broker.retries import Retries, Retry, packed, unpacked
+from qmq.broker.retries import Retries
+from qmq.broker.retry import Retry, packed, unpacked
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 

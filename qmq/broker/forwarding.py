@@ -20,14 +20,15 @@ from qmq.broker.intake import Intake
 from qmq.broker.partitions import Staged
 from qmq.broker.pointing import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
 from qmq.broker.ranges import PARTITIONS, prefix_of
-from qmq.broker.retries import packed
+from qmq.broker.read_numbers import Asker, first_number
+from qmq.broker.retry import packed
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.storage.store import OldSegment, Store
 
-#: The number of its reads: others are below by far (those of pulls), and above.
-COPY_NUMBER: Final = (1 << 62) - 1
+#: The number of its reads.
+COPY_NUMBER: Final = first_number(Asker.FORWARDING)
 _LIMITS: Final = BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED)
 #: Pieces of groups that are looked at between two looks at what else there is to do: about 0.1 ms each.
 _PIECES: Final = 20

@@ -101,6 +101,8 @@ class Following:
         self.reserved = 0
         self.reserving: object = None
         self.reserves = 0  # since something was handed out
+        #: Of an exact subject, with one partition: before that row nothing is left, unless its cursor says otherwise.
+        self.passed = 0
         #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
@@ -134,6 +136,8 @@ class Following:
     def has_more(self, store: Store) -> bool:
         """Whether there may be something that it was not given."""
         if not self.exact:
+            if len(self.scan) == 1:
+                return self.scan[0] < store.visible_row(0)
             return any(row < store.visible_row(partition) for partition, row in enumerate(self.scan))
         number = self.subject(store)
         return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.ends[number])

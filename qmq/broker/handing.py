@@ -17,7 +17,7 @@ from qmq.broker.held import MessageRange, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.broker.members import Members, Offer, Waits
+from qmq.broker.members import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.overdue import Overdue
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
@@ -111,10 +111,10 @@ class Handing:
     def ack(self, subscription: Subscription, intervals: tuple[int, ...]) -> int:
         """These are handled; returns how many had to be refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
-        if len(intervals) % 2 or any(start >= end for start, end in zip(intervals[::2], intervals[1::2], strict=True)):
+        if not _are_pairs(intervals):
             raise InvalidOption("acknowledgements are pairs of a first pull sequence and the one behind the last")
         refused = ledger.ack(member, list(intervals))
-        if self.members.clears(ledger, member):
+        if not ledger.retries.is_empty and self.members.clears(ledger, member):
             self.members.look(ledger)
         return refused
 
@@ -147,16 +147,21 @@ class Handing:
         if subscription.member is None:
             return None
         ledger, member = self._caller(subscription)
+        retries = ledger.retries
         expected = member.held.next_sequence if pull.expected is None else pull.expected
         if expected > member.held.next_sequence:
             raise InvalidOption(
                 f"a pull of consumer {member.name!r} expects pull sequence {expected}; the next one is "
                 f"{member.held.next_sequence}"
             )
-        ledger.retries.load(self.now.wall_us)
+        now_us = self.now.wall_us
+        if not retries.load(now_us):
+            if not retries.is_more_due(now_us):
+                return self.members.offer(ledger, member, expected, NOTHING_WAITS)
+            self.members.look_at(ledger, now_us)
         share = share_of(self._store, subscription)
         if share is None:
-            waiting = Waits(ledger.retries.is_due, ledger.retries.is_due_alone)
+            waiting = Waits(retries.is_due, retries.is_due_alone)
         else:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
@@ -206,8 +211,10 @@ class Handing:
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""
-        visible = [self._visible(partition) for partition in range(self._store.partitions)]
         scans = [following for following in subscription.followings if not following.exact]
+        if not scans:
+            return []
+        visible = [self._visible(partition) for partition in range(self._store.partitions)]
         return [[following.prefix, following.places_now(self._store, visible)] for following in scans]
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -272,3 +279,11 @@ class Handing:
         """All is told: the consumers get their time from now on."""
         self.members.restore(self.ledgers.values(), self.now)
         self.overdue.restore(self.ledgers.values(), self.now)
+
+
+def _are_pairs(intervals: tuple[int, ...]) -> bool:
+    """Starts, each with an end behind it."""
+    if len(intervals) == 2:
+        return intervals[0] < intervals[1]
+    starts, ends = intervals[::2], intervals[1::2]
+    return len(starts) == len(ends) and all(map(int.__lt__, starts, ends))

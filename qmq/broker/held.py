@@ -49,6 +49,8 @@ class MessageRange(NamedTuple):
 
 def flat(ranges: Sequence[MessageRange]) -> list[int]:
     """Their fields, six each, one after another."""
+    if len(ranges) == 1:
+        return list(ranges[0])
     return [field for messages in ranges for field in messages]
 
 
@@ -88,7 +90,7 @@ class HeldPull:
     def __init__(self, first: int, ranges: list[HeldRange], size: int, taken_us: int, isolated: bool) -> None:
         self.first = first
         self.ranges = ranges
-        self.total = sum(held.messages.total for held in ranges)
+        self.total = ranges[0].messages.total if len(ranges) == 1 else sum(held.messages.total for held in ranges)
         self.size = size  # bytes
         self.taken_us = taken_us
         self.isolated = isolated
@@ -162,6 +164,11 @@ class Held:
         """Messages [start, end), ... are acknowledged: how many are so now that were not, and how many must be refused,
         as they were handed back before or never pulled. Acknowledged twice is no harm.
         """
+        if len(intervals) == 2 and not self._handled.size and intervals[0] == self.frontier:
+            start, end = intervals  # one after another, as most are
+            if start < end <= self.next_sequence:
+                self._pass(end)
+                return end - start, 0
         new = refused = 0
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
             if self.holds(start, end):
@@ -292,9 +299,13 @@ class Held:
         frontier = self._handled.end_from(self.frontier)
         if frontier == self.frontier:
             return
-        self.frontier = frontier
         for intervals in (self.acked, self.returned, self._handled):
             intervals.drop_below(frontier)
+        self._pass(frontier)
+
+    def _pass(self, frontier: int) -> None:
+        """All before that is handled."""
+        self.frontier = frontier
         while self.pulls and self.pulls[0].first + self.pulls[0].total <= frontier:
             pull = self.pulls.popleft()
             self._bytes -= pull.size

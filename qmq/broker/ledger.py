@@ -6,25 +6,25 @@ after a start. Times are wall-clock microseconds; monotonic ones (who was heard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgpack
 
 from qmq.broker import forwarded
 from qmq.broker.commands import Back, Known
-from qmq.broker.dead_letters import chosen, letters_of
+from qmq.broker.consumers import Consumers
 from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange, flat, unflat
+from qmq.broker.held import HeldPull, HeldRange, MessageRange, flat, unflat
 from qmq.broker.kinds import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.restored import RestoredRuns
-from qmq.broker.retries import PIECES, Failure, Retries, Taken, split, unpacked
-from qmq.errors import Fenced, Overloaded
+from qmq.broker.retries import Retries
+from qmq.broker.retry import Failure, Taken
+from qmq.broker.returning import Returning
+from qmq.errors import Fenced
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 
-#: Consumers of a group, those that are away among them.
-MAX_CONSUMERS: Final = 10_000
 #: So many hand-overs are remembered, so that none is twice when it comes twice; their names have so many bytes each.
 MOST_HANDED: Final = 10_000
 HANDED_SIZE: Final = 24
@@ -36,10 +36,12 @@ class Ledger:
     def __init__(self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[Kind, bytes], None]) -> None:
         self.number = number
         self.settings = GroupSettings()
-        self.members: dict[int, Member] = {}
-        self.by_name: dict[str, Member] = {}
+        self._consumers = Consumers()
+        self.members = self._consumers.by_number
+        self.by_name = self._consumers.by_name
         self.retries = Retries(schedule)
         self.dead = dead
+        self._returning = Returning(self.retries, dead)
         #: Names of what was handed over from other brokers, the oldest first.
         self.handed: dict[bytes, None] = {}
         #: What restores have brought, for this group alone.
@@ -47,7 +49,6 @@ class Ledger:
         #: The last answer was of retries.
         self.was_again = False
         self._write = record
-        self._next_member = 1
         self._changed = True  # since it was packed
         self._bytes = b""
 
@@ -60,9 +61,8 @@ class Ledger:
 
         Raises Overloaded; and Fenced for one instead of whom another came.
         """
+        self._consumers.check_room(name)
         member = self.by_name.get(name)
-        if member is None and len(self.members) >= MAX_CONSUMERS and self._longest_away() is None:
-            raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
         least = expected = 0
         if member is not None and known is not None and known.since_us == member.since_us:
             if member.nonce != nonce and 0 < known.incarnation < member.incarnation:
@@ -88,18 +88,13 @@ class Ledger:
     ) -> None:
         member = self.by_name.get(name)
         if member is None:
-            away = self._longest_away() if len(self.members) >= MAX_CONSUMERS else None
-            if away is not None:
-                del self.members[away.number], self.by_name[away.name]
-            member = Member(self._next_member, name, transient, now_us)
-            self.by_name[name] = self.members[self._next_member] = member
-            self._next_member += 1
+            member = self._consumers.make(name, transient, now_us)
         elif not member.closed and not member.leaving and member.nonce != nonce:
             member.takeovers = member.takeovers + 1 if member.held.count and not member.progress else 0
             if member.takeovers > 1 or member.alone:
                 self._lapse_at_takeover(member, now_us)
         if member.leaving:
-            member = self._follow_on(member)
+            member = self._consumers.follow_on(member)
         # What a client has seen is not given again, though the record of it went with the power.
         member.incarnation = max(member.incarnation, least) + 1
         member.held.skip_to(expected)
@@ -113,24 +108,8 @@ class Ledger:
         if member.held.end_of_first(LEAVING_RANGES[Leaving.LAPSED]) < member.held.next_sequence:
             member.leaving = Leaving.LAPSED
             return
-        self._lapse(member, member.held.next_sequence, now_us)
-        member.held = Held(member.held.next_sequence)
-        member.alone = False
-        member.takeovers = 0
-
-    def _follow_on(self, leaving: Member) -> Member:
-        """Who goes on under the name of one that is leaving, and holds nothing; that one is forgotten once it has."""
-        member = Member(self._next_member, leaving.name, leaving.transient, leaving.since_us)
-        self._next_member += 1
-        member.incarnation, member.pulled_us = leaving.incarnation, leaving.pulled_us
-        member.held = Held(leaving.held.next_sequence)
-        leaving.transient = True
-        self.by_name[member.name] = self.members[member.number] = member
-        return member
-
-    def _longest_away(self) -> Member | None:
-        """Who may be forgotten: it holds nothing."""
-        return next((member for member in self.members.values() if member.closed), None)
+        self._returning.lapse(member, member.held.next_sequence, now_us)
+        member.emptied()
 
     def leave(self, member: Member, why: Leaving, now_us: int) -> None:
         """It holds nothing any more: what it held is handed out again, or (CLOSED) dropped."""
@@ -141,46 +120,28 @@ class Ledger:
         member = self.members.get(number)
         if member is None:
             return
-        self._return_held(member, why, member.held.next_sequence, now_us)
+        self._returning.let_go(member, why, member.held.next_sequence, now_us)
         member.leaving = 0
-        member.held = Held(member.held.next_sequence)
+        member.emptied()
         member.closed = True
         member.left_us = now_us
-        member.alone = False
-        member.takeovers = 0
         if member.transient:
-            del self.members[number]
-            if self.by_name.get(member.name) is member:
-                del self.by_name[member.name]
+            self._consumers.forget(member)
 
     def leave_in_part(self, member: Member, why: Leaving, end: int, now_us: int) -> None:
         """It is leaving; what it held before that pull sequence is handed out again."""
         self._do(Kind.PART, [member.number, int(why), end, now_us])
 
     def _leave_in_part(self, number: int, why: int, end: int, now_us: int) -> None:
-        member = self._there(number)
+        member = self._consumers.there(number)
         if member is not None:
-            self._return_held(member, why, end, now_us)
+            self._returning.let_go(member, why, end, now_us)
             member.held.let_go(end)
             member.leaving = why
 
-    def _return_held(self, member: Member, why: int, end: int, now_us: int) -> None:
-        if why == Leaving.LAPSED:
-            self._lapse(member, end, now_us)
-        elif why == Leaving.LEFT:
-            for start, stop in member.held.unhandled(end=end):
-                self._release(member, start, list(member.held.between(start, stop)), now_us)
-
     def member(self, number: int, incarnation: int) -> Member:
         """Who calls. Raises Fenced when it is not that consumer any more."""
-        member = self.members.get(number)
-        if member is None or member.closed or member.leaving or member.incarnation != incarnation:
-            who = f"consumer {member.name!r}" if member is not None else "this consumer"
-            raise Fenced(
-                f"{who} is incarnation {member.incarnation if member is not None else 'of nobody'} now, not "
-                f"{incarnation}: what it held was taken over or is handed out again"
-            )
-        return member
+        return self._consumers.caller(number, incarnation)
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
@@ -192,18 +153,13 @@ class Ledger:
         return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], fields: list[int]) -> bool:
-        member = self._there(number)
+        member = self._consumers.there(number)
         if member is None:
             return False
         member.held.skip_to(first)
         member.pulled_us = now_us
         member.held.add([HeldRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
         return True
-
-    def _there(self, number: int) -> Member | None:
-        """Who a record is of; None when the one by which it joined is lost."""
-        member = self.members.get(number)
-        return None if member is None or member.closed else member
 
     def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> HeldPull:
         """It is given what was taken from the retries."""
@@ -217,7 +173,7 @@ class Ledger:
     def _pulled_again(
         self, number: int, first: int, size: int, now_us: int, alone: bool, which: list[list[int]]
     ) -> bool:
-        member = self._there(number)
+        member = self._consumers.there(number)
         if member is None:
             return False
         given = [HeldRange.of(fields) for _, *fields in which]
@@ -240,14 +196,8 @@ class Ledger:
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
         new, refused = member.held.ack(intervals)
-        self._progressed(member, new)
+        member.progressed(new)
         return new, refused
-
-    def _progressed(self, member: Member, handled: int) -> None:
-        if handled:
-            member.progress = True
-        if member.alone and not member.held.count:
-            member.alone = False
 
     def hand_back(self, member: Member, backs: Sequence[Back], now_us: int) -> list[int]:
         """These come back, each as if it were alone; returns the numbers of those of which some is not held (any more),
@@ -264,36 +214,9 @@ class Ledger:
         return refused
 
     def _back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
-        member = self._there(number)
-        if member is None:
-            return
-        failed = list[tuple[MessageRange, int, int, Failure]]()
-        for start, end, verdict, delay_us, reason in rows:
-            ranges = member.held.give_back(start, end)
-            if ranges is None:
-                continue
-            if verdict == Verdict.RELEASE:
-                self.retries.add_each(failed, False)  # numbers go by the order
-                failed.clear()
-                self._release(member, start, ranges, now_us, delay_us or 0)
-            else:
-                is_reject = verdict == Verdict.REJECT
-                failed += self._failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
-            self._progressed(member, end - start)
-        self.retries.add_each(failed, False)
-
-    def _failed(
-        self, consumer: int, start: int, ranges: list[HeldRange], is_reject: bool, delay_us: int | None, reason: str,
-        now_us: int,
-    ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
-        """What is to be handed out again of what has failed; the rest is dead."""
-        for messages, attempt, lapses in ranges:
-            if is_reject or attempt >= self.settings.max_attempts:
-                held = HeldRange(messages, attempt, lapses)
-                self._bury(consumer, start, held, reason or "out of attempts", now_us)
-                continue
-            delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
-            yield messages, attempt + 1, lapses, Failure(reason, consumer, start, now_us, now_us + delay)
+        member = self._consumers.there(number)
+        if member is not None:
+            self._returning.back(member, rows, reasons, now_us)
 
     def take_over(
         self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int,
@@ -310,11 +233,8 @@ class Ledger:
         if len(self.handed) > MOST_HANDED:
             del self.handed[next(iter(self.handed))]
         held = HeldRange(MessageRange(*messages), attempt, 0)
-        if verdict == Verdict.REJECT or attempt >= self.settings.max_attempts:
-            self._bury(0, 0, held, reason or "out of attempts", now_us)
-            return
-        delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
-        self.retries.add(held.messages, attempt + 1, 0, False, Failure(reason, 0, 0, now_us, now_us + delay))
+        is_reject = verdict == Verdict.REJECT
+        self.retries.add_each(list(self._returning.failed(0, 0, [held], is_reject, delay_us, reason, now_us)), False)
 
     def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
         """Messages [start, end) of a restore are this group's to hand out, as if for the first time."""
@@ -325,31 +245,6 @@ class Ledger:
         failure = Failure("restored", 0, 0, now_us, now_us)
         self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
 
-    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
-        failure = Failure("released", member.number, start, now_us, now_us + delay_us)
-        several = [(held.messages, held.attempt, held.lapses) for held in ranges]
-        self.retries.add_all(several, member.alone, failure)
-
-    def _lapse(self, member: Member, before: int, now_us: int) -> None:
-        """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
-        is_single = member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1
-        for start, end in member.held.unhandled(end=before):
-            failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
-            ranges = list(member.held.between(start, end))
-            pieces = list[tuple[MessageRange, int, int]]()
-            for held in ranges:
-                lapses = held.lapses + is_single
-                if lapses >= self.settings.max_lapses:
-                    reason = f"its consumer fell silent {lapses} times"
-                    self._bury(member.number, start, held._replace(lapses=lapses), reason, now_us)
-                    continue
-                parts = split(held.messages, PIECES, held.messages.total)
-                pieces += [(piece, held.attempt, lapses) for piece in parts]
-            self.retries.add_all(pieces, True, failure)
-
-    def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
-        self.dead.add(letters_of(consumer, start, held, reason, now_us))
-
     # --- dead letters ------------------------------------------------------------------------------------------------
 
     def revive(self, numbers: list[int], now_us: int) -> int:
@@ -357,12 +252,6 @@ class Ledger:
         count = len(self.dead)
         self._do(Kind.REVIVE, [numbers, now_us])
         return count - len(self.dead)
-
-    def _revive(self, numbers: list[int], now_us: int) -> None:
-        for letter in unpacked(chosen(self.dead, numbers)):
-            failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
-            self.retries.add(letter.messages, 1, 0, False, failure)
-            self.dead.take_out(letter.number, letter.number + 1)
 
     def forget_dead(self, numbers: list[int] | None) -> int:
         """Dead letters (None: all) are gone for good; returns how many."""
@@ -418,8 +307,8 @@ class Ledger:
         dead = self.dead.claim()
         return {
             "settings": list(self.settings),
-            "next_member": self._next_member,
-            "members": [member.packed() for member in self.members.values()],
+            "next_member": self._consumers.next_number,
+            "members": self._consumers.packed(),
             "retries": self.retries.packed(),
             "dead": list(dead),
             "handed": b"".join(self.handed),
@@ -429,10 +318,7 @@ class Ledger:
     def restore(self, fields: dict[str, Any]) -> None:
         """Take over what ``packed`` gave."""
         self._set(*fields["settings"])
-        self._next_member = fields["next_member"]
-        for said in fields["members"]:
-            member = Member.restored(said)
-            self.members[member.number] = self.by_name[member.name] = member
+        self._consumers.restore(fields["members"], fields["next_member"])
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
         self.restored.restore(fields["restored"])
@@ -446,14 +332,14 @@ class Ledger:
         self._do(Kind.SETTINGS, list(settings))
 
     def _set(self, *fields: Any) -> None:
-        self.settings = GroupSettings.kept(fields)
+        self.settings = self._returning.settings = GroupSettings.kept(fields)
 
     def _packed(self, fields: list[Any]) -> bytes:
         packed: bytes = msgpack.packb([self.number, *fields])
         return packed
 
     def _do(self, kind: Kind, fields: list[Any]) -> None:
-        numbers = [self._next_member, self.retries.next_number, self.dead.next_number]
+        numbers = [self._consumers.next_number, self.retries.next_number, self.dead.next_number]
         self._record(kind, self._packed([numbers, *fields]))
         self._apply(kind, fields)
 
@@ -467,7 +353,7 @@ class Ledger:
         if kind in (Kind.PULL, Kind.AGAIN, Kind.ACK):
             return self._follow(kind, fields)
         (member, retry, dead), *fields = fields
-        self._next_member = max(self._next_member, member)
+        self._consumers.next_number = max(self._consumers.next_number, member)
         self.retries.skip_to(retry)
         self.dead.skip_to(dead)
         if kind != Kind.FORGET or dead == self.dead.next_number:  # a number may be another letter's else
@@ -479,7 +365,7 @@ class Ledger:
             return self._pulled(*fields)
         if kind == Kind.AGAIN:
             return self._pulled_again(*fields)
-        member = self._there(fields[0])
+        member = self._consumers.there(fields[0])
         if member is not None:
             self._acked(member, fields[1])
         return member is not None
@@ -499,7 +385,7 @@ class Ledger:
             case Kind.RESTORED:
                 self._bring_back(*fields)
             case Kind.REVIVE:
-                self._revive(*fields)
+                self._returning.revive(*fields)
             case Kind.FORGET:
                 self._forget(*fields)
             case Kind.SETTINGS:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from qmq.broker.commands import Fetched, ListBatches, ListSegments, ReadDone, ReadLog
-from qmq.broker.delay_reading import READ_NUMBER
 from qmq.broker.effects import BatchList, Effect, FetchWanted, LogBytes, ReadWanted, Refused, SegmentList
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.storage.store import Fetch, NotAtHand, Store
 
@@ -33,7 +33,7 @@ class LogReads:
         self._store = store
         self._effects = effects
         self._visible = visible
-        self._last_number = READ_NUMBER
+        self._last_number = first_number(Asker.HISTORY)
         self._by_connection: Counter[int] = Counter()
         self._listing: dict[int, ListBatches] = {}  # whose rows are read
         self._waiting: list[deque[ReadLog]] = [deque() for _ in range(store.partitions)]
@@ -64,10 +64,6 @@ class LogReads:
         within = records[records["position"] < asked.end]
         after = int(within["position"][-1]) + 1 if len(within) and len(within) == len(records) else None
         self._effects.append(BatchList(asked.connection, asked.request, within.tobytes(), after))
-
-    def is_mine(self, number: int) -> bool:
-        """Whether a read with that number was asked for here."""
-        return number > READ_NUMBER
 
     def read_done(self, done: ReadDone) -> None:
         """The rows of a list are in memory, or cannot be read."""

@@ -40,6 +40,19 @@ class Member:
         """Somebody is it now: no one else has its messages."""
         return not self.closed and not self.leaving
 
+    def progressed(self, handled: int) -> None:
+        """So many messages more are handled."""
+        if handled:
+            self.progress = True
+        if self.alone and not self.held.count:
+            self.alone = False
+
+    def emptied(self) -> None:
+        """It holds nothing any more."""
+        self.held = Held(self.held.next_sequence)
+        self.alone = False
+        self.takeovers = 0
+
     def packed(self) -> list[Any]:
         """For the checkpoint."""
         return [

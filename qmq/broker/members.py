@@ -17,6 +17,8 @@ from qmq.broker.member import Member
 SPAN_WINDOWS: Final = 64
 #: So many retries are made by lapses in one turn, or twice that: 10 us each.
 MOST_RETRIES: Final = 1_000
+#: Groups that are looked at in one turn as something of theirs falls due: what each brings in takes up to 2 ms.
+MOST_LOOKS: Final = 16
 #: The wall clock may be set at any time: what is due by it is looked at so often.
 _LOOK_EVERY_US: Final = 1_000_000
 
@@ -44,6 +46,11 @@ class Waits(NamedTuple):
 
     due: bool
     alone: bool
+
+
+#: For most consumers, most of the time.
+NOTHING_WAITS: Final = Waits(False, False)
+_NOTHING: Final = Offer(What.NOTHING, 0, 0)
 
 
 class Members:
@@ -136,20 +143,20 @@ class Members:
         settings, held = ledger.settings, member.held
         if expected < held.next_sequence and held.unhandled(expected):
             return Offer(What.HELD, settings.max_unacked, settings.max_unacked_bytes)
-        count = min(settings.max_unacked - held.count, settings.max_unacked * SPAN_WINDOWS - held.span)
+        most, held_count = settings.max_unacked, held.count
+        count = min(most - held_count, most * SPAN_WINDOWS - held.span)
         size = settings.max_unacked_bytes - held.size
-        nothing = Offer(What.NOTHING, 0, 0)
-        if member.alone or count <= 0 or (size <= 0 and held.count):
-            return nothing
+        if member.alone or count <= 0 or (size <= 0 and held_count):
+            return _NOTHING
         if waiting.alone:
             clearing = self._clearing.setdefault(ledger.number, member)
-            if not held.count:
+            if not held_count:
                 if clearing is member:
                     del self._clearing[ledger.number]
                 return Offer(What.ALONE, settings.max_unacked, settings.max_unacked_bytes)
             if clearing is member:
-                return nothing
-        elif not ledger.retries.is_due_alone or self._clearing.get(ledger.number) is member:
+                return _NOTHING
+        elif self._clearing and (not ledger.retries.is_due_alone or self._clearing.get(ledger.number) is member):
             self._clearing.pop(ledger.number, None)
         # In turn, so that neither waits for the other however many there are.
         again = waiting.due and not ledger.was_again
@@ -183,7 +190,9 @@ class Members:
         if gone is not None:
             lapsed.append(gone)
             self.left(*gone)
-        while self._due and self._due[0][0] <= now.wall_us:
+        for _ in range(MOST_LOOKS):
+            if not self._due or self._due[0][0] > now.wall_us:
+                break
             due_us, number, ledger = heapq.heappop(self._due)
             if self._looks.get(number) == due_us:
                 del self._looks[number]
@@ -192,10 +201,11 @@ class Members:
 
     def look_again(self, ledger: Ledger, now: Now) -> None:
         """Load what is due."""
-        if ledger.retries.load(now.wall_us):
+        is_loaded = ledger.retries.load(now.wall_us)
+        if is_loaded:
             self._wake(ledger)
         due_us = ledger.retries.next_due_us()
-        if due_us is not None and due_us > now.wall_us:
+        if due_us is not None and (due_us > now.wall_us or not is_loaded):
             self._look_when_due(ledger, due_us)
 
     def next_deadline_us(self, now: Now) -> int | None:

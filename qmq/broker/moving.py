@@ -12,7 +12,6 @@ from qmq.broker.carrying import Rows, chosen_of
 from qmq.broker.groups import Following, Group
 from qmq.broker.kinds import Kind
 from qmq.broker.pointing import Target
-from qmq.broker.serving import waits
 from qmq.storage.store import Store, stretches_of
 
 
@@ -47,7 +46,9 @@ class Moving:
         return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, following, number)
 
     def move(self, group: Group) -> int:
-        """Move it past the segment; how many messages it is not given by that. That is a record too."""
+        """Move it past the segment; how many messages it is not given by that. That is a record too. Nothing has
+        changed when this raises NotAtHand or StorageError.
+        """
         behind = [following for following in group.followings.values() if self._is_behind(following)]
         for following in group.followings.values():
             if following.exact:  # no row is looked at there
@@ -55,9 +56,8 @@ class Moving:
         if not behind:
             return 0
         exact = [following for following in behind if following.exact]
-        with waits(self._store):
-            exact = [following for following in exact if self._begins_before(following)]
-            skipped = self._count(group, [one for one in behind if not one.exact], exact)
+        exact = [following for following in exact if self._begins_before(following)]
+        skipped = self._count(group, [one for one in behind if not one.exact], exact)
         cursors = list[list[Any]]()
         for following in exact:
             number = following.number

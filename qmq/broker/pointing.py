@@ -17,7 +17,7 @@ from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.ranges import PARTITIONS, partition_of
-from qmq.broker.retries import Retry, unpacked
+from qmq.broker.retry import Retry, unpacked
 from qmq.intervals import Intervals
 from qmq.storage.store import Stretches
 

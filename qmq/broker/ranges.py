@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -36,14 +36,19 @@ def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> li
     """Ranges of what was chosen from *followings*, in its order: by sequences where all are subjects whose numbers stay
     what they are; by places otherwise, and one range for what a prefix takes of what lies in a row.
     """
-    if all(following.exact and _keeps_number(store, following) for following in followings):
+    if _keep_numbers(store, followings):
         return _by_sequences(parts)
+    if len(parts) == 1 and isinstance(parts[0], Some):
+        return [_range_of(parts[0])]
     found = list[MessageRange]()
     expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
-    for prefix, part in _joined(parts, store, followings[:_MOST_PREFIXES]):
+    if all(type(part) is Some for part in parts):
+        joined: Iterable[tuple[Following | None, Some | Many]] = zip(repeat(None), parts, strict=False)
+    else:
+        joined = _joined(parts, store, followings[:_MOST_PREFIXES])
+    for prefix, part in joined:
         if isinstance(part, Some):
-            entry, total = part.entry, part.stop - part.start
-            more = [MessageRange(PARTITIONS + part.partition, entry[1], entry[5], part.start, total, entry[1])]
+            more, entry = [_range_of(part)], part.entry
             behind = _behind(part.partition, entry) if part.stop == entry[4] else (-1, -1, -1)
         else:
             more = _in_log(store, part.partition, part.rows, prefix)
@@ -57,10 +62,20 @@ def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> li
     return found
 
 
-def _keeps_number(store: Store, following: Following) -> bool:
-    """A start that finds a subject in the log only, and not in the checkpoint, may number it otherwise."""
-    number = following.subject(store)
-    return number is None or number < store.subjects_claimed
+def _range_of(part: Some) -> MessageRange:
+    partition, entry, start, stop = part
+    return MessageRange(PARTITIONS + partition, entry[1], entry[5], start, stop - start, entry[1])
+
+
+def _keep_numbers(store: Store, followings: Sequence[Following]) -> bool:
+    """All are subjects, and known to the checkpoint: a start that finds one in the log only may number it otherwise."""
+    for following in followings:
+        if not following.exact:
+            return False
+        number = following.subject(store)
+        if number is not None and number >= store.subjects_claimed:
+            return False
+    return True
 
 
 def _joined(

@@ -8,6 +8,7 @@ from qmq.broker.commands import Administer, Subscribe
 from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.groups import Following
 from qmq.broker.most_once import Reserve
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.storage.store import Read
 
 #: So many reads that brought nothing are enough.
@@ -32,7 +33,7 @@ class Reads:
 
     def __init__(self, effects: list[Effect]) -> None:
         self._effects = effects
-        self._last = 0
+        self._last = first_number(Asker.PULLS)
         self._running: dict[int, tuple[Following | Postponed, Wanted]] = {}
 
     def begin(self, read: Wanted, waiter: Following | Postponed) -> bool:

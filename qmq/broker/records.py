@@ -1,15 +1,35 @@
-"""What was noted of groups in this turn is written before anyone is told of it."""
+"""What was noted of groups in this turn is written before anyone is told of it.
+
+Acknowledgements whose answers may wait are written with the next record that somebody does wait for, and answered with
+the next messages of their connection: mostly one write, and one answer, for what would be two.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.effects import Acked, Administered, Effect, HandedBack, HandedOver, Messages, Refused, Subscribed
+from qmq.broker.effects import (
+    Acked,
+    Administered,
+    Effect,
+    HandedBack,
+    HandedOver,
+    HeartbeatSeen,
+    Messages,
+    Refused,
+    Sent,
+    Subscribed,
+    SyncWanted,
+)
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.store import Store
 
 #: What could not be written is tried again so often.
 _AGAIN_US: Final = 100_000
+#: Acknowledgements are written and answered after so long at the latest.
+LATER_US: Final = 20_000
+#: What is said whatever becomes of records.
+_REST_ON_NONE: Final = frozenset((HeartbeatSeen, Sent, SyncWanted))
 
 
 class Records:
@@ -21,8 +41,44 @@ class Records:
         self._withheld: list[Effect] = []
         #: Why the last write failed.
         self.failed: StorageError | None = None
+        self._later: dict[int, list[Acked]] = {}  # by connection
+        self._later_us = 0  # when they are due
 
-    def write(self) -> None:
+    def answer_later(self, answer: Acked, now_us: int) -> None:
+        """An acknowledgement whose answer may wait."""
+        if not self._later:
+            self._later_us = now_us + LATER_US
+        self._later.setdefault(answer.connection, []).append(answer)
+
+    def hurry(self) -> None:
+        """What may wait is answered with the next write."""
+        self._later_us = 0
+
+    def disconnected(self, connection: int) -> None:
+        """Nobody waits for its answers any more."""
+        self._later.pop(connection, None)
+
+    def turn(self, now_us: int) -> None:
+        """The turn ends: write, unless nobody waits for what is staged."""
+        if self._later:
+            self._release(now_us)
+        if self._later and not self._withheld and all(type(effect) in _REST_ON_NONE for effect in self._effects):
+            return
+        self._write()
+
+    def _release(self, now_us: int) -> None:
+        """Have those answered that are due, and those whose connection gets messages now."""
+        if now_us >= self._later_us or self._store.groups.broken:
+            released = [answer for answers in self._later.values() for answer in answers]
+            self._later.clear()
+        else:
+            released = list[Acked]()
+            for effect in self._effects:
+                if type(effect) is Messages:
+                    released += self._later.pop(effect.connection, ())
+        self._effects += released
+
+    def _write(self) -> None:
         """Write what is staged. While that cannot be (a full disk), answers that rest on it wait."""
         groups = self._store.groups
         if not groups.staged and not self._withheld and not groups.broken:
@@ -48,13 +104,15 @@ class Records:
         """Write what is staged, unless nothing can be written any more. Raises StorageFull or StorageFailed; then it
         stays staged.
         """
-        self.write()
+        self._write()
         if self.failed is not None and not isinstance(self.failed, SyncFailed):
             raise self.failed
 
     def next_deadline_us(self, now_us: int) -> int | None:
-        """When to try again."""
-        return now_us + _AGAIN_US if self._withheld else None
+        """When there is something to write."""
+        if self._withheld:
+            return now_us + _AGAIN_US
+        return self._later_us if self._later else None
 
     def _withhold(self) -> None:
         resting = [effect for effect in self._effects if _rests_on_records(effect)]

@@ -17,7 +17,8 @@ from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Offer, What
 from qmq.broker.ranges import Parts, parts_of
-from qmq.broker.retries import MOST_TAKEN, Retries, Split, Taken
+from qmq.broker.retries import MOST_TAKEN, Retries, Split
+from qmq.broker.retry import Taken
 from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.layout import PIECE_HEADER_SIZE

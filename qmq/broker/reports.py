@@ -9,6 +9,7 @@ from qmq.broker.commands import Checked, ReadDone, Report
 from qmq.broker.counters import Counters
 from qmq.broker.damages import Damages
 from qmq.broker.effects import Buffer, CheckWanted, Effect, ReadWanted, Refused, Reported
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import Overloaded, StorageError
 from qmq.format.batch import parse_header, runs_of
 from qmq.format.salvage import sound_pieces
@@ -29,7 +30,7 @@ class Reports:
         self._counters = counters
         self._open: dict[int, Report] = {}
         self._by_connection: Counter[int] = Counter()
-        self._last_number = 0
+        self._last_number = first_number(Asker.REPORTS)
 
     def report(self, report: Report) -> None:
         """Have the place read. Raises Overloaded."""
@@ -38,7 +39,7 @@ class Reports:
                 f"at most {MAX_REPORTS} reports of a connection, and {MAX_ALL_REPORTS} of all, may wait for an answer"
             )
         self._counters.reports += 1
-        self._last_number -= 1
+        self._last_number += 1
         self._open[self._last_number] = report
         self._by_connection[report.connection] += 1
         self._look(self._last_number)
@@ -62,10 +63,6 @@ class Reports:
         self._effects.append(
             CheckWanted(number, report.partition, report.position, size, report.first, report.messages)
         )
-
-    def is_mine(self, number: int) -> bool:
-        """Whether a read with that number was asked for here."""
-        return number < 0
 
     def read_done(self, done: ReadDone) -> None:
         """What it takes to find a batch is in memory, or cannot be read."""

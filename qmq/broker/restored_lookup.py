@@ -15,6 +15,7 @@ from qmq.broker.commands import Administer
 from qmq.broker.effects import Administered, Effect, ReadWanted, Refused
 from qmq.broker.intake import Intake
 from qmq.broker.ledger import Ledger
+from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
@@ -23,8 +24,8 @@ from qmq.format.restored import ids_of, stretches_of
 from qmq.intervals import Intervals
 from qmq.storage.store import NotAtHand, Read, Store
 
-#: The number of the one read that is under way: those of delay_reading and log_reads are above, others far below.
-READ_NUMBER: Final = 1 << 61
+#: The number of the one read that is under way.
+READ_NUMBER: Final = first_number(Asker.RESTORE)
 #: In one turn: rows, about 10 ns each; batches, about 30 us each, a large one as several.
 _ROWS: Final = 65_536
 _BATCHES: Final = 256

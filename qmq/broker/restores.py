@@ -96,7 +96,7 @@ class Restores:
             raise Fenced("another process goes on with this restore, or it was not begun on this connection")
         if group is not None:
             self._ledger(group)
-        batches = _batches_of(command.batches, run)
+        batches = batches_of(command.batches, run)
         frame = _Frame(command, run, group, batches[0][1].producer_sequence, _end_of(batches[-1][1]))
         for batch, header in batches:
             self._last += 1
@@ -204,7 +204,7 @@ class Restores:
         return group.ledger
 
 
-def _batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]:
+def batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]:
     """The batches of a frame. Raises BadBatch when they are not those of one run, one behind the other."""
     found, start = list[tuple[memoryview, Header]](), 0
     while start < len(frame):

@@ -7,33 +7,38 @@ and its files go once no checkpoint names it. Files are read beside the loop, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.commands import Now, ReadDone
 from qmq.broker.delivery import Delivery
 from qmq.broker.effects import Effect, ReadWanted
-from qmq.broker.forwarding import COPY_NUMBER as COPY_NUMBER
 from qmq.broker.forwarding import Forwarding
 from qmq.broker.groups import Group
 from qmq.broker.intake import Intake
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target
+from qmq.broker.read_numbers import Asker, first_number
+from qmq.broker.serving import waits
 from qmq.errors import StorageError
-from qmq.storage.store import OldSegment, Store, Stretches, stretches_of
+from qmq.storage.store import NotAtHand, OldSegment, Read, Store, Stretches, stretches_of
 
 #: The number of its reads.
-LOOK_NUMBER: Final = COPY_NUMBER - 1
+LOOK_NUMBER: Final = first_number(Asker.RETENTION)
 #: Whether a segment is old enough is looked at so often; one that cannot go yet (no archive has it, or its files cannot
 #: be read) is looked at again after so long.
 _LOOK_US: Final = 1_000_000
 _AGAIN_US: Final = 10_000_000
 #: Where most of a segment was carried forward, the log is not the smaller for it: by size none goes for so long.
 _IN_VAIN_US: Final = 600_000_000
-#: Groups that are moved past a segment between two looks at what else there is to do: about 50 us each.
-_GROUPS: Final = 100
+#: A segment that waits for its receipt is told of when it has done so for so long, and then as often.
+_TELL_US: Final = 4_000_000_000
+#: Groups that are moved past a segment between two looks at what else there is to do, and prefixes and subjects that
+#: they follow: about 50 us each.
+_FOLLOWINGS: Final = 200
+#: Reads for one group; what is still not in memory then is waited for.
+_MOST_READS: Final = 64
 #: Groups that are named, of those that were moved.
 _NAMED: Final = 10
 
@@ -81,6 +86,7 @@ class _Leaving:
         self.target = target
         self.moving = moving
         self.groups = groups
+        self.reads = set[object]()  # those that were made for the group that is next
         self.forwarding: Forwarding | None = None
         self.skipped: dict[str, int] = {}
         self.is_ready = False
@@ -115,6 +121,23 @@ class Dropped(NamedTuple):
         return text
 
 
+class Kept(NamedTuple):
+    """A segment that is to go, and waits for its receipt: positions [base, end) of a partition."""
+
+    partition: int
+    base: int
+    end: int
+    stored_until_us: int
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.stored_until_us / 1_000_000, UTC)
+        return (
+            f"messages stored until {when:%Y-%m-%d %H:%M:%S} UTC are kept in partition {self.partition}, though "
+            f"retention would drop them: segment {self.base:016x} has no receipt that says that an archive has all of "
+            "it; run qmq archive, and see how it ends"
+        )
+
+
 class Retention:
     """Of the message log."""
 
@@ -129,13 +152,16 @@ class Retention:
         self._delivery = delivery
         self._effects = effects
         self._stored_until: dict[tuple[int, int], int] = {}  # by partition and base
-        self._reading: _Look | _Examination | None = None
+        self._reading: _Look | _Examination | Read | None = None
         self._put_off: dict[tuple[int, int], int] = {}  # until when, by the monotonic clock
         self._leaving: _Leaving | None = None
         self._look_us = 0
         self._any_size_until_us = 0
-        #: What has gone, and nobody was told of yet.
+        #: When it is told of a segment that it waits for its receipt.
+        self._tell_us: dict[tuple[int, int], int] = {}
+        #: What has gone, and what is kept for lack of a receipt, and nobody was told of yet.
         self.dropped: list[Dropped] = []
+        self.kept: list[Kept] = []
 
     # --- one step after another --------------------------------------------------------------------------------------
 
@@ -153,7 +179,7 @@ class Retention:
         if leaving is None:
             waits = self._reading is not None or not (self._age_us or self._bytes)
             return None if waits else max(now.monotonic_us, self._look_us)
-        if leaving.is_ready:
+        if leaving.is_ready or self._reading is not None:
             return None
         return now.monotonic_us if leaving.forwarding is None else leaving.forwarding.next_deadline_us(now)
 
@@ -170,6 +196,7 @@ class Retention:
         heads = self._heads()
         self._stored_until = {head: self._stored_until[head] for head in heads if head in self._stored_until}
         self._put_off = {head: until for head, until in self._put_off.items() if head in heads}
+        self._tell_us = {head: at for head, at in self._tell_us.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
             self._read(_Look([self._store.old_segment(*head) for head in unknown]))
@@ -189,27 +216,41 @@ class Retention:
         sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
         return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
 
-    def _read(self, reading: _Look | _Examination) -> None:
+    def _read(self, reading: _Look | _Examination | Read) -> None:
         self._reading = reading
         self._effects.append(ReadWanted(LOOK_NUMBER, reading))
 
     def read_done(self, done: ReadDone, now: Now) -> None:
         """What was to be known is, or cannot be read now."""
-        if done.number == COPY_NUMBER:
-            assert self._leaving is not None
-            assert self._leaving.forwarding is not None
-            self._leaving.forwarding.read_done(done, now)
-            return
         reading, self._reading = self._reading, None
         if isinstance(reading, _Look):
             self._stored_until |= reading.found
             self._look_us = now.monotonic_us + (_AGAIN_US if done.error is not None else 0)
-        elif isinstance(reading, _Examination):
+        elif isinstance(reading, Read):
+            self._delivery.finish_read(reading)
+            if done.error is not None:
+                self._give_up(now)
+        elif reading is not None:
             if done.error is not None or not reading.may_go:
                 self._put_off[reading.partition, reading.old.span.base] = now.monotonic_us + _AGAIN_US
                 self._look_us = now.monotonic_us
+                if done.error is None:
+                    self._wait_for_receipt(reading.old, now)
             else:
                 self._begin(reading)
+
+    def _wait_for_receipt(self, old: OldSegment, now: Now) -> None:
+        """Tell of it when that takes long: an archive job may come by once an hour."""
+        head = old.partition, old.span.base
+        if now.monotonic_us >= self._tell_us.setdefault(head, now.monotonic_us + _TELL_US):
+            self._tell_us[head] = now.monotonic_us + _TELL_US
+            self.kept.append(Kept(old.partition, *old.span, self._stored_until.get(head, 0)))
+
+    def copied(self, done: ReadDone, now: Now) -> None:
+        """What was to be copied is in memory, or cannot be read now."""
+        assert self._leaving is not None
+        assert self._leaving.forwarding is not None
+        self._leaving.forwarding.read_done(done, now)
 
     # --- a segment that goes -----------------------------------------------------------------------------------------
 
@@ -224,10 +265,11 @@ class Retention:
         self._leaving = _Leaving(old, target, Moving(self._store, target, found.rows), groups)
 
     def _go_on(self, leaving: _Leaving, now: Now) -> None:
+        if self._reading is not None:
+            return
         if leaving.groups:
             try:
-                self._move(leaving, leaving.groups[-_GROUPS:])
-                del leaving.groups[-_GROUPS:]
+                self._move_some(leaving)
             except StorageError:
                 self._give_up(now)
             return
@@ -241,11 +283,25 @@ class Retention:
             )
         leaving.is_ready = leaving.is_ready or leaving.forwarding.tick(now)
 
-    def _move(self, leaving: _Leaving, groups: Iterable[Group]) -> None:
-        for group in groups:
-            skipped = leaving.moving.move(group)
+    def _move_some(self, leaving: _Leaving) -> None:
+        """Move the next groups past the segment, as far as what that needs is in memory. Raises StorageError."""
+        left = _FOLLOWINGS
+        while leaving.groups and left > 0:
+            group = leaving.groups[-1]
+            try:
+                skipped = leaving.moving.move(group)
+            except NotAtHand as missing:
+                if missing.read.key not in leaving.reads and len(leaving.reads) < _MOST_READS:
+                    leaving.reads.add(missing.read.key)
+                    self._read(missing.read)
+                    return
+                with waits(self._store):
+                    skipped = leaving.moving.move(group)
             if skipped and group.name is not None:
                 leaving.skipped[group.name] = skipped
+            leaving.groups.pop()
+            leaving.reads.clear()
+            left -= 1 + len(group.followings)
 
     def _give_up(self, now: Now) -> None:
         """It cannot go now: try again later."""

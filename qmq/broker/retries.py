@@ -12,16 +12,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.held import MessageRange
 from qmq.broker.kept import whole
-from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
+from qmq.broker.retry import Failure, Retry, Taken, packed, rest_of, taken_of, unpacked, without
+from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim
 
 #: So many wait in memory; what is due beyond them waits in the schedule.
 LOADED_ITEMS: Final = 256
-#: A range that lapsed is handed out in so many pieces.
-PIECES: Final = 10
 #: Retries in one answer.
 MOST_TAKEN: Final = 1_024
 #: What nobody has taken for so long, though others wait for what is due behind it, is looked at later.
@@ -34,44 +33,6 @@ _PASSED_MOST_US: Final = 300_000_000
 
 #: Says which messages of a range are meant, from the first on: so many each; None: no more is to be looked at now.
 Split = Callable[[MessageRange], list[tuple[int, bool]] | None]
-
-
-class Retry(NamedTuple):
-    """Messages that are to be handed out again, with what is known of them."""
-
-    number: int
-    due_us: int
-    messages: MessageRange
-    attempt: int
-    lapses: int
-    isolated: bool
-    consumer: int
-    pull_sequence: int
-    failed_at_us: int
-    reason: str
-
-
-class Taken(NamedTuple):
-    """What a pull took: the first ``total`` messages of a retry, and how the consumer holds them."""
-
-    retry: Retry
-    total: int
-    held: HeldRange
-
-
-def taken_of(retry: Retry, total: int) -> Taken:
-    """Its first messages, so many."""
-    return Taken(retry, total, HeldRange(retry.messages.part(0, total), retry.attempt, retry.lapses))
-
-
-class Failure(NamedTuple):
-    """Why messages come back, from whom, and when they are due."""
-
-    reason: str
-    consumer: int
-    pull_sequence: int
-    now_us: int
-    due_us: int
 
 
 class Watch(NamedTuple):
@@ -148,7 +109,7 @@ class Retries:
         if taken is None:
             queue.append(retry)
         else:
-            queue.extend(retry._replace(messages=messages) for messages in _left(retry.messages, taken))
+            queue.extend(retry._replace(messages=messages) for messages in rest_of(retry.messages, taken))
 
     def all(self) -> Iterator[MessageRange]:
         """What is to be handed out again, due or not, as far as it can be read. Reads files."""
@@ -169,7 +130,7 @@ class Retries:
         """What of a retry in the schedule is still to be handed out."""
         if retry.number in self._void:
             return []
-        left = _left(retry.messages, self._taken.get(retry.number, []))
+        left = rest_of(retry.messages, self._taken.get(retry.number, []))
         return [retry._replace(messages=messages) for messages in left]
 
     def has(self, retry: Retry, watch: Watch) -> bool:
@@ -196,18 +157,20 @@ class Retries:
         self.add_all([(messages, retry.attempt, retry.lapses) for messages in parts], retry.isolated, failure)
 
     def load(self, now_us: int, most: int = 0) -> bool:
-        """Bring in what is due by now, about as many as that (0: LOADED_ITEMS); True when something waits to be handed
-        out.
+        """Bring in what is due by now, about as many as that (0: LOADED_ITEMS), as far as that takes not too much
+        reading; True when something waits to be handed out.
         """
         if not self._due and not self._alone:
             self._is_new = True
+            if not self._schedule.is_due(now_us) and not self._void.size and not self._lost.size:
+                return False
         while len(self._due) + len(self._alone) < (most or LOADED_ITEMS) and self._schedule.is_due(now_us):
             items = self._schedule.pop(now_us, LOADED_ITEMS)
-            if not len(items):
-                break
             self.changed = True
             for retry in unpacked(items):
                 self._enqueue(retry)
+            if len(items) < LOADED_ITEMS:  # no more is due, or no more is to be read for now
+                break
         if self._void and not len(self._schedule):
             self._void = Intervals()
         if self._lost and not len(self._schedule):  # what was taken of lost ones was counted too
@@ -223,6 +186,11 @@ class Retries:
     def is_due_alone(self) -> bool:
         """Something waits for a consumer that holds nothing."""
         return bool(self._alone)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits here, due or not."""
+        return not self.count and not self._due and not self._alone
 
     def next_due_us(self) -> int | None:
         """When the next retry falls due that does not wait already."""
@@ -306,8 +274,7 @@ class Retries:
 
     def is_more_due(self, now_us: int) -> bool:
         """Something is due behind what waits here."""
-        due_us = self._schedule.next_due_us()
-        return due_us is not None and due_us <= now_us
+        return self._schedule.is_due(now_us)
 
     @property
     def due(self) -> Iterable[Retry]:
@@ -338,7 +305,7 @@ class Retries:
             for at, retry in enumerate(queue):
                 if (retry.number == number or self._lost) and retry.messages.overlaps(messages):
                     del queue[at]
-                    for part in reversed(_without(retry.messages, messages)):
+                    for part in reversed(without(retry.messages, messages)):
                         queue.insert(at, retry._replace(messages=part))
                     return
         if number not in self._lost:
@@ -396,68 +363,3 @@ class Retries:
 
 def _cut_of(retry: Retry, start: int, end: int) -> Retry:
     return retry._replace(messages=retry.messages.part(start, end))
-
-
-def _left(messages: MessageRange, taken: list[MessageRange]) -> list[MessageRange]:
-    """What is left of a range without all that was taken."""
-    left = [messages]
-    for one in taken:
-        left = [part for messages in left for part in _without(messages, one)]
-    return left
-
-
-def _without(messages: MessageRange, taken: MessageRange) -> list[MessageRange]:
-    """What is left of a range without those in another one."""
-    if not messages.overlaps(taken):
-        return [messages]
-    start, end = max(taken.skip - messages.skip, 0), min(taken.skip + taken.total - messages.skip, messages.total)
-    parts = (messages.part(0, start), messages.part(end, messages.total))
-    return [part for part in parts if part.total]
-
-
-def split(messages: MessageRange, pieces: int, most: int) -> list[MessageRange]:
-    """*messages* in so many pieces of nearly one size, of at most *most* messages each but for the last, which has the
-    rest.
-    """
-    size = min(-(-messages.total // pieces), most)
-    starts = list(range(0, messages.total, size))[:pieces]
-    return [
-        messages.part(start, messages.total if at == pieces - 1 else min(start + size, messages.total))
-        for at, start in enumerate(starts)
-    ]
-
-
-def packed(retries: list[Retry]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """As items of a schedule: RETRY_DTYPE[n]."""
-    items = np.zeros(len(retries), RETRY_DTYPE)
-    if not retries:
-        return items
-    number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason = zip(
-        *retries, strict=True
-    )
-    cut = {why: _cut(why) for why in set(reason)}
-    columns = {
-        "due_us": due_us, "number": number, "attempt": attempt, "lapses": lapses, "consumer": consumer,
-        "pull_sequence": sequence, "failed_at_us": failed_us, "reason": [cut[why] for why in reason],
-        **dict(zip(("log", "first", "run", "skip", "count", "end"), zip(*messages, strict=True), strict=True)),
-    }  # fmt: skip
-    for name, column in columns.items():
-        items[name] = column
-    items["flags"][np.array(isolated, np.bool_)] = RETRY_ISOLATED
-    return items
-
-
-def _cut(reason: str) -> bytes:
-    return reason.encode()[:RETRY_REASON_BYTES].decode("utf-8", "ignore").replace("\0", "").encode()
-
-
-def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[Retry]:
-    """Items of a schedule as retries."""
-    found = []
-    for item in items.tolist():
-        due_us, number, log, run, first, skip, count, end, *rest, why, _ = item
-        attempt, lapses, flags, consumer, sequence, failed_us = rest
-        messages = MessageRange(log, first, run, skip, count, end)
-        isolated, reason = bool(flags & RETRY_ISOLATED), why.decode("utf-8", "replace")
-        found.append(Retry(number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason))
-    return found

@@ -198,8 +198,10 @@ class Selection:
                 if not all(self._take_entry(following, partition, entry) for entry in rows.tolist()):
                     return  # the pull is full
             if not parts:
-                return
+                break
             chunk = min(chunk * 16, CHUNK_ROWS)
+        if not self.full:
+            following.passed = self._store.visible_row(0)
 
     def _take_entry(self, following: Following, partition: int, entry: EntryRow) -> bool:
         """One row; True when nothing of it is left to hand out."""
@@ -228,7 +230,7 @@ class Selection:
             return True
         self.full = True
         if self.count < self._need:
-            self._cut(group, partition, entry, start)
+            self._cut(group, partition, entry, start)  # which is at hand
         return False
 
     def _take_rows(self, following: Following, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
@@ -263,7 +265,11 @@ class Selection:
         self.full = True
         if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
-            self._cut(following.group, partition, rows[fits].item(), 0 if starts is None else int(starts[fits]))
+            entry = rows[fits].item()
+            if self._store.is_at_hand(partition, entry[1], entry[10]):
+                self._cut(following.group, partition, entry, 0 if starts is None else int(starts[fits]))
+            else:
+                self._cold = partition
         return _at(index, ready)
 
     def _answer_bytes(self, places: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
@@ -332,10 +338,7 @@ class Selection:
             self.parts += parts_of(places, rows, starts)
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
-        """Take as much of one run as fits: at least one message when nothing was chosen yet."""
-        if not self._store.is_at_hand(partition, entry[1], entry[10]):
-            self._cold = partition
-            return
+        """Take as much of one run, at hand, as fits: at least one message when nothing was chosen yet."""
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:

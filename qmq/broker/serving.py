@@ -22,6 +22,7 @@ from qmq.broker.parked import Parked
 from qmq.broker.reads import Reads
 from qmq.broker.selection import Selection
 from qmq.broker.sieve import Sifted
+from qmq.broker.straight import Handed, Straight
 from qmq.broker.subscriptions import hidden_since
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
@@ -64,6 +65,7 @@ class Serving:
         self._handing = handing
         self._most_once = most_once
         self._choosing = Choosing(store, limits, handing, on_disk)
+        self._straight = Straight(store)
         self.damaged: list[QmqError] = []  # what could not be read of late
 
     def need(self, pull: Pull) -> int:
@@ -83,6 +85,7 @@ class Serving:
 
     def _try(self, waiting: Waiting, final: bool) -> int | None:
         pull, followings = waiting.pull, waiting.subscription.followings
+        most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
         try:
             offer = self._handing.offer(waiting.subscription, pull)
         except QmqError as error:
@@ -91,13 +94,15 @@ class Serving:
         if offer is not None:
             if offer.what is not What.FRESH:
                 return self._serve_again(waiting, offer, final)
-            most, size = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
-            pull = pull._replace(max_count=most, max_bytes=size)
+            most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):
             return 0
-        need = 1 if final else min(self.need(pull), pull.max_count)
-        max_bytes = min(pull.max_bytes, self._limits.max_pull_bytes)
-        selection, sifted = self._choosing.choose(waiting, pull.max_count, need, max_bytes)
+        need = 1 if final else min(self.need(pull), most)
+        handed = self._straight.take(waiting.subscription, most, size, need)
+        if handed is not None:
+            self._hand(waiting, handed)
+            return None
+        selection, sifted = self._choosing.choose(waiting, most, need, size)
         if selection.held_back and selection.count < need:
             selection.take_back()
             return 0  # whatever its deadline: it is asked for, and comes with the sync
@@ -128,9 +133,22 @@ class Serving:
 
     def _may_have(self, subscription: Subscription) -> bool:
         """Whether there may be something for it: mostly a pull comes when there is nothing."""
-        if any(following.has_more(self._store) for following in subscription.followings):
-            return True
+        for following in subscription.followings:
+            if following.has_more(self._store):
+                return True
         return self._handing.is_due(subscription)
+
+    def _hand(self, waiting: Waiting, handed: Handed) -> None:
+        """Answer with what has just come."""
+        pull, subscription = waiting.pull, waiting.subscription
+        ranges: tuple[tuple[int, int, int], ...] = ()
+        if subscription.member is not None:
+            start, end = self._handing.gave(subscription, handed.parts, handed.size)
+            ranges = ((start, end - start, 1),)
+        self._parked.remove(waiting)
+        subscription.followings[0].reads.clear()
+        said = handed.buffers, handed.size, handed.messages, None, ranges
+        self._effects.append(Messages(pull.connection, pull.request, *said))
 
     def _is_ahead(self, waiting: Waiting, selection: Selection) -> bool:
         """What was chosen may not be handed out before a block is on disk that has it."""

@@ -15,7 +15,7 @@ from qmq.broker.finding import Finding
 from qmq.broker.groups import Group, Subscription
 from qmq.broker.held import MessageRange
 from qmq.broker.ranges import PARTITIONS, Parts, prefix_of
-from qmq.broker.retries import Retry
+from qmq.broker.retry import Retry
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
 from qmq.storage.store import NotAtHand, Store

@@ -9,7 +9,7 @@ import numpy as np
 from qmq.broker.held import MessageRange
 from qmq.broker.ledger import Ledger
 from qmq.broker.ranges import stretches_of
-from qmq.broker.retries import _without, unpacked
+from qmq.broker.retry import unpacked, without
 from qmq.format.layout import RETRY_DTYPE
 from tests.broker.harness import Driven
 from tests.broker.model import Letter, Message, Place, Standing, Waiting, undated
@@ -56,7 +56,7 @@ def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
     for retry in [*retries._due, *retries._alone, *later]:
         left = [retry.messages]
         for taken in retries._taken.get(retry.number, ()):
-            left = [part for messages in left for part in _without(messages, taken)]
+            left = [part for messages in left for part in without(messages, taken)]
         rest = retry.due_us, retry.attempt, retry.lapses, retry.isolated
         found += [Waiting(_named(driven, messages), *rest) for messages in left]
     return found

@@ -13,7 +13,7 @@ from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS
 from qmq.broker.redelivery import MOST_LOOKS
-from qmq.broker.retries import Failure
+from qmq.broker.retry import Failure
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 

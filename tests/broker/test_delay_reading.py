@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import delay_reading, restored_lookup, retention
+from qmq.broker import delay_reading
 from qmq.broker.commands import Administer, Disconnected
-from qmq.broker.delay_reading import READ_NUMBER, DelayReading
-from qmq.broker.durable import SYNC_NUMBER
 from qmq.broker.effects import Administered, Effect
+from qmq.broker.read_numbers import Asker, asker_of
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled
 from tests.storage.forgetful import ForgetfulDisk
@@ -82,7 +81,7 @@ def test_other_messages_go_on_during_a_read(tmp_path: Path) -> None:
 
 
 def is_look(number: int) -> bool:
-    return number != READ_NUMBER and DelayReading.is_mine(number)
+    return asker_of(number) == Asker.CANCEL
 
 
 def cancel_cold(driven: Driven, name: str) -> bool:
@@ -203,12 +202,3 @@ def test_a_bad_sector_costs_what_lies_on_it(tmp_path: Path) -> None:
     assert [name for name in names if name in found] == found
     disk.bad.clear()
     driven.store.close(clean=False)
-
-
-def test_its_number_is_no_other_reads() -> None:
-    assert delay_reading.READ_NUMBER != SYNC_NUMBER
-    assert restored_lookup.READ_NUMBER > 1 << 40  # pulls count up from 1, reports down from -1
-    first_look = READ_NUMBER - (1 << 40) - 1
-    others = [restored_lookup.READ_NUMBER, retention.LOOK_NUMBER, retention.COPY_NUMBER, READ_NUMBER + 1]
-    assert [DelayReading.is_mine(number) for number in (*others, first_look, READ_NUMBER)] == [False] * 4 + [True] * 2
-    assert len({*others, first_look, READ_NUMBER}) == 6  # those of reads of the log count up from the fourth

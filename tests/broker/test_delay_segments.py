@@ -10,6 +10,7 @@ import pytest
 from qmq.broker.commands import Send, SyncBroken
 from qmq.broker.effects import Sent
 from qmq.errors import SyncFailed
+from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
@@ -195,6 +196,7 @@ def test_a_repeat_of_what_is_gone_is_told_so(tmp_path: Path) -> None:
     (repeated,) = driven.do(again)
     assert isinstance(repeated, Sent)
     assert (repeated.position, repeated.partition) == (sent.position, sent.partition)
+    assert repeated.first_sequences == NO_SEQUENCE
     assert len(drain(driven)) == 21
     clean(driven)
 

@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker.doubled import doubled
 from qmq.broker.held import MessageRange
-from qmq.broker.retries import Failure
+from qmq.broker.retry import Failure
 from tests.broker.test_consuming import Consumer, filled
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from qmq.broker.held import HeldRange, MessageRange, flat
 from qmq.broker.ledger import Ledger
 from qmq.broker.ranges import PARTITIONS
-from qmq.broker.retries import Failure, Retry, packed, unpacked
+from qmq.broker.retry import Failure, Retry, packed, unpacked
 from tests.broker.harness import START_US, Driven
 
 OLD = MessageRange(PARTITIONS, 1_000, 0, 0, 3, 1_000)

@@ -15,7 +15,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.ranges import parts_of
-from qmq.broker.retries import unpacked
+from qmq.broker.retry import unpacked
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.format.private import origin_subject

@@ -15,8 +15,9 @@ from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
-from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN, unpacked
-from qmq.errors import Fenced, Overloaded
+from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN
+from qmq.broker.retry import unpacked
+from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk import Disk
 from qmq.storage.store import ItemLog, Schedule
@@ -206,23 +207,6 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
     assert delays == [10, 20]
     (items,) = ledger.dead.after(0)
     assert [(item["first"], item["attempt"], item["reason"]) for item in items] == [(5, 3, b"broke 3")]
-
-
-def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq.broker.ledger.MAX_CONSUMERS", 3)
-    driven = Driven(tmp_path)
-    _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
-    with pytest.raises(Overloaded, match="are there, the most it may have"):
-        driven.ledger.join("d", b"1", transient=False, now_us=0)
-    driven.ledger.leave(b, Leaving.LEFT, 1)
-    driven.ledger.join("d", b"1", transient=False, now_us=2)
-    assert list(driven.ledger.by_name) == ["a", "c", "d"]
-    with pytest.raises(Fenced):
-        driven.ledger.member(b.number, b.incarnation)
-    driven.restart()
-    assert list(driven.ledger.by_name) == ["a", "c", "d"]
 
 
 def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path) -> None:

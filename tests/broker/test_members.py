@@ -8,7 +8,7 @@ from qmq.broker.commands import Back, Now
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
 from qmq.broker.ledger import Ledger
-from qmq.broker.members import Members
+from qmq.broker.members import MOST_LOOKS, Members
 from tests.broker.test_ledger import Driven
 
 LAPSE_US = 30_000_000
@@ -89,3 +89,27 @@ def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path
     woken.members.heartbeat(b"old", 0, at(LAPSE_US))
     assert woken.members.tick(at(LAPSE_US + 1)) == [(woken.ledger, member)]
     assert woken.members._clients == woken.members._client_of == {}
+
+
+def test_of_many_groups_a_few_are_looked_at_in_one_turn(tmp_path: Path) -> None:
+    groups = 3 * MOST_LOOKS + 1
+    woken = list[Ledger]()
+    members = Members(LAPSE_US, woken.append)
+    for number in range(groups):
+        (tmp_path / str(number)).mkdir()
+        ledger = Driven(tmp_path / str(number)).ledger
+        ledger.number = number
+        member = ledger.join("a", b"1", transient=False, now_us=0)
+        ledger.pulled(member, [MessageRange(0, 0, 0, 0, 1)], 1, 0, [])
+        ledger.hand_back(member, [Back(0, 1, Verdict.NACK, 1_000, "broke")], 0)
+        members.look(ledger)
+    woken.clear()
+    turns = 0
+    while members.next_deadline_us(at(1_000)) == 1_000:
+        before = len(woken)
+        members.tick(at(1_000))
+        turns += 1
+        assert 0 < len(woken) - before <= MOST_LOOKS
+    assert turns == 4
+    assert sorted(ledger.number for ledger in woken) == list(range(groups))
+    assert all(ledger.retries.is_due for ledger in woken)

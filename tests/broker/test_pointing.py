@@ -8,7 +8,7 @@ import pytest
 from qmq.broker.held import MessageRange
 from qmq.broker.pointing import Target
 from qmq.broker.ranges import PARTITIONS
-from qmq.broker.retries import Retry, packed
+from qmq.broker.retry import Retry, packed
 from qmq.storage.store import Stretches
 
 BASE = 1 << 60

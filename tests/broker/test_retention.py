@@ -6,21 +6,24 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qmq.broker.commands import ListSubjects
-from qmq.broker.effects import SubjectList
+from qmq.broker.effects import Sent, SubjectList
 from qmq.broker.held import MessageRange
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS, parts_of
 from qmq.broker.retention import Dropped
 from qmq.errors import StorageFailed
+from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk import Disk
 from qmq.storage.receipt import Receipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import group_row
 from tests.broker.test_consuming import Consumer, killed
 from tests.storage.faults import FaultyDisk
+from tests.storage.forgetful import ForgetfulDisk
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 HOUR_MS = 3_600_000
@@ -116,8 +119,16 @@ def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: 
     send(driven, 40)
     driven.advance(HOUR_MS)
     assert settle(driven, 15) == []
+    assert driven.broker.take_kept() == []
     log = tmp_path / "log-0"
     sealed = driven.store.sealed(0)
+    driven.advance(2 * HOUR_MS)
+    assert settle(driven, 15) == []
+    (told,) = driven.broker.take_kept()
+    assert (told.partition, told.base, told.end) == (0, *sealed[0])
+    assert f"segment {told.base:016x} has no receipt" in str(told)
+    assert settle(driven, 15) == []
+    assert driven.broker.take_kept() == []
     receipts = [
         Receipt(driven.store.store_id.hex(), 0, base, end, end - base, 1, "/archive", 1) for base, end in sealed[:3]
     ]
@@ -130,7 +141,11 @@ def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: 
     assert [one.base for one in gone] == [sealed[0].base], "the receipt of the second is not for all of it"
     assert not list(log.glob(f"{sealed[0].base:016x}.*"))
     write_receipt(Disk(), log, receipts[1])
-    assert [one.base for one in settle(driven, 25)] == [sealed[1].base, sealed[2].base]
+    gone += settle(driven, 25)
+    assert [one.base for one in gone[1:]] == [sealed[1].base, sealed[2].base]
+    counters = driven.broker.counters
+    assert (counters.dropped_segments, counters.dropped_messages) == (3, sum(one.messages for one in gone))
+    assert "3 segments dropped" in counters.summary()
     driven.close()
 
 
@@ -226,4 +241,53 @@ def test_what_the_disk_refuses_is_told_of_and_goes_later(tmp_path: Path) -> None
     assert isinstance(error, StorageFailed)
     disk.heal()
     assert settle(driven)
+    driven.close()
+
+
+def test_a_repeat_of_what_has_gone_is_stored_already_and_its_sequences_are_not_known(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, producer_ttl_ms=10 * HOUR_MS))
+    first = driven.send_command({"a.0": [b"x"], "a.1": [b"y"]})
+    again = first._replace(request=driven.request(), batch=memoryview(bytearray(first.batch)))
+    (sent,) = driven.do(first)
+    assert isinstance(sent, Sent)
+    send(driven, 40)
+    driven.advance(HOUR_MS)
+    assert settle(driven)
+    had = kept(driven)
+    (repeated,) = driven.do(again)
+    assert isinstance(repeated, Sent)
+    assert (repeated.request, repeated.position) == (again.request, sent.position)
+    assert np.asarray(repeated.first_sequences).tolist() == [NO_SEQUENCE] * 2
+    assert kept(driven) == had
+    driven.close()
+
+
+@pytest.mark.parametrize("follows", [("a.0",), ("a.0", "a.1")])
+def test_who_is_moved_on_waits_for_no_disk(tmp_path: Path, follows: tuple[str, ...]) -> None:
+    """Where a start by time is in a subject is read beside the loop; all others go on meanwhile."""
+    disk = ForgetfulDisk()
+    driven = driven_in(tmp_path, disk=disk)
+    send(driven, 40, subjects=2)
+    Consumer(driven, "c", *follows, start=("time", driven.store.read_entry(0, 3)[2]))
+    wanted = 18 * ("a.0" in follows) + 19 * ("a.1" in follows)
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    retention = driven.broker._retention
+    while retention._leaving is None:
+        driven.advance(100)
+    driven.auto_read = False
+    beside = 0
+    while retention._leaving is not None and retention._leaving.groups:
+        disk.forget()
+        driven.advance(1)
+        beside += len(driven.reads)
+        if driven.reads:
+            driven.send("b", b"0 others go on")
+            driven.run_reads()
+            driven.finish_reads()
+    assert beside
+    driven.auto_read = True
+    gone = settle(driven)
+    left = sum(kept(driven, name)[2] for name in follows)
+    assert sum(one.skipped.get("g", 0) for one in gone) == group_row(driven)["skipped"] == wanted - left > 0
     driven.close()

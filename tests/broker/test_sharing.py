@@ -12,7 +12,7 @@ from qmq.broker.effects import Messages
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
-from qmq.broker.retries import Failure
+from qmq.broker.retry import Failure
 from qmq.broker.sharing import share_of
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven

@@ -60,9 +60,9 @@ OF_DELAYS: Final = (
     ),
     Mutant(
         "fence who is leaving",
-        "qmq/broker/ledger.py",
-        "member.closed or member.leaving or",
-        "member.closed or",
+        "qmq/broker/consumers.py",
+        "not member.is_there or member.incarnation",
+        "member.closed or member.incarnation",
         ("tests/broker/test_leaving.py",),
     ),
     Mutant(

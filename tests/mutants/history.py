@@ -22,7 +22,35 @@ OF_HISTORY: Final = (
     Mutant(
         "put nothing in place once another run has the archive",
         "qmq/history/archiving.py",
-        "        self._lock.confirm()\n",
+        "manifest.pack())\n        self._lock.confirm()\n",
+        "manifest.pack())\n",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "give copies their names in the order of positions, though two are made at once",
+        "qmq/history/archiving.py",
+        "self._wait_for(under_way[0].manifest)",
+        "under_way.rotate(-1)",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "let the copies of a run that has ended go no further",
+        "qmq/history/archiving.py",
+        "if self._ended:",
+        "if False:",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "copy one by one where there is room for one only",
+        "qmq/history/archiving.py",
+        "            self._copy_each(left, 1)\n",
+        "            raise\n",
+        _ARCHIVING,
+    ),
+    Mutant(
+        "leave others the room that the copies of a run took which found none",
+        "qmq/history/archiving.py",
+        "            self._remove(under_way)\n",
         "",
         _ARCHIVING,
     ),
@@ -36,14 +64,14 @@ OF_HISTORY: Final = (
     Mutant(
         "verify a copy before it gets its name",
         "qmq/history/archiving.py",
-        "        self._verify(unfinished, manifest)\n",
+        "        self._verify(unfinished, manifest, self._checked)\n",
         "",
         _RECEIPTS,
     ),
     Mutant(
         "verify a copy that is there before it gets a receipt",
         "qmq/history/archiving.py",
-        "            self._verify(path, manifest)\n",
+        "            self._verify(path, manifest, lambda _: self._lock.renew())\n",
         "            pass\n",
         _RECEIPTS,
     ),
@@ -69,13 +97,17 @@ OF_HISTORY: Final = (
         ("tests/hdfs/test_hadoop.py",),
     ),
     Mutant(
+        "keep errors of Hadoop's client from Spark",
+        "qmq/history/hadoop.py",
+        "        _keep_apart(self._py4j)\n",
+        "",
+        ("tests/hdfs/test_hadoop.py::test_errors_stay_what_they_are_beside_a_session_of_spark",),
+    ),
+    Mutant(
         "end what waits for HDFS once its call was given up",
         "qmq/history/hadoop.py",
-        """        ended = self._process.poll()
-        self._process.kill()
-""",
-        """        ended = self._process.poll()
-""",
+        "                self._process.kill()\n                if ended is None:\n",
+        "                if ended is None:\n",
         ("tests/hdfs/test_hadoop.py",),
     ),
     Mutant(
@@ -116,7 +148,7 @@ OF_HISTORY: Final = (
     Mutant(
         "refuse headers of messages that nobody can decode",
         "spark/qmq_spark/columns.py",
-        "        odd = set(walked.odd.tolist()) | _without_text(self._window, walked)\n",
+        "        odd = set(walked.odd.tolist()).union(*map(_without_text, found))\n",
         "        odd = set(walked.odd.tolist())\n",
         ("tests/spark/test_columns.py",),
     ),
@@ -158,8 +190,32 @@ OF_HISTORY: Final = (
     Mutant(
         "end a stream over what was there where that ends",
         "spark/qmq_spark/streaming.py",
-        "min(end, self._target[name])",
-        "end",
+        "limited(source, read, most_bytes, self._target)",
+        "limited(source, read, most_bytes)",
         ("tests/spark/test_streaming.py::test_available_now_ends_at_what_was_there",),
+    ),
+    Mutant(
+        "read what comes before what a stream has read",
+        "spark/qmq_spark/offsets.py",
+        "first if source.may_fill else 0",
+        "0",
+        (
+            "tests/spark/test_offsets.py",
+            "tests/spark/test_streaming.py::test_what_is_archived_behind_what_was_read_comes_too",
+        ),
+    ),
+    Mutant(
+        "look again at the segment that was the last",
+        "qmq/history/archive.py",
+        "        del settled[path]\n",
+        "        pass\n",
+        ("tests/spark/test_streaming.py::test_a_segment_that_goes_on_is_read_to_its_end",),
+    ),
+    Mutant(
+        "plan nothing in the first micro-batch of a stream that begins at the end",
+        "spark/qmq_spark/streaming.py",
+        "if last == start:",
+        "if False:",
+        ("tests/spark/test_streaming.py::test_begins_at_the_end",),
     ),
 )

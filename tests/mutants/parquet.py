@@ -8,21 +8,22 @@ from tests.mutants.running import Mutant
 
 _ARCHIVING: Final = ("tests/spark/test_parquet_archiving.py",)
 _FILES: Final = ("tests/spark/test_parquet_files.py",)
+_MERGING: Final = ("tests/spark/test_parquet_merging.py",)
 _READING: Final = ("tests/spark/test_parquet_reading.py",)
 
 OF_PARQUET: Final = (
     Mutant(
         "make a table only if nobody else has",
         "qmq/history/file_table.py",
-        "    if not files.claim(path_of(table.number), table.pack()):\n",
-        "    if files.write(path_of(table.number), table.pack()):\n",
+        "    if not files.claim(path_of(table.number), changes if changes is not None else table.pack()):\n",
+        "    if files.write(path_of(table.number), changes if changes is not None else table.pack()):\n",
         ("tests/history/test_file_table.py",),
     ),
     Mutant(
         "keep the table that is being read",
         "qmq/history/file_table.py",
-        "if number < table.number - 1:",
-        "if number < table.number:",
+        "kept = {table.number, table.number - 1, ",
+        "kept = {table.number, ",
         ("tests/history/test_file_table.py",),
     ),
     Mutant(
@@ -48,10 +49,24 @@ OF_PARQUET: Final = (
     ),
     Mutant(
         "read back what was copied",
-        "spark/qmq_spark/parquet_archiving.py",
-        "if self._files.checksum(draft, renew) != (size, crc):",
+        "spark/qmq_spark/parquet_putting.py",
+        "if files.checksum(draft, renew) != (size, crc):",
         "if False:",
-        _ARCHIVING,
+        ("tests/spark/test_parquet_putting.py", *_ARCHIVING),
+    ),
+    Mutant(
+        "keep files that were merged for those who read them",
+        "spark/qmq_spark/parquet_archiving.py",
+        "for file in (*table.files, *before.files)}",
+        "for file in table.files}",
+        _MERGING,
+    ),
+    Mutant(
+        "merge no file that is bad",
+        "spark/qmq_spark/parquet_merging.py",
+        "            except BadBytes:\n",
+        "            except ZeroDivisionError:\n",
+        _MERGING,
     ),
     Mutant(
         "list what was bad",
@@ -82,11 +97,18 @@ OF_PARQUET: Final = (
         _READING,
     ),
     Mutant(
-        "read an archive from the form that has everything",
-        "spark/qmq_spark/parquet_reading.py",
+        "read an archive from segments only where these have everything",
+        "spark/qmq_spark/planning.py",
         "if not only_in_files(table, segments):",
         "if segments:",
-        _READING,
+        ("tests/spark/test_planning.py", "tests/spark/test_parts.py"),
+    ),
+    Mutant(
+        "read no segment that is in the files too",
+        "spark/qmq_spark/planning.py",
+        "in_files = source.table.ends() if source.table is not None else {}",
+        "in_files: dict[SegmentKey, int] = {}",
+        ("tests/spark/test_planning.py", "tests/spark/test_parts.py"),
     ),
     Mutant(
         "tell of what was bad when it was archived",

@@ -8,6 +8,7 @@ from tests.mutants.running import Mutant
 
 _BROKER: Final = ("tests/broker/test_restores.py",)
 _RUN: Final = ("tests/restoring/test_target.py", "tests/restoring/test_run.py", "tests/faults/test_restore_kills.py")
+_FORMS: Final = ("tests/restoring/test_forms.py", "tests/restoring/test_parquet.py")
 _READING: Final = ("tests/restoring/test_reading.py",)
 
 OF_RESTORES: Final = (
@@ -40,11 +41,32 @@ OF_RESTORES: Final = (
         _RUN,
     ),
     Mutant(
-        "do not go on with segments where Parquet was restored",
-        "qmq/restoring/run.py",
-        "        if has_segments and any(",
-        "        if False and any(",
-        ("tests/restoring/test_parquet.py",),
+        "stay with the form that a restore began with",
+        "qmq/restoring/forms.py",
+        "for part in (progress.done, progress.by_files):",
+        "for part in (progress.done,):",
+        _FORMS,
+    ),
+    Mutant(
+        "refuse to go on where a form is gone",
+        "qmq/restoring/forms.py",
+        "if _less(progress.by_files, [listed]) or _less(chosen, [progress.done, there]):",
+        "if False:",
+        _FORMS,
+    ),
+    Mutant(
+        "take from files only what no segment has",
+        "qmq/restoring/parquet.py",
+        "return taken if others else None",
+        "return None",
+        _FORMS,
+    ),
+    Mutant(
+        "keep progress by files as runs wrote them",
+        "qmq/restoring/parquet.py",
+        "for name, messages in file.origins:",
+        'for name, messages in [(file.path.rpartition("/")[2], file.messages)]:',
+        _FORMS,
     ),
     Mutant(
         "begin only when all brokers are known",

@@ -41,7 +41,7 @@ OF_RETENTION: Final = (
     Mutant(
         "move nobody back who begins behind a segment",
         "qmq/broker/moving.py",
-        "            exact = [following for following in exact if self._begins_before(following)]\n",
+        "        exact = [following for following in exact if self._begins_before(following)]\n",
         "",
         _RETENTION,
     ),
@@ -100,5 +100,19 @@ OF_RETENTION: Final = (
         "sequences.finish(raised + identity.dropped_end if claims is None else raised)",
         "sequences.finish(raised)",
         ("tests/storage/test_dropping.py",),
+    ),
+    Mutant(
+        "move groups past a segment without waiting for the disk",
+        "qmq/broker/retention.py",
+        "                if missing.read.key not in leaving.reads and len(leaving.reads) < _MOST_READS:\n",
+        "                if False:\n",
+        _RETENTION,
+    ),
+    Mutant(
+        "say that the sequences of what has gone are not known",
+        "qmq/broker/acknowledging.py",
+        "    firsts = NO_SEQUENCE if header.runs == 1 else np.full(header.runs, NO_SEQUENCE, np.uint64)\n",
+        "    firsts = 0 if header.runs == 1 else np.zeros(header.runs, np.uint64)\n",
+        _RETENTION,
     ),
 )

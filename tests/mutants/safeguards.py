@@ -16,6 +16,7 @@ from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 from tests.mutants.serving import OF_ANSWERS
+from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
 
 SAFEGUARDS: Final = (
@@ -110,6 +111,20 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_message_log.py",),
     ),
     Mutant(
+        "take nothing more once a sync by the system has failed",
+        "qmq/storage/message_log.py",
+        "            self._break(error, self._begun)\n        self._sync_lock.release()\n",
+        "            pass\n        self._sync_lock.release()\n",
+        ("tests/storage/test_aside.py",),
+    ),
+    Mutant(
+        "have the system sync one file, and leave others to a thread",
+        "qmq/storage/message_log.py",
+        "            if len(segments) == 1:\n",
+        "            if True:\n",
+        ("tests/storage/test_aside.py",),
+    ),
+    Mutant(
         "sync the directory of a new segment",
         "qmq/storage/message_log.py",
         "                    self._disk.fsync_directory(path)\n",
@@ -133,8 +148,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "take nothing more after a failed sync",
         "qmq/storage/message_log.py",
-        "                raise SyncFailed(self.broken) from error",
-        "                self.broken = None\n                raise SyncFailed('') from error",
+        "                self._break(error, path)\n                self.check()\n",
+        "                raise SyncFailed('') from error\n",
         ("tests/storage/test_message_log.py", "tests/storage/test_store_failures.py"),
     ),
     Mutant(
@@ -327,7 +342,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "check a message that comes alone by its own checksum",
         "qmq/format/run.py",
-        "        fits: bool = crc32c(self._view[self._start + columns : self._stop], seed) == crc\n",
+        "        fits: bool = check_of(self._view[self._start + columns : self._stop], fold) == check\n",
         "        fits: bool = True\n",
         ("tests/format/test_pieces.py",),
     ),
@@ -428,7 +443,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "check the messages of a cut run",
         "qmq/format/pieces.py",
-        "    bad: list[int] = np.flatnonzero(crcs != run.crcs()).tolist()\n",
+        "    bad: list[int] = np.flatnonzero(checks != run.checks()).tolist()\n",
         "    bad: list[int] = []\n",
         ("tests/format/test_pieces.py",),
     ),
@@ -612,4 +627,5 @@ SAFEGUARDS: Final = (
     ),
     *OF_GROUPS,
     *OF_ANSWERS,
+    *OF_SEVERAL,
 )

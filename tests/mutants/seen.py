@@ -28,4 +28,18 @@ OF_GROUPS: Final = (
         ")",
         ("tests/storage/test_subjects.py",),
     ),
+    Mutant(
+        "name the brokers that a list lacks",
+        "qmq/net/listing.py",
+        "        self.lacks([str(link.address) for link in self._brokers.links if link not in found])\n",
+        "        self.lacks([])\n",
+        ("tests/net/test_listing.py",),
+    ),
+    Mutant(
+        "name a broker that goes while a list is read",
+        "qmq/net/listing.py",
+        "            self.lacks([*self.missed, str(link.address)])\n",
+        "            pass\n",
+        ("tests/net/test_listing.py",),
+    ),
 )

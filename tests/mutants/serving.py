@@ -28,4 +28,11 @@ OF_ANSWERS: Final = (
         "",
         ("tests/net/test_crossing.py",),
     ),
+    Mutant(
+        "take no flipped bit for another durability",
+        "qmq/net/server/requests.py",
+        "        if frame.flags not in (0, wire.FLUSH) or len(frame.meta):\n",
+        "        if frame.flags & ~wire.FLUSH or len(frame.meta):\n",
+        ("tests/net/server/test_flipped_headers.py",),
+    ),
 )

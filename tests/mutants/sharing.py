@@ -76,9 +76,9 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "read beside the loop where a group is to go on",
-        "qmq/broker/core.py",
-        "            if self._delivery.begin_read(missing, postponed):\n                return\n",
-        "            pass\n",
+        "qmq/broker/handling.py",
+        "                if parts.delivery.begin_read(missing, wanted):\n                    return\n",
+        "                pass\n",
         _COLD,
     ),
     Mutant(
@@ -101,5 +101,19 @@ OF_SHARING: Final = (
         "            for part in (*joining.parts, *left):\n",
         "            for part in left:\n",
         ("tests/broker/test_due_batches.py",),
+    ),
+    Mutant(
+        "look at a few groups in one turn",
+        "qmq/broker/members.py",
+        "        for _ in range(MOST_LOOKS):\n",
+        "        for _ in range(1 << 30):\n",
+        ("tests/broker/test_members.py",),
+    ),
+    Mutant(
+        "read a few blocks of retries at once",
+        "qmq/storage/schedule.py",
+        "        while len(found) < limit and self._blocks_read < until:\n",
+        "        while len(found) < limit:\n",
+        ("tests/storage/test_schedule.py",),
     ),
 )

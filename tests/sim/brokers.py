@@ -308,11 +308,3 @@ def run(seed: int, frames: int = FRAMES) -> Counter[str]:
         finally:
             gc.enable()
         return history.count
-
-
-def run_many(first: int, count: int, frames: int = FRAMES) -> Counter[str]:
-    """Histories of so many seeds, counted together."""
-    found = Counter[str]()
-    for seed in range(first, first + count):
-        found.update(run(seed, frames))
-    return found

@@ -17,6 +17,7 @@ from qmq.broker.limits import BrokerLimits
 from tests.broker.harness import Driven, batch_of
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
+from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import Worker
 
@@ -393,29 +394,5 @@ class Consumption:
 
 
 def run(seed: int, commands: int = 1_000) -> Counter[str]:
-    """One history; what happened in it, and what became of the messages of all groups. A failure says how to run it
-    again.
-    """
-    history = Consumption(seed)
-    try:
-        history.run(commands)
-    except Exception as error:
-        error.add_note(f"again: python -m tests.sim consumption {seed}")
-        raise
-    found = Counter(history.count)
-    for tally in history.tallies.values():
-        found.update(tally.counts)
-    return found
-
-
-def run_many(first: int, count: int) -> Counter[str]:
-    """Histories of so many seeds, counted together."""
-    found = Counter[str]()
-    for seed in range(first, first + count):
-        found.update(run(seed))
-    return found
-
-
-def told(counts: Counter[str]) -> str:
-    """A line for each thing that happened, with how often."""
-    return "\n".join(f"{count:9} {name}" for name, count in sorted(counts.items()))
+    """One history, and what happened in it."""
+    return run_one(Consumption(seed), commands, f"consumption {seed}")

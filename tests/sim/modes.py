@@ -17,6 +17,7 @@ from qmq.format.pieces import read_answer
 from tests.broker.harness import runs_of_answer
 from tests.sim.consumption import Batch, Consumption
 from tests.sim.disk import Operation
+from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import SETTINGS, Worker
 
@@ -328,22 +329,5 @@ def _delivered(tally: Tally) -> set[int]:
 
 
 def run(seed: int, commands: int = 1_000) -> Counter[str]:
-    """One history, and what happened in it. A failure says how to run it again."""
-    history = Modes(seed)
-    try:
-        history.run(commands)
-    except Exception as error:
-        error.add_note(f"again: python -m tests.sim modes {seed}")
-        raise
-    found = Counter(history.count)
-    for tally in history.tallies.values():
-        found.update(tally.counts)
-    return found
-
-
-def run_many(first: int, count: int, commands: int = 1_000) -> Counter[str]:
-    """Histories of so many seeds, counted together."""
-    found = Counter[str]()
-    for seed in range(first, first + count):
-        found.update(run(seed, commands))
-    return found
+    """One history, and what happened in it."""
+    return run_one(Modes(seed), commands, f"modes {seed}")

@@ -12,6 +12,7 @@ from qmq.broker.effects import Sent
 from qmq.format.ids import MessageId
 from tests.sim.consumption import GROUPS, LIMITS, Consumption
 from tests.sim.disk import Operation
+from tests.sim.runs import run_one
 
 SMALL = {"segment_bytes": 2_600, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
 
@@ -116,14 +117,5 @@ class Retaining(Consumption):
 
 
 def run(seed: int, commands: int = 600) -> Counter[str]:
-    """One history. A failure says how to run it again."""
-    history = Retaining(seed)
-    try:
-        history.run(commands)
-    except Exception as error:
-        error.add_note(f"again: python -c 'from tests.sim.retaining import run; run({seed})'")
-        raise
-    found = Counter(history.count)
-    for tally in history.tallies.values():
-        found.update(tally.counts)
-    return found
+    """One history, and what happened in it."""
+    return run_one(Retaining(seed), commands, f"retaining {seed}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.brokers import run_many
-from tests.sim.consumption import told
+from tests.sim.brokers import run
+from tests.sim.runs import count_many, told
 
 #: Whole clients are at work: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -38,7 +38,7 @@ STRIKES = (
 
 
 def test_every_message_is_handled_or_dead_whichever_broker_is_there() -> None:
-    counts = run_many(0, COUNT, FRAMES)
+    counts = count_many(lambda seed: run(seed, FRAMES), 0, COUNT)
     print(told(counts))
     assert counts["frames"] >= COUNT * FRAMES
     assert not [name for name in STRIKES if not counts[name]]

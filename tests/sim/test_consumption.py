@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.consumption import run_many, told
+from tests.sim.consumption import run
+from tests.sim.runs import count_many, told
 
 #: Thousands of histories: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -37,7 +38,7 @@ STRIKES = (
 
 @pytest.mark.parametrize("first", range(0, 1_000, EACH))
 def test_every_message_is_handled_or_dead_and_never_with_two(first: int) -> None:
-    counts = run_many(first, EACH)
+    counts = count_many(run, first, EACH)
     print(told(counts))
     assert counts["commands"] >= EACH * 1_000
     assert counts["lost"] == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.consumption import told
-from tests.sim.modes import run_many
+from tests.sim.modes import run
+from tests.sim.runs import count_many, told
 
 #: Many histories: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -36,7 +36,7 @@ STRIKES = (
 
 @pytest.mark.parametrize("first", range(0, 100, EACH))
 def test_once_to_everybody_not_early_and_not_when_cancelled(first: int) -> None:
-    counts = run_many(first, EACH, COMMANDS)
+    counts = count_many(lambda seed: run(seed, COMMANDS), first, EACH)
     print(told(counts))
     assert counts["commands"] >= EACH * COMMANDS
     assert counts["lost"] == 0

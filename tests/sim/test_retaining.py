@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from tests.sim.consumption import told
 from tests.sim.retaining import run
+from tests.sim.runs import count_many, told
 
 pytestmark = pytest.mark.no_cover
 
@@ -38,8 +36,6 @@ def test_what_once_failed(seed: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, 24, EACH))
 def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) -> None:
-    counts = Counter[str]()
-    for seed in range(first, first + EACH):
-        counts.update(run(seed))
+    counts = count_many(run, first, EACH)
     print(told(counts))
     assert not [name for name in STRIKES if not counts[name]]

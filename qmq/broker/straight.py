@@ -1,0 +1,106 @@
+"""What has come a moment ago, for a consumer that had all before it: handed out as it lies, without choosing.
+
+That is what most pulls get where messages are few and handled at once. Whatever is not as simple as that (several
+partitions or prefixes, tags, expiries, bad bytes, limits that cut) is left to selection.py, which finds the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from qmq.broker.carrying import Some, entry_bytes
+from qmq.broker.effects import Buffer
+from qmq.broker.groups import Following, Subscription
+from qmq.broker.modes import MOST_ONCE
+from qmq.broker.ranges import Parts
+from qmq.errors import StorageError
+from qmq.format.batch import EntryRow
+from qmq.format.layout import ENTRY_HAS_EXPIRE_AT
+from qmq.storage.store import Store
+
+#: Rows that are looked at.
+MOST_ROWS: Final = 8
+
+
+class Handed(NamedTuple):
+    """What a pull gets."""
+
+    parts: Parts
+    buffers: list[Buffer]
+    size: int
+    messages: int
+
+
+class Straight:
+    """Of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, subscription: Subscription, max_count: int, max_bytes: int, need: int) -> Handed | None:
+        """All that is ready for it, which nobody else of its group gets from here on. None, and nothing is changed,
+        where it is not as simple as that, or fewer than *need* messages.
+        """
+        followings, group, store = subscription.followings, subscription.group, self._store
+        following, ledger = followings[0], group.ledger
+        if len(followings) > 1 or store.partitions > 1 or following.reading or group.mode == MOST_ONCE:
+            return None
+        if ledger is not None and (ledger.settings.tags or ledger.settings.expire_after_us):
+            return None
+        start = following.passed if following.exact else following.scan[0]
+        entries = store.newest_entries(0, start, MOST_ROWS)
+        end = start + len(entries)
+        wanted = self._wanted(following, entries)
+        if not wanted:
+            return None
+        count, size, answer = 0, 0, 0
+        for entry in wanted:
+            count, size, answer = count + entry[4], size + entry[10], answer + entry_bytes(entry)
+        if not need <= count <= max_count or answer > max_bytes:
+            return None
+        try:
+            buffers = self._buffers(wanted, size)
+        except StorageError:
+            return None
+        self._pass(following, wanted, end)
+        return Handed([Some(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
+
+    def _wanted(self, following: Following, entries: list[EntryRow]) -> list[EntryRow]:
+        """Those that it takes; none where one of them is not simple."""
+        wanted, expected = list[EntryRow](), -1
+        exact, cursors = following.exact, following.group.cursors
+        matches = None if exact else following.matches(self._store)
+        number = following.subject(self._store) if exact else None
+        for entry in entries:
+            first, subject = entry[0], entry[3]
+            if subject != number if exact else matches is not None and not matches[subject]:
+                continue
+            if entry[7] != 1 or entry[8] & ENTRY_HAS_EXPIRE_AT:
+                return []
+            if expected < 0 or not exact:
+                expected = int(cursors.upto(subject + 1)[subject])
+            # A cursor of 0 may mean what the start says. A row further on is the next one in a scan only.
+            if not expected or first < expected or (exact and first != expected):
+                return []
+            expected = first + entry[4]
+            wanted.append(entry)
+        return wanted
+
+    def _pass(self, following: Following, entries: list[EntryRow], end: int) -> None:
+        """Move the group behind these."""
+        group = following.group
+        cursors = group.cursors.upto(0)
+        for entry in entries:
+            cursors[entry[3]] = entry[0] + entry[4]
+        if following.exact:
+            following.passed = end
+        else:
+            following.scan[0] = end
+        group.dirty = True
+
+    def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:
+        """Batches as they lie, neighbours as one slice."""
+        start, last = entries[0][1], entries[-1]
+        if last[1] + last[10] - start == size:
+            return [self._store.view(0, start, size)]
+        return [self._store.view(0, entry[1], entry[10]) for entry in entries]

@@ -1,0 +1,62 @@
+"""Who the consumers of a group are: by number and by name, and who is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.consumers import Consumers
+from qmq.broker.kinds import Leaving
+from qmq.errors import Fenced, Overloaded
+from tests.broker.test_ledger import Driven
+
+
+def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.consumers.MAX_CONSUMERS", 3)
+    driven = Driven(tmp_path)
+    _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
+    with pytest.raises(Overloaded, match="are there, the most it may have"):
+        driven.ledger.join("d", b"1", transient=False, now_us=0)
+    driven.ledger.leave(b, Leaving.LEFT, 1)
+    driven.ledger.join("d", b"1", transient=False, now_us=2)
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+    with pytest.raises(Fenced):
+        driven.ledger.member(b.number, b.incarnation)
+    driven.restart()
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+
+
+def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing() -> None:
+    consumers = Consumers()
+    leaving = consumers.make("a", False, 7)
+    leaving.incarnation, leaving.closed = 4, False
+    leaving.held.skip_to(100)
+    following = consumers.follow_on(leaving)
+    assert (following.number, following.incarnation, following.since_us) == (2, 4, 7)
+    assert (following.held.next_sequence, following.held.count) == (100, 0)
+    assert consumers.by_name["a"] is following
+    consumers.forget(leaving)
+    assert consumers.by_name == {"a": following}
+    assert list(consumers.by_number) == [2]
+    again = Consumers()
+    again.restore(consumers.packed(), consumers.next_number)
+    assert again.next_number == 3
+    assert again.packed() == consumers.packed()
+
+
+def test_only_who_is_there_as_that_incarnation_may_call() -> None:
+    consumers = Consumers()
+    member = consumers.make("a", False, 0)
+    member.incarnation = 2
+    for closed, leaving, incarnation in ((True, 0, 2), (False, 1, 2), (False, 0, 1)):
+        member.closed, member.leaving = closed, leaving
+        with pytest.raises(Fenced, match="consumer 'a' is incarnation 2 now"):
+            consumers.caller(member.number, incarnation)
+    member.leaving = 0
+    assert consumers.caller(member.number, 2) is member
+    with pytest.raises(Fenced, match="of nobody"):
+        consumers.caller(9, 1)
+    assert consumers.there(9) is None

@@ -1,0 +1,47 @@
+"""Every command finds who takes it, and every read who has asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from qmq.broker.commands import Command, HandOver, Pull, ReadDone, ReadLog, Restore, Send
+from qmq.broker.effects import Refused
+from qmq.broker.read_numbers import Asker, first_number
+from qmq.errors import BrokerStopping
+from tests.broker.harness import Driven
+
+
+def test_there_is_somebody_for_each(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    handling = driven.broker._handling
+    assert set(handling._take) == set(get_args(Command)) - {Send}
+    assert set(handling._read_done) == set(Asker)
+    driven.close()
+
+
+def test_a_read_that_nobody_asked_for_is_a_fault(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    with pytest.raises(KeyError):
+        driven.broker.handle(ReadDone(first_number(Asker.REPORTS) + 5, None), driven.now)
+    driven.close()
+
+
+def test_a_broker_that_stops_begins_nothing(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.")
+    driven.broker.stop()
+    begun = [
+        driven.send_command({"a.x": [b"1"]}),
+        driven.pull_command(subscription),
+        HandOver(1, driven.request(), memoryview(b""), "g", 1, 1, None, ""),
+        Restore(1, driven.request(), memoryview(b"")),
+        ReadLog(1, driven.request(), 0, 0, 1),
+    ]
+    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog}
+    said = driven.do(*begun)
+    assert [type(one) for one in said] == [Refused] * 5
+    assert all(type(one.error) is BrokerStopping for one in said if isinstance(one, Refused))
+    driven.close()

@@ -1,0 +1,115 @@
+"""Records of groups are written before anyone is told; acknowledgements that may wait, with the next messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.broker.commands import Ack, Disconnected
+from qmq.broker.effects import Acked, Effect, Messages, Refused, Sent
+from qmq.broker.records import LATER_US
+from qmq.storage.disk import Disk
+from tests.broker.harness import Driven
+
+
+class Watched(Disk):
+    """Says how often the pull log was written."""
+
+    written = 0
+
+    def pwritev(self, fd: int, buffers: object, offset: int) -> int:  # type: ignore[override]
+        self.written += 1
+        return super().pwritev(fd, buffers, offset)  # type: ignore[arg-type]
+
+
+class Kept:
+    """A consumer that holds two messages, and has another pull parked."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.disk = Watched()
+        self.driven = driven = Driven(tmp_path, disk=self.disk)
+        driven.send("a.x", b"1", b"2")
+        self.subscription = driven.subscribe("a.")
+        (answer,) = driven.do(driven.pull_command(self.subscription))
+        assert isinstance(answer, Messages)
+        assert answer.ranges == ((0, 2, 1),)
+        self.pull = driven.pull_command(self.subscription, timeout_ms=60_000)
+
+    def ack(self, start: int, end: int, *more: object) -> list[Effect]:
+        self.request = self.driven.request()
+        return self.driven.do(Ack(1, self.request, self.subscription, (start, end), True), *more)
+
+
+def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_them(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    written = kept.disk.written
+    assert kept.ack(0, 2, kept.pull) == []
+    assert kept.disk.written == written
+    assert kept.driven.store.groups.staged == 1
+    said = kept.driven.do(kept.driven.send_command({"a.x": [b"3"]}, flush=False, connection=2))
+    assert [type(one) for one in said] == [Sent, Messages, Acked]
+    assert said[2] == Acked(1, kept.request, 0)
+    assert kept.disk.written == written + 2  # a batch, and two records
+    kept.driven.store.close(clean=False)
+    kept.driven.open()
+    held = kept.driven.broker._delivery.subscriptions.groups["g"].ledger
+    assert held is not None
+    assert [(one.held.frontier, one.held.next_sequence) for one in held.members.values()] == [(2, 3)]
+    kept.driven.close()
+
+
+def test_it_does_not_wait_for_long_nor_beyond_a_stop(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    assert kept.ack(0, 1) == []
+    assert kept.driven.broker.tick(kept.driven.now) == kept.driven.now.monotonic_us + LATER_US
+    assert kept.driven.advance(LATER_US // 1_000 - 1) == []
+    assert kept.driven.advance(1) == [Acked(1, kept.request, 0)]
+    assert kept.driven.store.groups.staged == 0
+    assert kept.ack(1, 2) == []
+    kept.driven.broker.stop()
+    assert kept.driven.do() == [Acked(1, kept.request, 0)]
+    kept.driven.close()
+
+
+def test_one_that_is_waited_for_does_not_wait_and_what_is_of_others_is_written(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    first = kept.ack(0, 1) or kept.request
+    said = kept.driven.do(Ack(1, 77, kept.subscription, (1, 2)))
+    assert said == [Acked(1, 77, 0)]
+    assert kept.driven.store.groups.staged == 0
+    assert kept.driven.advance(LATER_US // 1_000) == [Acked(1, first, 0)]
+    kept.driven.close()
+
+
+def test_what_another_connection_is_given_meanwhile_is_written_first(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    driven = kept.driven
+    other = driven.subscribe("a.", group="other", connection=2)
+    waits = driven.pull_command(other, timeout_ms=60_000, connection=2)
+    assert [type(one) for one in driven.do(waits)] == [Messages]
+    assert kept.ack(0, 2) == []
+    assert driven.store.groups.staged == 1
+    assert driven.do(driven.pull_command(other, timeout_ms=60_000, connection=2)) == []
+    assert driven.store.groups.staged == 1
+    said = driven.do(driven.send_command({"a.x": [b"3"]}, flush=False, connection=3))
+    assert [(type(one), getattr(one, "connection", 0)) for one in said] == [(Sent, 3), (Messages, 2)]
+    assert driven.store.groups.staged == 0
+    driven.close()
+
+
+def test_a_checkpoint_writes_it_and_nobody_is_told_who_has_left(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    assert kept.ack(0, 1) == []
+    kept.driven.checkpoint()
+    assert kept.driven.store.groups.staged == 0
+    assert kept.ack(1, 2) == []
+    assert kept.driven.do(Disconnected(1)) == []
+    assert kept.driven.store.groups.staged == 0
+    assert kept.driven.advance(LATER_US // 1_000) == []
+    kept.driven.close()
+
+
+def test_what_is_wrong_with_one_is_said_at_once(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    (refused,) = kept.ack(2, 1)
+    assert isinstance(refused, Refused)
+    kept.driven.close()

@@ -1,0 +1,59 @@
+"""Retries as items of a schedule, and what is left of a range without others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.retry import PIECES, Retry, packed, rest_of, split, taken_of, unpacked, without
+
+MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)
+
+
+def ids_of(messages: MessageRange) -> list[int]:
+    return list(range(messages.skip, messages.skip + messages.total))
+
+
+def test_a_retry_is_the_same_as_an_item() -> None:
+    retries = [
+        Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke"),
+        Retry(8, 60, MESSAGES._replace(log=1 << 31), 1, 0, False, 0, 0, 0, ""),
+    ]
+    assert unpacked(packed(retries)) == retries
+    assert unpacked(packed([])) == []
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("x" * 60, "x" * 52), ("\u00e4" * 27, "\u00e4" * 26), ("a\0b", "ab")])
+def test_a_reason_is_cut_where_a_letter_ends(reason: str, kept: str) -> None:
+    (found,) = unpacked(packed([Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, reason)]))
+    assert found.reason == kept
+
+
+@pytest.mark.parametrize("total", [1, 2, 9, 10, 11, 19, 20, 21, 1_000, 1_001])
+def test_the_pieces_of_a_range_are_the_range(total: int) -> None:
+    pieces = split(MESSAGES._replace(total=total))
+    assert 1 <= len(pieces) <= PIECES
+    assert [one for piece in pieces for one in ids_of(piece)] == list(range(5, 5 + total))
+    sizes = [piece.total for piece in pieces]
+    assert max(sizes) == sizes[0] <= -(-total // PIECES)
+
+
+def test_what_was_taken_is_left_out() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        taken = list[MessageRange]()
+        for _ in range(chance.randrange(4)):
+            start = chance.randrange(40)
+            taken.append(MESSAGES.part(start, chance.randrange(start + 1, 41)))
+        gone = {one for part in taken for one in ids_of(part)}
+        left = rest_of(MESSAGES, taken)
+        assert all(part.total for part in left)
+        assert [one for part in left for one in ids_of(part)] == [one for one in ids_of(MESSAGES) if one not in gone]
+    assert without(MESSAGES, MESSAGES._replace(first=101)) == [MESSAGES], "another range"
+
+
+def test_what_is_taken_is_the_first_messages_as_they_were_tried() -> None:
+    retry = Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke")
+    assert taken_of(retry, 4) == (retry, 4, HeldRange(MESSAGES.part(0, 4), 3, 1))

@@ -1,0 +1,148 @@
+"""What has just come, handed out as it lies: the same as what selection.py finds, whatever happens around it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker import straight
+from qmq.broker.commands import Ack, Subscribe, Withdraw
+from qmq.broker.effects import Effect, Messages, Subscribed
+from qmq.broker.straight import Straight
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
+
+SUBJECTS = ("a.x", "a.y", "b.z")
+
+
+class Life:
+    """A consumer that pulls and acknowledges while others send, by a seed; ``seen`` is all that it was told."""
+
+    def __init__(self, directory: Path, seed: int, group: str | None, prefix: str, *settings: tuple[str, Any]) -> None:
+        self.random = random.Random(seed)
+        self.driven = Driven(directory)
+        self.driven.send("a.x", b"first")
+        self.said = [group, prefix, settings]
+        self.seen: list[object] = []
+        self.waits: int | None = None
+        self.open: list[int] = []
+        self.join(group, prefix, settings)
+
+    def join(self, group: str | None, prefix: str, settings: tuple[tuple[str, Any], ...]) -> None:
+        start = None if group else "first"
+        command = Subscribe(1, self.driven.request(), group, (prefix,), "c", start, b"n", b"c", False, settings)
+        said = self.driven.do(command)
+        (answer,) = [effect for effect in said if isinstance(effect, Subscribed)]
+        self.subscription = answer.subscription
+
+    def step(self) -> None:
+        what = self.random.choice(["send", "send", "pull", "pull", "pull", "ack", "withdraw"])
+        getattr(self, what)()
+
+    def send(self) -> None:
+        subjects = self.random.sample(SUBJECTS, self.random.choice([1, 1, 1, 1, 1, 1, 1, 2]))
+        for _ in range(self.random.choice([1, 1, 1, 2, 12])):
+            bodies = {subject: [b"%d" % self.driven.produced] * self.random.randint(1, 3) for subject in subjects}
+            self.hear(self.driven.do(self.driven.send_command(bodies, self.random.random() < 0.5, connection=2)))
+
+    def pull(self) -> None:
+        if self.waits is None:
+            least = self.random.choice([1, 1, 1, 4])
+            limits = {
+                "max_count": self.random.choice([least, 5, 1_000]),
+                "min_count": least,
+                "timeout_ms": self.random.choice([0, 60_000]),
+                "max_bytes": self.random.choice([300, 4 << 20]),
+            }
+            command = self.driven.pull_command(self.subscription, **limits)
+            self.waits = command.request
+            self.hear(self.driven.do(command))
+
+    def ack(self) -> None:
+        if self.open and self.said[0] is not None:
+            number = self.open.pop(self.random.randrange(len(self.open)))
+            self.hear(self.driven.do(Ack(1, self.driven.request(), self.subscription, (number, number + 1))))
+
+    def withdraw(self) -> None:
+        if self.waits is not None:
+            self.hear(self.driven.do(Withdraw(1, self.waits)))
+
+    def hear(self, said: list[Effect]) -> None:
+        for effect in said:
+            if isinstance(effect, Messages):
+                self.waits = None
+                self.seen.append((bodies_of(runs_of_answer(effect)), effect.ranges))
+                self.open += [first + at for first, count, _ in effect.ranges for at in range(count)]
+
+    def held(self) -> list[bytes]:
+        """What a start gives again of what is not acknowledged: what the pull log says of it."""
+        self.driven.checkpoint()
+        return bodies_of(self.driven.pull(self.subscription))
+
+
+def lived(directory: Path, seed: int, *said: Any) -> list[object]:
+    directory.mkdir()
+    life = Life(directory, seed, *said)
+    for _ in range(50):
+        life.step()
+    life.withdraw()
+    if said[0] is not None:
+        life.driven.store.close(clean=False)
+        life.driven.wanted.clear()
+        life.driven.open()
+        life.join(*said[:2], said[2:])
+        command = life.driven.pull_command(life.subscription)._replace(expected=0)
+        life.hear(life.driven.do(command))
+    life.seen.append(bodies_of(life.driven.pull(life.subscription)))
+    life.driven.close()
+    return life.seen
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("g", "a."),
+        ("g", "a.x"),
+        ("g", ""),
+        (None, "a."),
+        ("g", "a.", ("expire_after_us", 3_600_000_000)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_hands_out_what_selection_would(
+    tmp_path: Path, seed: int, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    take = Straight.take
+
+    def counted(*args: Any) -> Any:
+        found = take(*args)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Straight, "take", counted)
+    found = lived(tmp_path / "straight", seed, *said)
+    assert any(taken) == (len(said) == 2)  # a group whose messages expire never gets them so
+    monkeypatch.setattr(straight, "MOST_ROWS", 0)
+    taken.clear()
+    assert lived(tmp_path / "chosen", seed, *said) == found
+    assert not any(taken)
+
+
+def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
+    """A pull has looked at more than it could have: the row where it stopped is not where the group is."""
+    driven = Driven(tmp_path)
+    driven.send("a.x", b"0")
+    subscription = driven.subscribe("a.x")
+    assert bodies_of(driven.pull(subscription)) == [b"0"]
+    driven.send("a.x", b"1")
+    driven.send("a.x", b"2")
+    parked = driven.pull_command(subscription, min_count=4, timeout_ms=60_000)
+    assert driven.do(parked) == []
+    driven.do(Withdraw(1, parked.request))
+    driven.send("a.x", b"3")
+    assert bodies_of(driven.pull(subscription)) == [b"1", b"2", b"3"]
+    driven.close()

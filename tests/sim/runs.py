@@ -1,0 +1,47 @@
+"""Runs of histories, each from a seed: a failure says how to run it again; many are counted together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tests.sim.tally import Tally
+
+
+class History(Protocol):
+    """What happens to the consumers of one broker."""
+
+    count: Counter[str]
+
+    @property
+    def tallies(self) -> Mapping[str, Tally]: ...
+
+    def run(self, commands: int, /) -> None:
+        """So many commands of clients at least; then the checks."""
+
+
+def run_one(history: History, commands: int, again: str) -> Counter[str]:
+    """What happened in it, and what became of the messages of all groups. *again* is what runs it again."""
+    try:
+        history.run(commands)
+    except Exception as error:
+        error.add_note(f"again: python -m tests.sim {again}")
+        raise
+    found = Counter(history.count)
+    for tally in history.tallies.values():
+        found.update(tally.counts)
+    return found
+
+
+def count_many(run: Callable[[int], Counter[str]], first: int, count: int) -> Counter[str]:
+    """Histories of so many seeds, counted together."""
+    found = Counter[str]()
+    for seed in range(first, first + count):
+        found.update(run(seed))
+    return found
+
+
+def told(counts: Counter[str]) -> str:
+    """A line for each thing that happened, with how often."""
+    return "\n".join(f"{count:9} {name}" for name, count in sorted(counts.items()))
