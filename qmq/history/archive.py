@@ -47,17 +47,19 @@ def manifests(files: Files) -> list[tuple[str, Manifest]]:
 
 
 def archived_segments(files: Files, known: Iterable[SegmentSource] = ()) -> list[SegmentSource]:
-    """What there is to read. Of those *known* from a look before, only the last of a partition is looked at again: no
-    other one can have become longer. Raises as ``manifests`` does.
+    """What there is to read. Of those *known* from a look before, only the one that was the last of a partition is
+    looked at again: no other one can have become longer. Raises as ``manifests`` does.
     """
     settled = {segment.path: segment for segment in known}
+    lasts = {segment.whose: segment.path for segment in settled.values()}  # they come by partition and position
+    for path in lasts.values():
+        del settled[path]
     found = []
     for directory in files.names(SEGMENTS):
         names = [name for name in files.names(f"{SEGMENTS}/{directory}") if _is_manifest(name)]
         for name in names:
             path = f"{SEGMENTS}/{directory}/{name.removesuffix(MANIFEST)}"
-            segment = settled.get(path + MESSAGES) if name != names[-1] else None
-            found.append(segment or _segment(path, _manifest(files, path)))
+            found.append(settled.get(path + MESSAGES) or _segment(path, _manifest(files, path)))
     return found
 
 

@@ -1,21 +1,30 @@
-"""Archiving: sealed segments of a data directory, byte for byte. A run may be killed at any moment, and repeated."""
+"""Archiving: sealed segments of a data directory, byte for byte. A run may be killed at any moment, and repeated.
+
+Two segments are copied at once, each by a thread: while one is synced the other is read and written. They get their
+names one after another, in the order of their positions: a stream that has read one looks for nothing before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, DirectoryInUse, StorageError, StorageFull
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.history.archive import MANIFEST, SEGMENTS, directory_of, manifests
 from qmq.history.archive_lock import LOCK, ArchiveLock
 from qmq.history.data_directory import DataDirectory
-from qmq.history.files import Reading, WritableFiles
+from qmq.history.files import Progress, Reading, WritableFiles
 from qmq.history.manifest import Manifest
 from qmq.history.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.storage.index import pack_index_header
@@ -23,6 +32,8 @@ from qmq.storage.receipt import Receipt
 from qmq.storage.segment import Owner
 
 UNFINISHED: Final = "_"
+#: Segments that are copied at once.
+AT_ONCE: Final = 2
 
 
 @dataclass(slots=True)
@@ -59,6 +70,18 @@ def archive_segments(
     return _Run(source, files, lock, clock, progress).run()
 
 
+class _Copy(NamedTuple):
+    """A segment whose copy is made, under other names than its own, or is whole."""
+
+    segment: SegmentSource
+    path: str
+    manifest: Future[Manifest]
+
+
+class _Ended(Exception):
+    """The run has ended: a thread that copies for it is to go no further."""
+
+
 class _Run:
     def __init__(
         self,
@@ -75,6 +98,10 @@ class _Run:
         self._progress = progress
         self._total = 0
         self._done = Archived()
+        #: What threads that copy have to tell: bytes. One that is done tells of none.
+        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ended = False
+        self._copied_bytes = 0
 
     def run(self) -> Archived:
         there = dict(manifests(self._files))
@@ -89,17 +116,7 @@ class _Run:
             else:
                 wanted.append((path, segment))
         self._total = sum(segment.end - segment.base for _, segment in wanted)
-        for path, segment in wanted:
-            try:
-                manifest = self._archive(segment, path)
-            except (FileNotFoundError, BadBytes):
-                if self._source.has(segment):
-                    raise
-                self._done.dropped += 1
-                continue
-            self._write_receipt(segment, manifest)
-            self._done.copied += 1
-            self._done.messages += manifest.messages
+        self._copy_all(wanted)
         self._done.removed = _remove_unfinished(self._files)
         return self._done
 
@@ -111,18 +128,90 @@ class _Run:
         if receipt is not None and receipt.destination == self._files.name:
             return True
         try:
-            self._verify(path, manifest)
+            self._verify(path, manifest, lambda _: self._lock.renew())
         except BadBytes:
             return False
         self._write_receipt(segment, manifest)
         return True
 
-    def _archive(self, segment: SegmentSource, path: str) -> Manifest:
-        """Copy one segment under other names, verify the copy, then give it its own names, the manifest last."""
+    def _copy_all(self, wanted: list[tuple[str, SegmentSource]]) -> None:
+        left = deque(wanted)
+        try:
+            self._copy_each(left, AT_ONCE)
+        except StorageFull:  # there may be room for one yet
+            self._ended, self._copied_bytes = False, self._done.copied_bytes
+            self._copy_each(left, 1)
+
+    def _copy_each(self, left: deque[tuple[str, SegmentSource]], at_once: int) -> None:
+        """Copy segments, so many at once; *left* has those then that are not there yet, and nothing is left of them
+        where the archive is full.
+        """
+        threads = ThreadPoolExecutor(at_once, "qmq-archive")
+        begun = (self._begin(threads, segment, path) for path, segment in tuple(left))
+        under_way = deque(islice(begun, at_once))
+        try:
+            while under_way:
+                self._wait_for(under_way[0].manifest)
+                under_way.extend(islice(begun, at_once - 1))
+                self._finish(under_way[0])
+                under_way.popleft()
+                left.popleft()
+                if not under_way:
+                    under_way.extend(islice(begun, 1))
+        except StorageFull:
+            self._end(threads)
+            self._remove(under_way)
+            raise
+        finally:
+            self._end(threads)
+
+    def _begin(self, threads: ThreadPoolExecutor, segment: SegmentSource, path: str) -> _Copy:
+        manifest = threads.submit(self._copy, segment, path)
+        manifest.add_done_callback(lambda _: self._told.put(0))
+        return _Copy(segment, path, manifest)
+
+    def _wait_for(self, manifest: Future[Manifest]) -> None:
+        """Hear meanwhile of what was copied."""
+        while not (manifest.done() and self._told.empty()):
+            size = self._told.get()
+            self._lock.renew()
+            self._copied_bytes += size
+            if size and self._progress is not None:
+                self._progress(self._copied_bytes, self._total)
+
+    def _end(self, threads: ThreadPoolExecutor) -> None:
+        """Nobody copies any more, and nothing is told of."""
+        self._ended = True
+        threads.shutdown(cancel_futures=True)
+        self._told = queue.SimpleQueue()
+
+    def _remove(self, copies: Iterable[_Copy]) -> None:
+        """What was copied of segments takes room that others need. Another run may have the archive by now."""
+        with suppress(StorageError, DirectoryInUse):
+            self._lock.confirm()
+            for copy in copies:
+                self._files.remove(_unfinished(copy.path) + MESSAGES)
+
+    def _finish(self, copy: _Copy) -> None:
+        """Give a copy that is whole its own names, and say so in the data directory."""
+        try:
+            manifest = copy.manifest.result()
+        except (FileNotFoundError, BadBytes):
+            if self._source.has(copy.segment):
+                raise
+            self._done.dropped += 1
+            return
+        self._put_in_place(copy.path, manifest)
+        self._write_receipt(copy.segment, manifest)
+        self._done.copied += 1
+        self._done.copied_bytes += manifest.messages_bytes
+        self._done.messages += manifest.messages
+
+    def _copy(self, segment: SegmentSource, path: str) -> Manifest:
+        """Copy one segment under other names, and verify the copy."""
         files = self._files
-        directory, _, name = path.rpartition("/")
-        files.make_directory(directory)
-        unfinished = f"{directory}/{UNFINISHED}{name}"
+        unfinished = _unfinished(path)
+        files.make_directory(path.rpartition("/")[0])
         index = segment.batches(self._source.files)
         packed = _packed(segment, index)
         with self._source.files.open(segment.path) as reading:
@@ -146,27 +235,35 @@ class _Run:
             archived_at_us=self._clock(),
         )
         files.write(unfinished + INDEX, packed)
-        self._verify(unfinished, manifest)
-        files.write(unfinished + MANIFEST, manifest.pack())
-        self._lock.confirm()
-        for suffix in (MESSAGES, INDEX, MANIFEST):
-            files.rename(unfinished + suffix, path + suffix)
+        self._verify(unfinished, manifest, self._checked)
         return manifest
 
-    def _copied(self, size: int) -> None:
-        self._done.copied_bytes += size
-        self._lock.renew()
-        if self._progress is not None:
-            self._progress(self._done.copied_bytes, self._total)
+    def _put_in_place(self, path: str, manifest: Manifest) -> None:
+        """Give a copy its names, the manifest last."""
+        unfinished = _unfinished(path)
+        self._files.write(unfinished + MANIFEST, manifest.pack())
+        self._lock.confirm()
+        for suffix in (MESSAGES, INDEX, MANIFEST):
+            self._files.rename(unfinished + suffix, path + suffix)
 
-    def _verify(self, path: str, manifest: Manifest) -> None:
+    def _copied(self, size: int) -> None:
+        """A thread has copied so much."""
+        if self._ended:
+            raise _Ended
+        self._told.put(size)
+
+    def _checked(self, _: int) -> None:
+        """A thread has read so much of its copy."""
+        self._copied(0)
+
+    def _verify(self, path: str, manifest: Manifest, progress: Progress) -> None:
         """Raise BadBytes unless the files there are what the manifest says."""
         for suffix, size, crc in (
             (MESSAGES, manifest.messages_bytes, manifest.messages_crc),
             (INDEX, manifest.index_bytes, manifest.index_crc),
         ):
             try:
-                found = self._files.checksum(path + suffix, lambda _: self._lock.renew())
+                found = self._files.checksum(path + suffix, progress)
             except FileNotFoundError as error:
                 raise BadBytes(f"{path + suffix} in {self._files.name} is missing; run it again") from error
             if found != (size, crc):
@@ -191,6 +288,12 @@ class _Run:
             ),
         )
         self._done.receipts += 1
+
+
+def _unfinished(path: str) -> str:
+    """What a copy is called until it is whole."""
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/{UNFINISHED}{name}"
 
 
 def _packed(segment: SegmentSource, index: Index) -> bytes:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 
@@ -59,11 +60,13 @@ _AT_FIRST: Final = {
 }
 
 _FULL: Final = ("QuotaExceededException", "minReplication nodes", "DiskOutOfSpace", "No space left")
+#: The py4j clients of the processes that were started here.
+_OWN: Final[WeakSet[Any]] = WeakSet()
 _NEED: Final = "hdfs:// needs Java 17 or later and the packages of qmq[hdfs]: pip install 'qmq[hdfs]'"
 
 
 class Hadoop:
-    """The Java process. Not for several threads."""
+    """The Java process. Several threads may call it at once, each with streams of its own."""
 
     def __init__(self) -> None:
         """Start it. Raises InvalidOption when Java or its jars are not there, StorageFailed when it does not start."""
@@ -73,6 +76,7 @@ class Hadoop:
         self._drain: threading.Thread | None = None
         #: Why nothing can be asked any more.
         self._gone = ""
+        self._losing = threading.Lock()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -96,6 +100,8 @@ class Hadoop:
         py4j = _py4j()
         parameters = py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=PATIENCE_S)
         self._gateway = py4j.java_gateway.JavaGateway(gateway_parameters=parameters)
+        self._py4j = py4j
+        _OWN.add(self._gateway._gateway_client)
         self._java_error = py4j.protocol.Py4JJavaError
         logging.getLogger().addFilter(_is_not_of_py4j)
         self._any_error = py4j.protocol.Py4JError
@@ -123,6 +129,10 @@ class Hadoop:
         """Its classes, by their full names."""
         return self._gateway.jvm
 
+    def buffer(self, size: int) -> Any:
+        """A Java array of so many bytes."""
+        return self._gateway.new_array(self.java.byte, size)
+
     def array(self, kind: Any, *items: Any) -> Any:
         """A Java array."""
         made = self._gateway.new_array(kind, len(items))
@@ -144,6 +154,7 @@ class Hadoop:
         """
         if self._gone:
             raise StorageFailed(f"cannot {what} {name}: {self._gone}")
+        _keep_apart(self._py4j)
         try:
             yield
         except self._java_error as error:
@@ -164,12 +175,14 @@ class Hadoop:
 
     def _lost(self, what: str, name: str) -> StorageError:
         """There was no answer: end the process, so that it does not do later what nobody waits for any more."""
-        ended = self._process.poll()
-        self._process.kill()
-        if ended is None:
-            self._gone = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs, and run this again"
-        else:
-            self._gone = f"the Java process ended with {ended}; run this again"
+        with self._losing:  # who comes second would only see that it was ended
+            if not self._gone:
+                ended = self._process.poll()
+                self._process.kill()
+                if ended is None:
+                    self._gone = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs, and run this again"
+                else:
+                    self._gone = f"the Java process ended with {ended}; run this again"
         return StorageFailed(f"cannot {what} {name}: {self._gone}")
 
     def open(self, place: str, settings: Mapping[str, str]) -> Any:
@@ -221,6 +234,8 @@ def _failure(words: str, what: str, name: str) -> OSError | StorageError:
     told = f"cannot {what} {name}: {kind.rpartition('.')[2]}: {text}"
     if "There are 0 datanode(s) running" in text:
         return StorageFailed(f"{told}; start the DataNodes, and run this again")
+    if "minReplication nodes" in words and "no node(s) are excluded" not in text:  # why they are, nobody says
+        return StorageFull(f"{told}; make room in HDFS, or start the DataNodes that do not answer, and run this again")
     if any(sign in words for sign in _FULL):
         return StorageFull(f"{told}; make room in HDFS or raise the quota, and run this again")
     if "SafeModeException" in words or "safe mode" in text:
@@ -228,6 +243,22 @@ def _failure(words: str, what: str, name: str) -> OSError | StorageError:
     if "AccessControlException" in words:
         return StorageFailed(f"{told}; give this user the right to write there, or choose another path")
     return StorageFailed(f"{told}; check that HDFS runs and that the address is right, and run this again")
+
+
+def _keep_apart(py4j: Any) -> None:
+    """PySpark makes errors of py4j its own by asking Spark's Java process about them, also about those of others: see
+    that errors of the processes here stay as they are, also when a session was started since.
+    """
+    others = py4j.java_gateway.get_return_value
+    if getattr(others, "keeps_apart", False):
+        return
+
+    def get_return_value(answer: Any, client: Any, target_id: Any = None, name: Any = None) -> Any:
+        chosen = py4j.protocol.get_return_value if client in _OWN else others
+        return chosen(answer, client, target_id, name)
+
+    get_return_value.keeps_apart = True  # type: ignore[attr-defined]
+    py4j.java_gateway.get_return_value = get_return_value
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

@@ -1,8 +1,9 @@
 """A tree in HDFS that an archive is written to, by Hadoop's own client.
 
-Data goes from file to HDFS within Java, piece by piece, so that there is progress. Blocks are synced by the DataNodes
-when they are full, or closed: without that a copy would survive the end of processes only. The checksum of a file is
-HDFS's own over what its DataNodes have written, where it is crc32c; else the file is read back.
+Data goes from file to HDFS within Java, piece by piece, so that there is progress, and its checksum is made there: this
+process touches none of it. Blocks are synced by the DataNodes when they are full, or closed: without that a copy would
+survive the end of processes only. The checksum of a file is HDFS's own over what its DataNodes have written, where it
+is crc32c; else the file is read back.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from crc32c import crc32c
-
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of, pieces_of
+from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
 from qmq.history.hadoop import Hadoop
 from qmq.storage.disk import Disk
 
 SCHEME: Final = "hdfs://"
 #: Up to so many bytes are handed over as they are; more by way of a file.
 _SMALL_BYTES: Final = 64 << 10
+#: What Java reads and hands on at once: more than Hadoop's client gathers, which so makes checksums where bytes lie.
+_BUFFER_BYTES: Final = 128 << 10
 #: What no name of an archive has in it.
 _BETWEEN: Final = "\n"
 
@@ -60,9 +61,12 @@ class JavaReading:
         return self._size
 
     def read(self, offset: int, size: int) -> bytes:
+        """As ``Reading.read``; some at a time, for Java makes several copies of what it hands over."""
+        end = min(offset + size, self._size)
         with self._hadoop.doing("read", self._name):
             self._stream.seek(min(offset, self._size))
-            return bytes(self._stream.readNBytes(size))
+            parts = [bytes(self._stream.readNBytes(min(COPY_BYTES, end - at))) for at in range(offset, end, COPY_BYTES)]
+        return b"".join(parts)
 
     def close(self) -> None:
         with suppress(StorageError), self._hadoop.doing("close", self._name):
@@ -149,24 +153,35 @@ class WritableHdfsFiles:
                 self.copy_in(source, len(data), path, lambda _: None)
 
     def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
-        crc, name = 0, self._at(path)
-        with self._writing(path) as stream, self._reading(source) as file:
-            for offset, piece in pieces_of(source, size):
-                crc = crc32c(piece, crc)
-                with self._hadoop.doing("write", name):
-                    copied = self._copy(file, stream, 0, len(piece))
-                if copied != len(piece):
-                    raise StorageFailed(f"{source.path} ends at {offset + copied} of {size} bytes; run qmq verify")
-                progress(len(piece))
-        return crc
+        with self._hadoop.doing("write", self._at(path)):
+            buffer = self._hadoop.buffer(_BUFFER_BYTES)
+        with self._writing(path) as stream, self._reading(source) as (file, crc):
+            for done in range(0, size, COPY_BYTES):
+                part = min(COPY_BYTES, size - done)
+                try:
+                    with self._hadoop.doing("write", self._at(path)):
+                        copied = self._copy(file, stream, 0, part, buffer)
+                except StorageFailed:
+                    source.read(done, part)  # where the fault is there, this says so
+                    raise
+                if copied != part:
+                    raise StorageFailed(f"{source.path} ends at {done + copied} of {size} bytes; run qmq verify")
+                progress(part)
+            with self._hadoop.doing("read", str(source.path)):
+                return int(crc.getValue())
 
     @contextmanager
-    def _reading(self, source: LocalReading) -> Iterator[Any]:
-        """A local file, for Java: by what this process has open, for retention may remove its name meanwhile."""
+    def _reading(self, source: LocalReading) -> Iterator[tuple[Any, Any]]:
+        """A local file, for Java, and the crc32c of what is read of it: by what this process has open, for retention
+        may remove its name meanwhile.
+        """
+        java = self._hadoop.java.java
         with self._hadoop.doing("read", str(source.path)):
-            file = self._hadoop.java.java.io.FileInputStream(f"/proc/{os.getpid()}/fd/{source.fileno()}")
+            crc = java.util.zip.CRC32C()
+            plain = java.io.FileInputStream(f"/proc/{os.getpid()}/fd/{source.fileno()}")
+            file = java.util.zip.CheckedInputStream(plain, crc)
         try:
-            yield file
+            yield file, crc
         finally:
             with suppress(StorageError), self._hadoop.doing("close", str(source.path)):
                 file.close()
@@ -203,13 +218,14 @@ class WritableHdfsFiles:
         """The crc32c of a file, by reading it."""
         name, java = self._at(path), self._hadoop.java.java
         with self._hadoop.doing("read", name):
+            buffer = self._hadoop.buffer(_BUFFER_BYTES)
             crc = java.util.zip.CRC32C()
             sink = java.util.zip.CheckedOutputStream(java.io.OutputStream.nullOutputStream(), crc)
             stream = self._fs.open(self._path(path))
         for done in range(0, size, COPY_BYTES):
             part = min(COPY_BYTES, size - done)
             with self._hadoop.doing("read", name):
-                copied = self._copy(stream, sink, 0, part)
+                copied = self._copy(stream, sink, 0, part, buffer)
             if copied != part:
                 raise StorageFailed(f"{name} has become shorter while it was read; run this again")
             progress(part)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qmq.errors import BadBytes, StorageError
+from qmq.errors import BadBytes, InvalidOption, StorageError
 from qmq.format.batch import COLUMN_BYTES, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import HAS_ORIGIN_ID
@@ -18,40 +18,61 @@ from qmq.format.pieces import stored_runs
 from qmq.format.private import is_private
 from qmq.format.restored import Part
 from qmq.format.run import Run
-from qmq.history.file_table import ListedFile, read_table
+from qmq.history.file_table import FileTable, ListedFile, read_table
 from qmq.history.files import Files, Reading
 from qmq.intervals import Intervals
+from qmq.restoring.forms import of_table
 from qmq.restoring.reading import Damage, Found, Step, new_parts
 from qmq.restoring.selection import Selection
 
 #: Rows that are decoded at once.
 _ROWS: Final = 4_096
-_COLUMNS: Final = ("subject", "message_id", "key", "tags", "properties", "created_at", "stored_at", "body")
+_COLUMNS: Final = (
+    "subject", "message_id", "key", "tags", "properties", "created_at", "stored_at", "body", "partition", "position",
+)  # fmt: skip
 _NO_PRODUCER: Final = bytes(16)
 
 Row = tuple[Any, ...]
 
 
-class ParquetReader:
-    """As ArchiveReader, for an archive that has Parquet only."""
+class _Stretch(NamedTuple):
+    """Rows [start, end) of a file: of what was the file *path*, which begins at its row *first*."""
 
-    def __init__(self, files: Files, selection: Selection, done: dict[str, Intervals]) -> None:
-        """Raises BadBytes, ForeignFile, StorageFailed."""
+    path: str
+    first: int
+    start: int
+    end: int
+
+
+class ParquetReader:
+    """As ArchiveReader, for what is read from Parquet: messages at positions *by_files*, by log; None: all."""
+
+    def __init__(
+        self,
+        files: Files,
+        selection: Selection,
+        done: dict[str, Intervals],
+        by_files: Mapping[str, Intervals] | None = None,
+    ) -> None:
+        """Raises InvalidOption, BadBytes, ForeignFile, StorageFailed."""
         self._files = files
         self._selection = selection
         #: What is stored already, to be left out.
         self.found: Found = {}
         table = read_table(files)
-        self._lost = table.damages
-        self._left = [
-            (file, start, end)
-            for file in table.files
-            for start, end in done.get(file.path, Intervals()).missing(0, file.messages)
+        by_files = of_table(table) if by_files is None else by_files
+        self._lost = [
+            lost
+            for lost in table.damages
+            if by_files.get(f"{lost.store_id}-{lost.partition}", Intervals()).overlaps(lost.start, lost.end)
         ]
+        #: Of which positions messages are taken, by partition; None: of all.
+        self._taken = _taken(table, by_files, files.name)
+        self._left = [(file, stretches) for file in table.files if (stretches := list(_stretches(file, done)))]
 
     def left_bytes(self) -> int:
         """How many rows are to be looked at."""
-        return sum(end - start for _, start, end in self._left)
+        return sum(one.end - one.start for _, stretches in self._left for one in stretches)
 
     def steps(self) -> Iterator[Step]:
         """All that is to be looked at, step by step; each row of each file is in one of them."""
@@ -59,44 +80,86 @@ class ParquetReader:
             log = f"{lost.store_id}-{lost.partition}"
             damage = Damage(f"{self._files.name}, log {log}", lost.start, lost.end, lost.messages, lost.reason)
             yield Step(log, lost.start, lost.start, [], damage=damage, is_settled=False)
-        for file, start, end in self._left:
-            yield from self._stretch(file, start, end)
+        for file, stretches in self._left:
+            yield from self._of_file(file, stretches)
 
-    def _stretch(self, file: ListedFile, start: int, end: int) -> Iterator[Step]:
-        wanted, done = self._selection, start
+    def _of_file(self, file: ListedFile, stretches: list[_Stretch]) -> Iterator[Step]:
+        wanted = self._selection
         outside = file.last_stored_at_us < wanted.since_us or file.first_stored_at_us >= wanted.until_us
         if outside or (file.subject is not None and not wanted.takes(file.subject)):
-            yield Step(file.path, start, end, [])
+            for one in stretches:
+                yield Step(one.path, one.start - one.first, one.end - one.first, [])
             return
+        done, end = stretches[0].start, stretches[-1].end
         try:
             reading = self._files.open(file.path)
             try:
-                for first, rows in _rows_of(reading, file, start, end):
-                    for step in self._steps_of(file, first, rows):
-                        yield step
-                        done = step.end
+                for at, rows in _rows_of(reading, file, done, end):
+                    for one in stretches:
+                        low, high = max(at, one.start), min(at + len(rows), one.end)
+                        if low < high:
+                            yield from self._steps_of(one.path, low - one.first, rows[low - at : high - at])
+                    done = at + len(rows)
             finally:
                 reading.close()
         except (FileNotFoundError, BadBytes, StorageError, pa.ArrowException, OSError) as error:
-            damage = Damage(f"{self._files.name}/{file.path}", done, end, end - done, str(error))
+            lost = sum(max(0, one.end - max(one.start, done)) for one in stretches)
+            damage = Damage(f"{self._files.name}/{file.path}", done, end, lost, str(error))
             yield Step(file.path, done, end, [], damage=damage, is_settled=False)
 
-    def _steps_of(self, file: ListedFile, first: int, rows: list[Row]) -> Iterator[Step]:
+    def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[Step]:
         """A step for each stretch of rows that were made at one time."""
         for created_at_us, together in groupby(rows, key=lambda row: int(row[5])):
             several = list(together)
             kept = [row for row in several if self._is_wanted(row)]
-            private = sum(is_private(row[0]) for row in several)
+            private = sum(is_private(row[0]) and self._is_taken(row) for row in several)
             runs = _runs_of(kept, created_at_us) if kept else []
             parts = list[Part]()
             for run in runs:
                 parts += [(self._selection.subject_for(run.subject), one) for one in new_parts(run, self.found)]
             found = len(kept) - sum(run.count for _, run in parts)
-            yield Step(file.path, first, first + len(several), parts, created_at_us, found, private)
+            yield Step(path, first, first + len(several), parts, created_at_us, found, private)
             first += len(several)
 
     def _is_wanted(self, row: Row) -> bool:
-        return self._selection.takes(row[0]) and self._selection.since_us <= row[6] < self._selection.until_us
+        wanted = self._selection
+        return wanted.takes(row[0]) and wanted.since_us <= row[6] < wanted.until_us and self._is_taken(row)
+
+    def _is_taken(self, row: Row) -> bool:
+        """Whether it is not read from a segment, nor was."""
+        return self._taken is None or (row[8] in self._taken and row[9] in self._taken[row[8]])
+
+
+def _stretches(file: ListedFile, done: Mapping[str, Intervals]) -> Iterator[_Stretch]:
+    """What is to be looked at of a file: progress goes by files as runs wrote them, whatever they are merged into."""
+    directory, first = file.path.rpartition("/")[0], 0
+    for name, messages in file.origins:
+        path = f"{directory}/{name}"
+        for start, end in done.get(path, Intervals()).missing(0, messages):
+            yield _Stretch(path, first, first + start, first + end)
+        first += messages
+
+
+def _taken(table: FileTable, by_files: Mapping[str, Intervals], name: str) -> dict[int, Intervals] | None:
+    """The positions of *by_files* by partition, None where the table has no others. Rows do not say of which store they
+    are: raises InvalidOption where positions do not tell it either.
+    """
+    taken, others = dict[int, Intervals](), dict[int, Intervals]()
+    for log, ranges in of_table(table).items():
+        mine, partition = by_files.get(log, Intervals()), int(log.rpartition("-")[2])
+        for start, end in ranges:
+            left = mine.missing(start, end)
+            for low, high in left:
+                others.setdefault(partition, Intervals()).add(low, high)
+        for start, end in mine:
+            taken.setdefault(partition, Intervals()).add(start, end)
+    for partition, ranges in others.items():
+        if any(ranges.overlaps(start, end) for start, end in taken.get(partition, ())):
+            raise InvalidOption(
+                f"{name} has messages of several stores as Parquet, at the same positions, and some of them as "
+                "segments: archive all of them --as both, and restore that"
+            )
+    return taken if others else None
 
 
 def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterator[tuple[int, list[Row]]]:

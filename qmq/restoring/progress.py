@@ -18,6 +18,7 @@ from qmq.intervals import Intervals
 DIRECTORY: Final = "restores"
 SUFFIX: Final = ".progress"
 VERSION: Final = 1
+_RANGES: Final = ("done", "in_files", "by_files")
 
 
 @dataclass
@@ -48,13 +49,16 @@ class Progress:
     following: int = 0
     finished_at_us: int = 0
     counts: Counts = field(default_factory=Counts)
-    #: Positions that are dealt with, by log.
+    #: Positions that are dealt with, by log; rows, by file of Parquet.
     done: dict[str, Intervals] = field(default_factory=dict)
+    #: Positions that the archive has had as Parquet, by log; and those of them that are read from that.
+    in_files: dict[str, Intervals] = field(default_factory=dict)
+    by_files: dict[str, Intervals] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """The bytes of the file."""
-        done = {log: [one for pair in intervals for one in pair] for log, intervals in self.done.items()}
-        content = {**vars(self), "counts": vars(self.counts), "done": done, "version": VERSION}
+        ranges = {name: _numbers(getattr(self, name)) for name in _RANGES}
+        content = {**vars(self), "counts": vars(self.counts), **ranges, "version": VERSION}
         return _json({**content, "check": _check(content)}) + b"\n"
 
 
@@ -69,14 +73,23 @@ def parse_progress(data: bytes, name: str) -> Progress:
         version = content.pop("version")
         if version > VERSION:
             raise ForeignFile(f"{name} has format version {version}; this QMQ reads {VERSION}: use a newer one")
-        done = dict[str, Intervals]()
-        for log, numbers in content.pop("done").items():
-            intervals = done[log] = Intervals()
-            for start, end in zip(numbers[::2], numbers[1::2], strict=True):
-                intervals.add(start, end)
-        return Progress(**{**content, "counts": Counts(**content["counts"])}, done=done)
+        ranges: dict[str, Any] = {name: _intervals(content.pop(name)) for name in _RANGES}
+        return Progress(**{**content, "counts": Counts(**content["counts"])}, **ranges)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadBytes(f"{name} does not tell of a restore ({error!r:.80}); {remove}") from error
+
+
+def _numbers(ranges: dict[str, Intervals]) -> dict[str, list[int]]:
+    return {log: [one for pair in intervals for one in pair] for log, intervals in ranges.items()}
+
+
+def _intervals(given: dict[str, list[int]]) -> dict[str, Intervals]:
+    found = dict[str, Intervals]()
+    for log, numbers in given.items():
+        intervals = found[log] = Intervals()
+        for start, end in zip(numbers[::2], numbers[1::2], strict=True):
+            intervals.add(start, end)
+    return found
 
 
 def path_of(digest: str, store: str) -> str:

@@ -15,10 +15,12 @@ from typing import Final
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.history.archive import is_archive, manifests
 from qmq.history.archive_lock import ArchiveLock, Holder
-from qmq.history.files import WritableFiles
+from qmq.history.file_table import read_table
+from qmq.history.files import Files, WritableFiles
 from qmq.intervals import Intervals
 from qmq.net.address import Address
 from qmq.net.restoring import RestoreTarget
+from qmq.restoring import forms
 from qmq.restoring import progress as kept
 from qmq.restoring.frames import Frame, frames_of
 from qmq.restoring.progress import Progress
@@ -48,11 +50,15 @@ class Restoring:
         clock: Clock,
         holder: Holder,
         *,
+        source: Files | None = None,
         again: bool = False,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
-        """*again*: begin anew what was restored already."""
+        """*source*: the same tree, where it is read in another way than written to. *again*: begin anew what was
+        restored already.
+        """
         self._files = files
+        self._source = source if source is not None else files
         self._selection = selection
         self._addresses = addresses
         self._clock = clock
@@ -80,6 +86,8 @@ class Restoring:
                 reader = self._reader()
                 if reader.left_bytes():
                     await self._restore(reader, lock, shown)
+                    if all(damage.is_settled for damage in self.damages):
+                        forms.settle(self._progress)
                     self._progress.finished_at_us = self._clock()
                     self._keep()
             return self._progress
@@ -133,24 +141,23 @@ class Restoring:
         self._progress = Progress(os.urandom(_RUN_BYTES).hex(), stores, self._clock(), stores[0])
 
     def _reader(self) -> Reader:
-        """Of segments where there are any, else of Parquet. Raises InvalidOption."""
-        has_segments = bool(manifests(self._files))
-        if has_segments and any("/" in log for log in self._progress.done):
-            raise InvalidOption(
-                f"this restore began when {self._files.name} had Parquet only, and it is read from segments now: what "
-                "was restored would come again; if it may, give --again"
-            )
-        if has_segments:
-            return ArchiveReader(self._files, self._selection, self._progress.done)
-        if not is_archive(self._files):
-            raise InvalidOption(f"{self._files.name} is no archive; name what `qmq archive --to` named")
+        """Of segments, and of Parquet for what these lack. Raises InvalidOption, BadBytes, StorageFailed."""
+        files, progress = self._source, self._progress
+        if not is_archive(files):
+            raise InvalidOption(f"{files.name} is no archive; name what `qmq archive --to` named")
+        table = read_table(files)  # before segments: what a run writes meanwhile is in these, if anywhere
+        forms.assign(progress, table, [manifest for _, manifest in manifests(files)], files.name)
+        of_segments = ArchiveReader(files, self._selection, forms.settled_with(progress))
+        if not progress.by_files:
+            return of_segments
         try:
             from qmq.restoring.parquet import ParquetReader
         except ModuleNotFoundError as error:
             if error.name != "pyarrow":
                 raise
             raise InvalidOption("to read Parquet takes pyarrow; run: pip install 'qmq[arrow]'") from None
-        return ParquetReader(self._files, self._selection, self._progress.done)
+        of_files = ParquetReader(files, self._selection, progress.done, progress.by_files)
+        return forms.SeveralReaders([of_segments, of_files])
 
     def _keep(self) -> None:
         kept.write(self._files, self._path, self._progress)

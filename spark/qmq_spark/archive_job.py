@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"qmq: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, (InvalidName, InvalidOption)) else 1
     print(json.dumps({"destination": options.to, **said}))
-    return 1 if said.get("parquet", {}).get("damages") else 0
+    tables = said.get("parquet", {})
+    return 1 if tables.get("damages") or tables.get("bad_files") else 0
 
 
 def archive(session: SparkSession, source: Path, destination: str, form: str = "segments") -> dict[str, Any]:

@@ -24,7 +24,9 @@ OF_HEADERS: Final = frozenset(("key", "tags", "properties"))
 OF_MESSAGES: Final = OF_HEADERS | {"body"}
 
 _FEW_A_RUN: Final = 32
-_HEX: Final = np.frombuffer(bytes(range(256)).hex().encode(), "<u2")
+#: Of each two bytes their four hex digits.
+_HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().encode(), "<u4")
+_ID_WORDS: Final = MESSAGE_ID_SIZE // 2
 
 Flags = npt.NDArray[np.bool_]
 
@@ -119,11 +121,15 @@ class Messages:
 
     def message_id(self) -> pa.Array:
         """32 hex digits; of a copy those of its origin."""
-        ids = np.empty((len(self), MESSAGE_ID_SIZE), np.uint8)
-        stores = np.frombuffer(self._heads.headers["store_id"].tobytes(), np.uint8).reshape(-1, 6)
-        ids[:, :6] = self._repeated_rows(stores)
-        ids[:, 6:8] = self._by_batch("partition", ">u2").view(np.uint8).reshape(-1, 2)
-        ids[:, 8:] = self.positions().astype(">u8").view(np.uint8).reshape(-1, 8)
+        headers = self._heads.headers
+        digits = np.empty((len(self), _ID_WORDS), "<u4")
+        of_batches = np.empty((len(headers), 4), "<u4")
+        of_batches[:, :3] = _HEX[np.frombuffer(headers["store_id"].tobytes(), ">u2").reshape(-1, 3)]
+        of_batches[:, 3] = _HEX[headers["partition"]]
+        digits[:, :4] = np.repeat(of_batches[self._heads.batch_of], self.counts, axis=0)
+        positions = self.positions()
+        for word in range(4):
+            digits[:, 4 + word] = _HEX[(positions >> (48 - 16 * word)) & 0xFFFF]
         copies = np.flatnonzero(self._flags & HAS_ORIGIN_ID)
         if len(copies):
             counts = self.counts[copies]
@@ -131,12 +137,10 @@ class Messages:
             places = np.repeat(origins, counts) + MESSAGE_ID_SIZE * spread(np.zeros(len(copies), np.int64), counts)
             raw = np.frombuffer(self._window, np.uint8)
             firsts = np.cumsum(self.counts) - self.counts
-            ids[spread(firsts[copies], counts)] = raw[places[:, None] + np.arange(MESSAGE_ID_SIZE)]
-        offsets = np.arange(0, 32 * (len(ids) + 1), 32, dtype=np.int32)
-        return pa.Array.from_buffers(pa.string(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[ids])])
-
-    def _repeated_rows(self, rows: Any) -> Any:
-        return np.repeat(rows[self._heads.batch_of], self.counts, axis=0)
+            digits[spread(firsts[copies], counts)] = _HEX[raw[places[:, None] + np.arange(MESSAGE_ID_SIZE)].view(">u2")]
+        size = 2 * MESSAGE_ID_SIZE
+        offsets = np.arange(0, size * (len(digits) + 1), size, dtype=np.int32)
+        return pa.Array.from_buffers(pa.string(), len(digits), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
 
     # --- what goes by message ----------------------------------------------------------------------------------------
 
@@ -177,28 +181,24 @@ class Messages:
         starts, ends, body_ends = self._places()
         if "body" in schema.names:
             made["body"] = gather(self._window, ends, body_ends, pa.binary())
-        window, walked = self._walked(starts, ends)
+        keys, tags, names, values = self._texts(starts, ends)
         n = len(starts)
         if "key" in schema.names:
-            made["key"] = _key(window, walked.fields[KEYS], n)
+            made["key"] = _key(keys, n)
         if "tags" in schema.names:
-            texts = walked.fields[TAGS]
-            offsets = _offsets(np.bincount(texts.message, minlength=n))
-            values = gather(window, texts.start, texts.end, pa.string())
-            made["tags"] = pa.ListArray.from_arrays(offsets, values, type=schema.field("tags").type)
+            offsets = _offsets(np.bincount(tags.message, minlength=n))
+            made["tags"] = pa.ListArray.from_arrays(offsets, tags.values, type=schema.field("tags").type)
         if "properties" in schema.names:
-            texts = walked.fields[PROPERTIES]
-            offsets = _offsets(np.bincount(texts.message, minlength=n) // 2)
-            names = gather(window, texts.start[::2], texts.end[::2], pa.string())
-            values = gather(window, texts.start[1::2], texts.end[1::2], pa.string())
-            made["properties"] = pa.MapArray.from_arrays(offsets, names, values, type=schema.field("properties").type)
+            offsets, kind = _offsets(np.bincount(names.message, minlength=n)), schema.field("properties").type
+            made["properties"] = pa.MapArray.from_arrays(offsets, names.values, values.values, type=kind)
 
-    def _walked(self, starts: Ints, ends: Ints) -> tuple[memoryview, Walked]:
-        """The texts of all headers, and the window that they lie in: behind it what had to be read one by one."""
+    def _texts(self, starts: Ints, ends: Ints) -> _AllTexts:
+        """The texts of all headers, which lie from *starts* to *ends*."""
         walked = walk(self._window, starts, ends)
-        odd = set(walked.odd.tolist()) | _without_text(self._window, walked)
+        found = _gathered(self._window, walked)
+        odd = set(walked.odd.tolist()).union(*map(_without_text, found))
         if not odd:
-            return self._window, walked
+            return found
         extra = bytearray()
         added: tuple[list[tuple[int, int, int]], ...] = ([], [], [])
         for message in sorted(odd):
@@ -214,7 +214,8 @@ class Messages:
                     extra += text.encode()
                     added[field].append((message, first, len(self._window) + len(extra)))
         kept = [_merged(texts, more, odd) for texts, more in zip(walked.fields, added, strict=True)]
-        return memoryview(bytes(self._window) + extra), Walked((kept[0], kept[1], kept[2]), walked.odd)
+        window = memoryview(bytes(self._window) + extra)  # behind it what had to be read one by one
+        return _gathered(window, Walked((kept[0], kept[1], kept[2]), walked.odd))
 
 
 _MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
@@ -239,6 +240,9 @@ def gather(window: memoryview, starts: Ints, ends: Ints, kind: pa.DataType) -> p
     if np.array_equal(starts[1:], ends[:-1]):  # one behind the other: nothing to copy
         offsets = np.append(starts, ends[-1:]).astype(np.int32)
         return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(offsets), buffer])
+    gaps = np.flatnonzero(starts[1:] != ends[:-1])
+    if len(gaps) * _FEW_A_RUN <= n:
+        return _joined(window, starts, ends, gaps, kind)
     if (starts[1:] < ends[:-1]).any():
         order = np.argsort(starts, kind="stable")
         back = np.empty(n, np.int64)
@@ -250,18 +254,50 @@ def gather(window: memoryview, starts: Ints, ends: Ints, kind: pa.DataType) -> p
     return scattered.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32)))
 
 
+def _joined(window: memoryview, starts: Ints, ends: Ints, gaps: Ints, kind: pa.DataType) -> pa.Array:
+    """The same, of places most of which lie one behind the other, but for *gaps*."""
+    firsts, lasts = starts[np.append(0, gaps + 1)].tolist(), ends[np.append(gaps, len(ends) - 1)].tolist()
+    data = b"".join([window[first:last] for first, last in zip(firsts, lasts, strict=True)])
+    offsets = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(ends - starts, out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
 def _offsets(counts: Any) -> pa.Array:
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.array(offsets)
 
 
-def _key(window: memoryview, texts: Texts, n: int) -> pa.Array:
+class _OfMessages(NamedTuple):
+    """Texts, and whose they are, ascending."""
+
+    message: Ints
+    values: pa.Array
+
+
+#: Keys, tags, and of properties names and values.
+_AllTexts = tuple[_OfMessages, _OfMessages, _OfMessages, _OfMessages]
+
+
+def _gathered(window: memoryview, walked: Walked) -> _AllTexts:
+    """Nobody has looked yet whether all of it is text."""
+    keys, tags, properties = walked.fields
+    names, values = (Texts(*(column[first::2] for column in properties)) for first in (0, 1))
+    made = [
+        _OfMessages(texts.message, gather(window, texts.start, texts.end, pa.string()))
+        for texts in (keys, tags, names, values)
+    ]
+    return made[0], made[1], made[2], made[3]
+
+
+def _key(keys: _OfMessages, n: int) -> pa.Array:
     """The first key of each message; null where it has none."""
-    first = np.ones(len(texts.message), np.bool_)
-    first[1:] = texts.message[1:] != texts.message[:-1]
-    values = gather(window, texts.start[first], texts.end[first], pa.string())
-    who = texts.message[first]
+    who, values = keys
+    first = np.ones(len(who), np.bool_)
+    first[1:] = who[1:] != who[:-1]
+    if not first.all():
+        who, values = who[first], values.filter(pa.array(first))
     if len(who) == n:
         return values
     places, missing = np.zeros(n, np.int32), np.ones(n, np.bool_)
@@ -269,19 +305,19 @@ def _key(window: memoryview, texts: Texts, n: int) -> pa.Array:
     return values.take(pa.array(places, mask=missing))
 
 
-def _without_text(window: memoryview, walked: Walked) -> set[int]:
+def _without_text(texts: _OfMessages) -> set[int]:
     """Messages with a text that is no UTF-8."""
-    found = set[int]()
-    for texts in walked.fields:
-        try:
-            gather(window, texts.start, texts.end, pa.string()).validate(full=True)
-        except pa.ArrowInvalid:
-            for message, start, end in zip(*(column.tolist() for column in texts), strict=True):
-                try:
-                    bytes(window[start:end]).decode()
-                except UnicodeDecodeError:
-                    found.add(message)
-    return found
+    try:
+        texts.values.validate(full=True)
+    except pa.ArrowInvalid:
+        found = set[int]()
+        for message, raw in zip(texts.message.tolist(), texts.values.cast(pa.binary()).to_pylist(), strict=True):
+            try:
+                raw.decode()
+            except UnicodeDecodeError:
+                found.add(message)
+        return found
+    return set()
 
 
 def _merged(texts: Texts, added: list[tuple[int, int, int]], odd: Collection[int]) -> Texts:

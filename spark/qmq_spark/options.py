@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -21,8 +21,9 @@ from pyspark.sql.types import (
 )
 
 from qmq.errors import InvalidOption
-from qmq_spark.filters import microseconds
-from qmq_spark.reading import Wanted
+
+if TYPE_CHECKING:
+    from qmq_spark.reading import Wanted
 
 #: The columns, in this order.
 COLUMNS: Final = StructType(
@@ -61,12 +62,16 @@ _CHOICES: Final = {
     "corrupt": ("fail", "skip"),
     "view": ("messages", "damages"),
 }
-_NAMES: Final = (*_CHOICES, "prefix", "since", "part_bytes", "max_trigger_bytes")
+#: Where a stream may start, beside a time.
+_ENDS: Final = ("first", "last")
+_NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes", "max_trigger_bytes")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read. Bytes; ``max_trigger_bytes`` None: all there is."""
+    """The options of a read. Bytes; ``max_trigger_bytes`` None: all there is. ``starts_last``: of a stream, that it
+    passes over all that is there when it begins. ``chosen`` columns, none: all.
+    """
 
     place: str
     body: bool = True
@@ -77,6 +82,8 @@ class ReadOptions:
     since_us: int = 0
     part_bytes: int = PART_BYTES
     max_trigger_bytes: int | None = None
+    starts_last: bool = False
+    chosen: tuple[str, ...] = ()
 
     @property
     def columns(self) -> StructType:
@@ -85,12 +92,16 @@ class ReadOptions:
 
     @property
     def schema(self) -> StructType:
-        """Those that it has when nobody chooses."""
+        """Those that it has where no schema is given."""
+        if self.chosen:
+            return StructType([self.columns[name] for name in self.chosen])
         return StructType([field for field in self.columns.fields if self.body or field.name != "body"])
 
     @property
     def wanted(self) -> Wanted:
         """Which messages."""
+        from qmq_spark.reading import Wanted  # not before: see source.py
+
         return Wanted((self.prefix,) if self.prefix else (), private=self.private, stored_from=self.since_us)
 
     def check(self, schema: StructType) -> None:
@@ -114,18 +125,33 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if unknown:
         raise InvalidOption(f"there is no option {', '.join(unknown)}; there are {', '.join(_NAMES)}")
     chosen = {name: _choice(name, found.get(name, allowed[0]), allowed) for name, allowed in _CHOICES.items()}
-    limit = found.get("max_trigger_bytes")
-    return ReadOptions(
+    limit, start = found.get("max_trigger_bytes"), found.get("start", "first")
+    times = [_time("since", found["since"])] if "since" in found else []
+    times += [_time("start", start)] if start not in _ENDS else []
+    options = ReadOptions(
         place,
         chosen["body"] == "true",
         chosen["private"] == "true",
         chosen["corrupt"] == "skip",
         chosen["view"] == "damages",
         found.get("prefix", ""),
-        _time("since", found["since"]) if "since" in found else 0,
+        max(times, default=0),
         _bytes("part_bytes", found.get("part_bytes", str(PART_BYTES))),
         None if limit is None else _bytes("max_trigger_bytes", limit),
+        start == "last",
+        tuple(name.strip() for name in found["columns"].split(",")) if "columns" in found else (),
     )
+    _check_chosen(options)
+    return options
+
+
+def _check_chosen(options: ReadOptions) -> None:
+    known = [name for name in options.columns.names if options.body or name != "body"]
+    for name in options.chosen:
+        if name not in known:
+            raise InvalidOption(f"option columns names {name!r}; there are {', '.join(known)}")
+        if options.chosen.count(name) > 1:
+            raise InvalidOption(f"option columns names {name!r} twice")
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
@@ -141,6 +167,8 @@ def _bytes(name: str, value: str) -> int:
 
 
 def _time(name: str, value: str) -> int:
+    from qmq_spark.filters import microseconds  # not before: see source.py
+
     try:
         return max(0, microseconds(datetime.fromisoformat(value).astimezone(UTC)))
     except ValueError:

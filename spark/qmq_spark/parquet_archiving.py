@@ -29,9 +29,11 @@ from qmq.history.file_table import (
     path_of,
     read_table,
 )
-from qmq.history.files import Files, LocalFiles, WritableFiles
+from qmq.history.files import Files, WritableFiles
 from qmq.history.segments import SegmentSource
 from qmq_spark.parquet_files import DayFiles, ParquetFile, directory_of
+from qmq_spark.parquet_merging import merge_small
+from qmq_spark.parquet_putting import give_names, put
 from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
 from qmq_spark.schema import SCHEMA
 
@@ -58,7 +60,10 @@ class ArchivedTables:
     file_bytes: int = 0
     #: Stretches of bad bytes; the table lists them.
     damages: int = 0
-    #: Files of killed runs that were removed.
+    #: Files of earlier runs that are in others now; and those that should be, and are not what was written.
+    merged: int = 0
+    bad_files: int = 0
+    #: Files that are not listed any more, or never were, and were removed.
     removed: int = 0
 
 
@@ -99,11 +104,13 @@ def archive_parquet(
 
     for number, pieces_of in enumerate(_rounds(pieces)):
         table = _Round(source, files, lock, f"{run}-{number}", done, read).run(table, pieces_of)
-    left = list(_unlisted(files, table))
+    table, done.bad_files = merge_small(files, lock, table, run)
+    _count_files(done, before, table)
+    left = list(_unlisted(files, table, before))
     if left and table.number == before.number:
         # Whoever wrote them and only seems to be dead can list them no more: the number that it waits for is taken.
         table = table.with_more((), (), ())
-        commit(files, table)
+        table = commit(files, table)
     for path in left:
         files.remove(path)
     done.removed = len(left)
@@ -205,50 +212,40 @@ class _Round:
         self._damages.append(told)
 
     def _put(self, file: ParquetFile) -> None:
-        """Copy a file that is whole to where it belongs, under a name that is nobody's, and read it back."""
         directory = f"{PARQUET}/{directory_of(self._day, file.subject)}"
-        name = f"{self._name}-{len(self._made)}.parquet"
-        self._files.make_directory(directory)
-        size, draft = file.size, f"{directory}/_{name}"
-
-        def renew(_: int) -> None:
-            self._lock.renew()
-
-        with LocalFiles(file.path.parent).open(file.path.name) as reading:
-            crc = self._files.copy_in(reading, size, draft, renew)
-        if self._files.checksum(draft, renew) != (size, crc):
-            raise StorageFailed(f"{self._files.name}/{draft} is not what was written there; check the disk")
-        self._made.append(
-            ListedFile(
-                f"{directory}/{name}", file.subject, file.messages, size, crc, file.first_stored_at_us,
-                file.last_stored_at_us,
-            )
-        )  # fmt: skip
+        path = f"{directory}/{self._name}-{len(self._made)}.parquet"
+        self._made.append(put(self._files, self._lock, file, path))
 
     def _commit(self, table: FileTable, segments: list[ListedSegment]) -> FileTable:
         messages = sum(segment.messages for segment in segments)
         if messages != sum(file.messages for file in self._made):
             raise StorageFailed(f"{messages} messages were read, and others written to {self._files.name}")
         self._lock.confirm()
-        for file in self._made:
-            directory, _, name = file.path.rpartition("/")
-            self._files.rename(f"{directory}/_{name}", file.path)
+        give_names(self._files, self._made)
         table = table.with_more(self._made, segments, self._damages)
-        commit(self._files, table)
+        table = commit(self._files, table)
         self._done.messages += messages
-        self._done.files += len(self._made)
-        self._done.file_bytes += sum(file.size for file in self._made)
         self._done.damages += len(self._damages)
         return table
 
 
-def _unlisted(files: Files, table: FileTable) -> Iterator[str]:
-    """What killed runs have left: this one has finished, and no other runs."""
-    listed = {file.path for file in table.files}
+def _count_files(done: ArchivedTables, before: FileTable, table: FileTable) -> None:
+    known, listed = {file.path for file in before.files}, {file.path for file in table.files}
+    new = [file for file in table.files if file.path not in known]
+    done.files, done.file_bytes = len(new), sum(file.size for file in new)
+    done.merged = len(known - listed)
+
+
+def _unlisted(files: Files, table: FileTable, before: FileTable) -> Iterator[str]:
+    """What killed runs have left, and what was merged before this one, which has finished; no other runs. What was
+    merged now stays for those who are reading it.
+    """
+    listed = {file.path for file in (*table.files, *before.files)}
     for day in files.names(PARQUET):
         for subject in files.names(f"{PARQUET}/{day}"):
             directory = f"{PARQUET}/{day}/{subject}"
             yield from (path for name in files.names(directory) if (path := f"{directory}/{name}") not in listed)
-    tables = {path_of(table.number), path_of(table.number - 1)}
+    base = table.base.number if table.base is not None else 0
+    tables = {path_of(number) for number in (table.number, table.number - 1, base)}
     yield from (path for name in files.names(TABLES) if (path := f"{TABLES}/{name}") not in tables)
     yield from (name for name in files.names("") if name.startswith("_") and name != LOCK)

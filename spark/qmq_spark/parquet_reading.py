@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from qmq.errors import BadBytes, InvalidOption
-from qmq.history.file_table import FileTable, ListedFile, SegmentKey, only_in_files
+from qmq.errors import BadBytes
+from qmq.history.file_table import FileTable, ListedFile
 from qmq.history.files import Files, Reading
-from qmq.history.segments import SegmentSource
 from qmq_spark.reading import ROWS, Wanted
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 
 class FileDamage(NamedTuple):
@@ -40,24 +40,6 @@ class FilePiece(NamedTuple):
     file: ListedFile
     start: int
     end: int
-
-
-def is_read_from_files(table: FileTable, segments: Iterable[SegmentSource], place: str) -> bool:
-    """Whether an archive is read from its Parquet files: it is read from its segments where these hold everything.
-
-    Raises InvalidOption when neither form does.
-    """
-    segments = list(segments)
-    if not only_in_files(table, segments):
-        return False
-    in_files = table.ends()
-    in_segments = {SegmentKey(each.store_id.hex(), each.partition, each.base): each.end for each in segments}
-    if all(in_files.get(key, 0) >= end for key, end in in_segments.items()):
-        return True
-    raise InvalidOption(
-        f"{place} holds some segments byte for byte only, and others as Parquet only; archive again with --as both,"
-        " or read parquet/ by itself"
-    )
 
 
 def plan_files(table: FileTable, wanted: Wanted, part_bytes: int) -> list[list[FilePiece]]:
@@ -114,6 +96,8 @@ class PieceReader:
             reading.close()
 
     def _of_piece(self, reading: Reading, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq  # not before: most who plan and read have no such file
+
         size = reading.size()
         if size != piece.file.size:
             self._damage(piece, f"it has {size:,} bytes instead of {piece.file.size:,}")
@@ -160,6 +144,8 @@ class PieceReader:
         return found
 
     def _kept(self, batch: pa.RecordBatch, filtered: list[str]) -> pa.RecordBatch:
+        import pyarrow.compute as pc
+
         wanted, limits = self._wanted, _limits(self._wanted)
         mask = None
         for name in filtered:

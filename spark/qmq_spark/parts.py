@@ -35,11 +35,12 @@ class Part(InputPartition):
 
 def parts_of(source: Source, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
     """The parts of a source, each of about *part_bytes*; one at least."""
+    of_segments = [Part(stretches) for stretches in plan(source, wanted, part_bytes)]
     if source.table is None:
-        return [Part(stretches) for stretches in plan(source, wanted, part_bytes)] or [Part([])]
+        return [*of_segments] or [Part([])]
     first, *others = plan_files(source.table, wanted, part_bytes) or [[]]
     gone = missing(source.table, wanted, source.files.name)
-    return [Part([], first, gone), *(Part([], pieces) for pieces in others)]
+    return [Part([], first, gone), *(Part([], pieces) for pieces in others), *of_segments]
 
 
 def read_part(
@@ -60,7 +61,7 @@ def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Pa
 
     yield from _read(options, to_arrow_schema(schema, timezone="UTC"), wanted, part, tell)
     if skipped:
-        _LOG.warning("%d stretches of bad bytes were skipped, the first: %s", len(skipped), skipped[0])
+        _LOG.warning("stretches of bad bytes skipped: %d, the first: %s", len(skipped), skipped[0])
 
 
 def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Part) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -14,17 +14,16 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.history.archive import archived_segments, is_archive
 from qmq.history.brokers import SCHEME, BrokerFiles
 from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
-from qmq.history.file_table import FileTable, read_table
+from qmq.history.file_table import FileTable, SegmentKey, only_in_files, read_table
 from qmq.history.files import Files, local_path
 from qmq.history.places import files_at
 from qmq.history.segments import SegmentSource
-from qmq_spark.parquet_reading import is_read_from_files
 from qmq_spark.reading import Stretch, Wanted
 
 #: A partition of a store: store id and number.
 Whose = tuple[bytes, int]
-#: Positions [start, end) by partition.
-Spans = Mapping[Whose, tuple[int, int]]
+#: Positions [start, end), ascending, by partition.
+Spans = Mapping[Whose, Sequence[tuple[int, int]]]
 
 
 class Source(NamedTuple):
@@ -32,8 +31,11 @@ class Source(NamedTuple):
 
     files: Files
     segments: list[SegmentSource]
-    #: The Parquet files of an archive that is read from them; it has no segments here then.
+    #: The Parquet files of an archive that has not everything as segments. All of them are read then, and of segments
+    #: what is in no file.
     table: FileTable | None = None
+    #: Whether segments may come that lie before others.
+    may_fill: bool = False
 
 
 class SourceView:
@@ -85,13 +87,13 @@ class SourceView:
     def _look_at_archive(self, files: Files) -> Source:
         table = read_table(files)  # before segments: what a run writes meanwhile is in these, if anywhere
         segments = archived_segments(files, self._known)
-        if not is_read_from_files(table, segments, self._place):
-            return Source(files, segments)
+        if not only_in_files(table, segments):
+            return Source(files, segments, may_fill=True)
         if self._only_segments:
             raise InvalidOption(
-                f"{self._place} is an archive of Parquet, and a stream reads segments: archive --as both"
+                f"{self._place} has messages as Parquet only, and a stream reads segments: archive --as both"
             )
-        return Source(files, [], table)
+        return Source(files, segments, table)
 
 
 def open_files(place: str) -> Files:
@@ -112,17 +114,20 @@ def plan(source: Source, wanted: Wanted, part_bytes: int, spans: Spans | None = 
     """
     parts: list[list[Stretch]] = [[]]
     room = part_bytes
+    in_files = source.table.ends() if source.table is not None else {}
     for segment in source.segments:
         if wanted.partitions is not None and segment.partition not in wanted.partitions:
             continue
-        span = (segment.base, segment.end) if spans is None else spans.get(segment.whose, (0, 0))
-        for stretch in _stretches(source.files, segment, wanted, part_bytes, span):
-            size = stretch.end - stretch.start
-            if parts[-1] and size > room:
-                parts.append([])
-                room = part_bytes
-            parts[-1].append(stretch)
-            room -= size
+        first = in_files.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), segment.base)
+        own = [(first, segment.end)] if spans is None else spans.get(segment.whose, ())
+        for span in own:
+            for stretch in _stretches(source.files, segment, wanted, part_bytes, span):
+                size = stretch.end - stretch.start
+                if parts[-1] and size > room:
+                    parts.append([])
+                    room = part_bytes
+                parts[-1].append(stretch)
+                room -= size
     return [part for part in parts if part]
 
 

@@ -1,4 +1,8 @@
-"""The Spark data source: ``spark.read.format("qmq").load(SOURCE)``, ``spark.readStream``, ``df.write``."""
+"""The Spark data source: ``spark.read.format("qmq").load(SOURCE)``, ``spark.readStream``, ``df.write``.
+
+For each query Spark starts a Python process only to make a source of its options: what takes numpy and Arrow, half a
+second of processor time, is imported by those who read.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from qmq_spark.filters import narrowed
+from qmq.errors import InvalidOption
 from qmq_spark.options import ReadOptions, read_options
-from qmq_spark.parts import parts_of, read_part
-from qmq_spark.planning import SourceView
-from qmq_spark.streaming import QmqStreamReader
-from qmq_spark.writing import QmqWriter, write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from qmq_spark.streaming import QmqStreamReader
+    from qmq_spark.writing import QmqWriter
 
 
 class QmqDataSource(DataSource):
@@ -32,14 +35,20 @@ class QmqDataSource(DataSource):
     def reader(self, schema: StructType) -> QmqReader:
         options = read_options(self.options)
         options.check(schema)
+        if options.starts_last:
+            raise InvalidOption("start=last is for streams: a query reads what is there; give since, or leave it out")
         return QmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> QmqStreamReader:  # noqa: N802 (Spark's name)
+        from qmq_spark.streaming import QmqStreamReader
+
         options = read_options(self.options)
         options.check(schema)
         return QmqStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> QmqWriter:
+        from qmq_spark.writing import QmqWriter, write_options
+
         return QmqWriter(write_options(self.options, schema, overwrite=overwrite))
 
 
@@ -52,13 +61,20 @@ class QmqReader(DataSourceReader):
         self._wanted = options.wanted
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 (Spark's name)
+        from qmq_spark.filters import narrowed
+
         if not self._options.damages:
             self._wanted = narrowed(self._wanted, filters)
         yield from filters
 
     def partitions(self) -> list[InputPartition]:
+        from qmq_spark.parts import parts_of
+        from qmq_spark.planning import SourceView
+
         with SourceView(self._options.place) as view:
             return parts_of(view.look(), self._wanted, self._options.part_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from qmq_spark.parts import read_part
+
         return read_part(self._options, self._schema, self._wanted, partition)

@@ -92,6 +92,12 @@ class Cluster:
         assert self._namenode is not None
         os.kill(self._namenode.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
 
+    def freeze_datanode(self, number: int, *, frozen: bool) -> None:
+        """Let it stand still, or go on."""
+        process = self._datanodes[number]
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+
     def kill_datanode(self, number: int) -> None:
         """kill -9."""
         process = self._datanodes[number]
@@ -151,6 +157,7 @@ class Cluster:
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.fs-limits.min-block-size": 4096,
             "dfs.heartbeat.interval": 1,
+            "dfs.namenode.redundancy.interval.seconds": "1s",
             "dfs.namenode.heartbeat.recheck-interval": 1000,
             "dfs.namenode.stale.datanode.interval": 3000,
             "dfs.namenode.avoid.read.stale.datanode": "true",

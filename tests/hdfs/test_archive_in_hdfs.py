@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.history.hdfs_files import WritableHdfsFiles
 from qmq.history.hdfs_reading import HdfsFiles
-from tests.hdfs.trees import archive, beside, files_in, places, positions_in, write_large
+from tests.hdfs.trees import Killed, MortalFiles, archive, beside, files_in, places, positions_in, write_large
 from tests.history import archives
 from tests.history.orders import write_orders
 
@@ -51,30 +50,6 @@ def test_two_at_once_are_refused(tree: WritableHdfsFiles, tmp_path: Path) -> Non
     assert archive(tmp_path, tree, this_process(), meanwhile).copied == 2
 
 
-class _Killed(BaseException):
-    """The process is no more."""
-
-
-class _MortalFiles:
-    """A tree whose process ends with the nth call that changes something."""
-
-    def __init__(self, files: WritableHdfsFiles, last: int) -> None:
-        self._files = files
-        self._left = last
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._files, name)
-        if name not in ("make_directory", "write", "copy_in", "rename", "remove", "claim"):
-            return found
-        return lambda *arguments: self._step(found, *arguments)
-
-    def _step(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._left <= 0:
-            raise _Killed
-        self._left -= 1
-        return function(*arguments)
-
-
 def test_killed_at_any_moment_and_repeated(connection: WritableHdfsFiles, tmp_path: Path) -> None:
     """After each step: what is there is whole, and the next run makes it as if nothing had happened."""
     sent = write_large(tmp_path, 2)
@@ -83,10 +58,10 @@ def test_killed_at_any_moment_and_repeated(connection: WritableHdfsFiles, tmp_pa
     expected = sorted(files_in(whole))
     for last in range(1_000):
         files = beside(connection)
-        mortal: Any = _MortalFiles(files, last)
+        mortal: Any = MortalFiles(files, last)
         try:
             archive(tmp_path, mortal)
-        except _Killed:
+        except Killed:
             killed += 1
         else:
             break

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,28 @@ def test_a_namenode_that_does_not_answer_is_given_up(hdfs: Cluster, monkeypatch:
         process.wait()
         with pytest.raises(StorageFailed, match=f"cannot make the directory {tree.name}: HDFS has not answered"):
             tree.make_directory("")
+
+
+def test_errors_stay_what_they_are_beside_a_session_of_spark(
+    tree: WritableHdfsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark asks its own Java process about every error of py4j, which knows nothing of this one."""
+    answers = importlib.import_module("py4j.java_gateway")
+    protocol = importlib.import_module("py4j.protocol")
+    asked = list[str]()
+
+    def as_pyspark_does(*answer: Any) -> Any:
+        try:
+            return protocol.get_return_value(*answer)
+        except protocol.Py4JJavaError:
+            asked.append("spark")
+            raise RuntimeError("Spark has no such object") from None
+
+    monkeypatch.setattr(answers, "get_return_value", as_pyspark_does)
+    assert tree.names("nothing") == []
+    with pytest.raises(FileNotFoundError):
+        tree.open("nothing")
+    assert asked == []
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
@@ -109,7 +133,16 @@ _NOT_WRITTEN = "java.io.IOException: /a could only be written to 0 of the 1 minR
     [
         (_OF_HDFS + "protocol.DSQuotaExceededException: The DiskSpace quota", StorageFull, "raise the quota"),
         (_OF_HDFS + "protocol.NSQuotaExceededException: The NameSpace quota", StorageFull, "raise the quota"),
-        (_NOT_WRITTEN + " 2 datanode(s) running", StorageFull, "make room"),
+        (
+            _NOT_WRITTEN + " 2 datanode(s) running and no node(s) are excluded",
+            StorageFull,
+            "make room in HDFS or raise",
+        ),
+        (
+            _NOT_WRITTEN + " 1 datanode(s) running and 2 node(s) are excluded",
+            StorageFull,
+            "DataNodes that do not answer",
+        ),
         (_NOT_WRITTEN + " 0 datanode(s) running", StorageFailed, "start the DataNodes"),
         (_OF_HDFS + "server.namenode.SafeModeException: Cannot create", StorageFailed, "left its safe mode"),
         ("org.apache.hadoop.security.AccessControlException: Denied", StorageFailed, "give this user the right"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from qmq.errors import StorageError, StorageFailed, StorageFull
+from qmq.errors import DirectoryInUse, StorageError, StorageFailed, StorageFull
 from qmq.history.archive import archived_segments
-from qmq.history.archive_lock import this_process
+from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.hdfs_files import WritableHdfsFiles
 from qmq.history.hdfs_reading import HdfsFiles
-from tests.hdfs.cluster import Cluster
+from tests.hdfs.cluster import PATIENCE_S, Cluster
 from tests.hdfs.trees import archive, at, beside, files_in, places, positions_in, write_large
 from tests.storage.stores import Sent
 
@@ -82,6 +83,26 @@ def test_datanodes_are_killed(hdfs: Cluster, connection: WritableHdfsFiles, sour
     assert (first.struck, last.struck) == (1, 1)
 
 
+def test_a_datanode_stands_still(hdfs: Cluster, connection: WritableHdfsFiles, source: tuple[Path, list[Sent]]) -> None:
+    """It is left for the other, or the run ends and says so: which of the two is not for the client to know. It takes
+    the time that `dfs.client.socket-timeout` says, and 5 s for each DataNode.
+    """
+    directory, sent = source
+    fault = Fault(6 << 20, lambda: hdfs.freeze_datanode(0, frozen=True))
+    with healed(hdfs):
+        tree = beside(connection, hdfs, dfs_client_socket__timeout="500")
+        try:
+            with archiving(StorageFailed, StorageFull):
+                archive(directory, tree, progress=fault)
+        finally:
+            hdfs.freeze_datanode(0, frozen=False)
+    check_nothing_is_half_visible(tree.name, sent)
+    archive(directory, tree)
+    assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    print(f"a DataNode was frozen {fault.struck} times")
+    assert fault.struck == 1
+
+
 def test_the_namenode_is_restarted(
     hdfs: Cluster, connection: WritableHdfsFiles, source: tuple[Path, list[Sent]]
 ) -> None:
@@ -144,11 +165,11 @@ def test_a_disk_is_full(connection: WritableHdfsFiles, source: tuple[Path, list[
 
 
 @contextmanager
-def archiving(kind: type[StorageError]) -> Iterator[None]:
-    """A run that may end with that error."""
+def archiving(*kinds: type[StorageError]) -> Iterator[None]:
+    """A run that may end with such an error."""
     try:
         yield
-    except kind as error:
+    except kinds as error:
         print(error)
 
 
@@ -167,11 +188,13 @@ archive_to(
 def test_the_archiver_is_killed(
     hdfs: Cluster, connection: WritableHdfsFiles, source: tuple[Path, list[Sent]], tmp_path: Path
 ) -> None:
-    """kill -9, at the first piece of each segment or later, and again: the last run finds what all have done."""
+    """kill -9, at the first piece or later, and again: the last run finds what all have done. There are ten pieces, and
+    the last one is begun when the first segment is in place.
+    """
     directory, sent = source
     place, killed, copied = f"{hdfs.address}/{tmp_path.name}", 0, set[int]()
     command: list[Any] = [sys.executable, "-c", _ARCHIVER, directory, place, json.dumps(hdfs.settings)]
-    for pieces in (1, 4, 3):
+    for pieces in (1, 10):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(1 + pieces)]
@@ -180,8 +203,46 @@ def test_the_archiver_is_killed(
         check_nothing_is_half_visible(place, sent)
         copied.add(len(positions_in(HdfsFiles(place))))
     print(f"killed {killed} times; by then were there {sorted(copied)} of {len(sent)} batches")
-    assert killed == 3
+    assert killed == 2
     assert len(copied) > 1
     archive(directory, at(connection, tmp_path.name), this_process())
     assert positions_in(HdfsFiles(place)) == places(sent)
     assert not [name for name in files_in(HdfsFiles(place)) if name.rpartition("/")[2].startswith("_")]
+
+
+_SLOW_ARCHIVER = """
+import json, sys, time
+from pathlib import Path
+from qmq.history.archive_run import archive_to
+
+def wait(done, total):
+    if not asked:
+        asked.append(print("copying", flush=True))
+        sys.stdin.readline()
+
+asked = []
+settings = json.loads(sys.argv[3])
+archive_to(Path(sys.argv[1]), sys.argv[2], lambda: time.time_ns() // 1_000, settings=settings, progress=wait)
+"""
+
+
+def test_of_two_archivers_one_is_refused(
+    hdfs: Cluster, connection: WritableHdfsFiles, source: tuple[Path, list[Sent]], tmp_path: Path
+) -> None:
+    """Two processes: the second ends, and says who is at it; the first goes on as if nothing had been."""
+    directory, sent = source
+    tree = at(connection, f"two-{tmp_path.name}")
+    command: list[Any] = [sys.executable, "-c", _SLOW_ARCHIVER, directory, tree.name, json.dumps(hdfs.settings)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "copying\n"
+        for _ in range(2):
+            with (
+                pytest.raises(DirectoryInUse, match=f"is held by process {first.pid} on "),
+                ArchiveLock(tree, lambda: time.time_ns() // 1_000, this_process()),
+            ):
+                raise AssertionError("there are two now")
+        first.communicate("go on\n", timeout=PATIENCE_S)
+    assert first.returncode == 0
+    assert positions_in(HdfsFiles(tree.name)) == places(sent)
+    assert archive(directory, tree, this_process()).kept == 4

@@ -92,6 +92,9 @@ def test_reads_by_ranges(tree: WritableHdfsFiles) -> None:
     assert (file.size(), file.is_near) == (10, False)
     assert (file.read(2, 3), file.read(8, 9), file.read(10, 1), file.read(99, 1)) == (b"234", b"89", b"", b"")
     file.close()
+    large = bytes(range(256)) * (COPY_BYTES // 128) + b"rest"
+    tree.write("large", large)
+    assert tree.read_whole("large") == large
 
 
 def test_files_with_another_checksum_are_read_back(

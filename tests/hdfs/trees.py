@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -88,3 +88,27 @@ def files_in(files: Files, path: str = "") -> Iterator[str]:
         below = f"{path}/{name}" if path else name
         found = list(files_in(files, below))
         yield from found or [below]
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class MortalFiles:
+    """A tree whose process ends with the nth call that changes something."""
+
+    def __init__(self, files: WritableHdfsFiles, last: int) -> None:
+        self._files = files
+        self._left = last
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        if name not in ("make_directory", "write", "copy_in", "rename", "remove", "claim"):
+            return found
+        return lambda *arguments: self._step(found, *arguments)
+
+    def _step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._left <= 0:
+            raise Killed
+        self._left -= 1
+        return function(*arguments)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
 from qmq.history.archive import archived_segments, manifests
+from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.archiving import _Ended, _Run
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
-from qmq.storage.disk import Disk
+from qmq.storage.disk import Buffer, Disk
 from tests.history.archives import GONE, NOW_US, archive, files_in
 from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import write_orders
@@ -191,6 +196,101 @@ def test_a_run_that_lost_its_lock_puts_nothing_in_place(tmp_path: Path) -> None:
     with pytest.raises(DirectoryInUse, match="process 7 on elsewhere"):
         archive(source, to, Thief())
     assert "elsewhere" in (to / "_lock").read_text()
+
+
+def test_copies_get_their_names_in_order_though_two_are_made_at_once(tmp_path: Path) -> None:
+    """A stream that reads an archive goes on behind the last segment that it has seen."""
+    source, to, second_is_whole, order = tmp_path / "data", tmp_path / "archive", threading.Event(), list[str]()
+    store = open_store(source)
+    sender = Sender(store)
+    while len(segment_files(source)) < 4:
+        sender.send("a", b"body" * 500)
+    close_cleanly(store)
+    bases = [path.stem for path in segment_files(source)]
+
+    class Slow(Disk):
+        """The copy of the first segment waits for that of the second one."""
+
+        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+            if path.name == f"_{bases[0]}.messages" and flags & os.O_CREAT:
+                assert second_is_whole.wait(60)
+            if path.name == f"_{bases[1]}.index":
+                second_is_whole.set()
+            return super().open(path, flags, mode)
+
+        def rename(self, source: Path, target: Path) -> None:
+            if target.suffix == ".manifest":
+                order.append(target.stem)
+            super().rename(source, target)
+
+    assert archive(source, to, Slow()).copied == 4
+    assert order == bases
+    assert positions_in(to) == places(sender.sent)
+
+
+def test_a_full_disk_gets_the_room_back_that_copies_took(tmp_path: Path) -> None:
+    source, to, begun = tmp_path / "data", tmp_path / "archive", threading.Event()
+    write_orders(source, 60)
+    first, second, *_ = segment_files(source)
+
+    class Full(FaultyDisk):
+        """Full at the first copy, once the second one is under way."""
+
+        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+            name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+            if name == f"_{second.name}":
+                begun.set()
+            elif name == f"_{first.name}":
+                assert begun.wait(60)
+            return super().pwritev(fd, buffers, offset)
+
+    disk = Full()
+    disk.fail_always("pwritev", path_part=f"_{first.name}")
+    with pytest.raises(StorageFull):
+        archive(source, to, disk)
+    assert not list(to.rglob("*.messages"))
+
+
+def test_where_there_is_room_for_one_copy_they_are_made_one_by_one(tmp_path: Path) -> None:
+    source, to, second_begins, struck = tmp_path / "data", tmp_path / "archive", threading.Event(), list[str]()
+    sent = write_orders(source, 60)
+    first, second, *others = segment_files(source)
+
+    class Small(Disk):
+        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+            fd = super().open(path, flags, mode)
+            if path.name == f"_{second.name}":
+                second_begins.set()
+            return fd
+
+        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.name == f"_{first.name}":
+                assert second_begins.wait(60)
+            if path.suffix == ".messages" and len(list(to.rglob("_*.messages"))) > 1:
+                struck.append(path.name)
+                raise OSError(errno.ENOSPC, "full")
+            return super().pwritev(fd, buffers, offset)
+
+    done = archive(source, to, Small())
+    print(f"the disk was full {len(struck)} times")
+    assert struck
+    assert done.copied == 2 + len(others) + len(segment_files(source, 1))
+    assert done.copied_bytes == sum(path.stat().st_size for path in to.rglob("*.messages"))
+    assert positions_in(to) == places(sent)
+
+
+def test_a_copy_of_a_run_that_has_ended_goes_no_further(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", LocalFiles(tmp_path / "archive")
+    write_orders(source, 5)
+    to.make_directory("")
+    with ArchiveLock(to, lambda: NOW_US, this_process()) as lock:
+        run = _Run(open_data_directory(source), to, lock, lambda: NOW_US, None)
+        run._copied(1)
+        run._ended = True
+        for goes_on in (run._copied, run._checked):
+            with pytest.raises(_Ended):
+                goes_on(1)
 
 
 def test_a_rotten_manifest_is_told_of(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
-from qmq.format.checked import pack_checked
+from qmq.format.checked import pack_checked, parse_checked
+from qmq.history import file_table
 from qmq.history.file_table import (
     FileTable,
     ListedDamage,
@@ -87,8 +88,9 @@ def test_what_is_rotten_is_told_of(tmp_path: Path) -> None:
             read_table(files)
     with pytest.raises(BadBytes, match="is the table 1; put it back"):
         parse_table(data, 2, "it")
+    content = {"number": 1, "files": [{}], "segments": [], "damages": [], "base": 0, "gone": []}
     with pytest.raises(BadBytes, match="lacks what a table has"):
-        parse_table(pack_checked(1, {"number": 1, "files": [{}], "segments": [], "damages": []}), 1, "it")
+        parse_table(pack_checked(1, content), 1, "it")
 
 
 def test_a_table_that_goes_while_it_is_read_is_looked_for_again(tmp_path: Path) -> None:
@@ -107,6 +109,51 @@ def test_a_table_that_goes_while_it_is_read_is_looked_for_again(tmp_path: Path) 
     assert read_table(files).number == 1
     files.left = 100
     with pytest.raises(StorageFailed, match="try again"):
+        read_table(files)
+
+
+def listed(first: int, behind: int) -> list[ListedFile]:
+    return [replace(FILE, path=f"parquet/{number}") for number in range(first, behind)]
+
+
+def test_a_large_table_is_not_written_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has changed is, until that is much; whoever reads finds the same."""
+    monkeypatch.setattr(file_table, "_LARGE", 500)
+    files = LocalFiles(tmp_path)
+    large = commit(files, with_files(FileTable(), listed(0, 500)))
+    whole = (tmp_path / path_of(1)).stat().st_size
+    table, sizes = large, list[int]()
+    for number in range(20):
+        segment = replace(SEGMENT, base=SEGMENT.base + number, messages=1)
+        table = table.with_more(listed(5_000 + 9 * number, 5_009 + 9 * number), [segment], [DAMAGE])
+        parts = [table.files[0], table.files[5]]
+        merged = replace(FILE, path=f"parquet/m{number}", parts=tuple(part for one in parts for part in one.origins))
+        table = commit(files, table)
+        sizes.append((tmp_path / path_of(table.number)).stat().st_size)
+        table = commit(files, table.with_merged([merged]))
+        sizes.append((tmp_path / path_of(table.number)).stat().st_size)
+        assert read_table(files) == table
+        table = read_table(files) if number % 7 == 0 else table
+        assert len(numbers(files)) <= 3
+    assert sizes[0] < whole / 10
+    assert 1 < sum(size > whole / 2 for size in sizes) < 8
+    assert (len(table.files), len(table.segments), len(table.damages)) == (500 + 20 * 8, 20, 20)
+    for number in numbers(files)[:-1]:
+        (tmp_path / path_of(number)).unlink()
+    base = table.base
+    assert base is not None
+    with pytest.raises(BadBytes, match=f"since {path_of(base.number)}, which is missing"):
+        read_table(files)
+
+
+def test_a_base_that_is_no_base_is_told_of(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    table = commit(files, with_files(FileTable(), listed(0, 2_500)))
+    for number in range(2):
+        table = commit(files, with_files(table, listed(9_000 + number, 9_001 + number)))
+    content = parse_checked((tmp_path / path_of(3)).read_bytes(), 1, "it", "")
+    (tmp_path / path_of(3)).write_bytes(pack_checked(1, {**content, "base": 2}))
+    with pytest.raises(BadBytes, match="is not whole"):
         read_table(files)
 
 

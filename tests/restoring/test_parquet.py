@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from qmq.errors import InvalidOption
+from qmq.history.file_table import read_table
 from qmq.history.files import LocalFiles
 from qmq.intervals import Intervals
 from qmq.restoring.parquet import ParquetReader
 from qmq.restoring.reading import Found
 from qmq.restoring.selection import Selection
+from qmq_spark.parquet_merging import MERGED
 from tests.broker_process import running_broker
 from tests.cli.commands import qmq
 from tests.history.orders import write_orders
 from tests.restoring.archived import Told, check_restored, restoring, told
 from tests.restoring.test_reading import ids_in
+from tests.spark import parquet
+from tests.spark.parquet import write_days
 
 
 def parquet_archive(root: Path, batches: int = 60) -> list[Told]:
@@ -82,13 +87,40 @@ def test_a_bad_file_is_told_of(tmp_path: Path, cut: bool) -> None:
     assert not damages[0].is_settled
 
 
-async def test_a_restore_does_not_go_on_in_the_other_form(tmp_path: Path) -> None:
+async def test_a_restore_goes_on_when_the_other_form_comes(tmp_path: Path) -> None:
+    """What came from Parquet does not come again from segments; what is new does."""
     parquet_archive(tmp_path, 20)
     async with running_broker(tmp_path / "target") as url:
         await restoring(tmp_path, url).run()
+        write_orders(tmp_path / "source", 20, seed=2, segment_bytes=256 << 10, max_frame_bytes=128 << 10)
         assert qmq("archive", str(tmp_path / "source"), "--to", str(tmp_path / "archive")).exit_code == 0
-        with pytest.raises(InvalidOption, match="--again"):
-            await restoring(tmp_path, url).run()
+        wanted = told(tmp_path / "source", partitions=2)
+        for _ in range(2):
+            assert (await restoring(tmp_path, url).run()).counts.restored == len(wanted)
+    check_restored(wanted, tmp_path / "target")
+
+
+def test_progress_goes_by_files_as_runs_wrote_them(tmp_path: Path) -> None:
+    """Files that are merged meanwhile have more, and what was done of them is not looked at again."""
+    place, ids = tmp_path / "archive", Counter[str]()
+    for number in range(MERGED):
+        write_days(tmp_path / "data", 1, 1, seed=number)
+        parquet.archive(tmp_path / "data", place, run=f"run-{number}")
+        if number == MERGED - 2:
+            steps = list(ParquetReader(LocalFiles(place), Selection(), {}).steps())
+            assert len({step.log for step in steps}) == MERGED - 1
+            done = dict[str, Intervals]()
+            for step in steps[::2]:
+                done.setdefault(step.log, Intervals()).add(step.start, step.end)
+            ids += ids_in(steps[::2])
+    (file,) = read_table(LocalFiles(place)).files
+    assert len(file.parts) == MERGED
+    reader = ParquetReader(LocalFiles(place), Selection(), done)
+    assert reader.left_bytes() == file.messages - sum(ranges.size for ranges in done.values())
+    later = list(reader.steps())
+    assert sum(step.end - step.start for step in later) == reader.left_bytes()
+    ids += ids_in(later)
+    assert ids == Counter(one.id for one in told(tmp_path / "data", partitions=2))
 
 
 async def test_what_is_no_archive_is_told(tmp_path: Path) -> None:

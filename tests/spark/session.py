@@ -26,6 +26,8 @@ def settings_of(directory: Path, cores: int = 2) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
+        # What tests run is not run often: compiled by the first compiler alone it takes little more than half the time.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.local.dir": str(directory),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",

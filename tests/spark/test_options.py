@@ -33,6 +33,21 @@ def test_each_option() -> None:
     assert read_options({"path": "/data", "view": "damages"}).schema == DAMAGE_COLUMNS
 
 
+def test_where_a_stream_starts() -> None:
+    assert read_options({"path": "/data", "start": "first"}) == read_options({"path": "/data"})
+    assert read_options({"path": "/data", "start": "last"}).starts_last
+    since = read_options({"path": "/data", "since": "2025-12-01T00:00:00Z"})
+    assert read_options({"path": "/data", "start": "2025-12-01T00:00:00Z"}) == since
+    assert read_options({"path": "/data", "start": "2025-11-01T00:00:00Z", "since": "2025-12-01T00:00:00Z"}) == since
+
+
+def test_chosen_columns_come_in_their_order() -> None:
+    chosen = read_options({"path": "/data", "columns": "stored_at, subject"}).schema
+    assert chosen == StructType([COLUMNS["stored_at"], COLUMNS["subject"]])
+    assert read_options({"path": "/data", "view": "damages", "columns": "file"}).schema.names == ["file"]
+    assert read_options({"path": "/data", "body": "false", "columns": "key"}).schema.names == ["key"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -42,6 +57,13 @@ def test_each_option() -> None:
         ({"path": "/data", "part_bytes": "0"}, "number of bytes"),
         ({"path": "/data", "max_trigger_bytes": "1 MB"}, "number of bytes"),
         ({"path": "/data", "since": "yesterday"}, "give a time"),
+        ({"path": "/data", "since": "last"}, "give a time"),
+        ({"path": "/data", "start": "middle"}, "give a time"),
+        ({"path": "/data", "columns": "subject,price"}, "names 'price'; there are subject, lane"),
+        ({"path": "/data", "columns": ""}, "names ''"),
+        ({"path": "/data", "columns": "key,key"}, "names 'key' twice"),
+        ({"path": "/data", "columns": "body", "body": "false"}, "names 'body'; there are"),
+        ({"path": "/data", "columns": "body", "view": "damages"}, "names 'body'; there are file"),
     ],
 )
 def test_what_cannot_be(given: dict[str, str], said: str) -> None:

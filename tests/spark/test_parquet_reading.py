@@ -9,14 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from qmq.errors import BadBytes, InvalidOption
-from qmq.history.archive import archived_segments
-from qmq.history.file_table import FileTable
-from qmq.history.files import LocalFiles
+from qmq.errors import BadBytes
 from qmq_spark import parquet_files
-from qmq_spark.parquet_reading import is_read_from_files, missing, plan_files
+from qmq_spark.parquet_reading import missing, plan_files
 from qmq_spark.reading import Wanted
-from tests.history import archives
 from tests.history.orders import Row, rows_in, time_of
 from tests.spark import reads
 from tests.spark.parquet import ALL, DAY_US, archive, read, table_of, write_days
@@ -171,25 +167,3 @@ def test_what_was_bad_when_it_was_archived_is_missing(tmp_path: Path) -> None:
     assert (told.file, told.partition, told.start) == ("there", partition, sent[3].position)
     assert f"partition {partition}, positions {sent[3].position} to" in str(told)
     assert missing(table, Wanted(partitions=frozenset([1 - partition])), "there") == []
-
-
-def test_an_archive_of_both_forms_is_read_from_the_one_that_has_all(tmp_path: Path) -> None:
-    source, to = tmp_path / "data", tmp_path / "archive"
-    files = LocalFiles(to)
-
-    def is_of_files() -> bool:
-        return is_read_from_files(table_of(to), archived_segments(files), "there")
-
-    write_days(source, 1, 15)
-    assert not is_read_from_files(FileTable(), [], "there")
-    archive(source, to)
-    assert is_of_files()
-    archives.archive(source, to)
-    assert not is_of_files()
-    write_days(source, 1, 15, seed=2)
-    archive(source, to, run="later")
-    assert is_of_files()
-    write_days(tmp_path / "other", 1, 2)
-    archives.archive(tmp_path / "other", to)
-    with pytest.raises(InvalidOption, match="--as both"):
-        is_of_files()

@@ -14,6 +14,7 @@ from qmq_spark.options import read_options
 from qmq_spark.parts import Part, parts_of, read_part
 from qmq_spark.planning import open_source, plan
 from qmq_spark.reading import Wanted
+from tests.history import archives
 from tests.history.orders import rows_in, write_orders
 from tests.spark.parquet import archive, table_of, write_days
 from tests.storage.stores import damage
@@ -34,7 +35,7 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         found()
     with caplog.at_level(logging.WARNING, "qmq_spark"):
         assert found(corrupt="skip") == len(rows) - sum(count for _, _, count in sent[10].runs)
-    assert "1 stretches of bad bytes were skipped" in caplog.text
+    assert "stretches of bad bytes skipped: 1" in caplog.text
     assert found(view="damages") == 1
     read = read_options({"path": str(tmp_path / "not looked at")})
     assert list(read_part(read, read.schema, read.wanted, Part([]))) == []
@@ -63,6 +64,28 @@ def test_parts_of_an_archive_of_parquet(tmp_path: Path) -> None:
     assert [row["start"] for row in rows] == [sent[3].position]
     nothing = parts_of(found, Wanted(stored_until=1), 1_000)
     assert (len(nothing), rows_of(nothing)) == (1, 0)
+
+
+def test_an_archive_of_two_forms_gives_each_message_once(tmp_path: Path) -> None:
+    """Of one store as Parquet, of another as segments, and of the first more as segments."""
+    source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
+    write_days(source, 1, 10)
+    archive(source, to)
+    write_orders(other, 20, seed=2)
+    archives.archive(other, to)
+    write_days(source, 1, 10, seed=3)
+    archives.archive(source, to)
+    write_days(tmp_path / "third", 1, 3, seed=4)
+    archive(tmp_path / "third", to, run="third")
+    read = read_options({"path": str(to)})
+    parts = parts_of(open_source(str(to)), read.wanted, 4_000)
+    ids = [
+        row["message_id"] for part in parts for batch in read_part(read, read.schema, read.wanted, part)
+        for row in batch.to_pylist()
+    ]  # fmt: skip
+    expected = [row["message_id"] for name in ("data", "other", "third") for row in rows_in(tmp_path / name)]
+    assert sorted(ids) == sorted(expected)
+    assert {bool(part.stretches) for part in parts if isinstance(part, Part)} == {True, False}
 
 
 def test_a_disk_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

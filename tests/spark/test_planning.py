@@ -9,6 +9,7 @@ import pytest
 
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.history.file_table import SegmentKey
 from qmq_spark.planning import SourceView, open_source, plan
 from qmq_spark.reading import Wanted
 from tests.history.archives import archive
@@ -81,3 +82,36 @@ def test_an_archive_of_parquet_is_read_from_its_table_and_has_no_stream(tmp_path
     archive(source, to)
     with SourceView(str(to), only_segments=True) as view:
         assert view.look().table is None
+
+
+def test_of_an_archive_of_two_forms_each_segment_is_read_once(tmp_path: Path) -> None:
+    """What the table of files has comes from the files, the others from segments; one that goes on from both."""
+    source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
+    write_days(source, 1, 15)
+    parquet.archive(source, to)
+    table = open_source(str(to)).table
+    assert table is not None
+    assert plan(open_source(str(to)), Wanted(), 5_000) == []
+    write_orders(other, 30, seed=3)
+    archive(other, to)
+    found = open_source(str(to))
+    assert found.table == table
+    stretches = [stretch for part in plan(found, Wanted(), 5_000) for stretch in part]
+    assert {stretch.segment.store_id for stretch in stretches} == {
+        one.store_id for one in open_source(str(other)).segments
+    }
+    write_days(source, 1, 15, seed=2)
+    archive(source, to)
+    assert open_source(str(to)).table is None
+    parquet.archive(tmp_path / "other", to, run="later")
+    write_days(tmp_path / "third", 1, 2, seed=4)
+    parquet.archive(tmp_path / "third", to, run="third")
+    found = open_source(str(to))
+    assert found.table is not None
+    ends = found.table.ends()
+    left = [stretch for part in plan(found, Wanted(), 1 << 20) for stretch in part]
+    assert left
+    for stretch in left:
+        segment = stretch.segment
+        end = ends.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), 0)
+        assert stretch.start >= end

@@ -86,6 +86,7 @@ def test_goes_on_as_a_broker_writes(tmp_path: Path) -> None:
     assert sorted(found) == sorted(row["body"] for row in rows_in(tmp_path))
     assert reader.reportLatestOffset() == end == reader.latestOffset(end, ReadAllAvailable())
     assert rows_between(reader_of(tmp_path), {}, end) == rows_in(tmp_path)
+    assert [len(numbers) for numbers in end.values()] == [2, 2]
     assert len(segment_files(tmp_path)) > 1
 
 
@@ -106,6 +107,46 @@ def test_an_archive_grows(tmp_path: Path) -> None:
     archive(source, to)
     second = reader.latestOffset(first, ReadAllAvailable())
     assert ordered(rows + rows_between(reader, first, second)) == rows_in(source)
+
+
+def test_a_segment_that_goes_on_is_read_to_its_end(tmp_path: Path) -> None:
+    """The last one of a store that was stopped: the archive has it longer when the store was started again."""
+    source, to = tmp_path / "data", tmp_path / "archive"
+    reader, offset, rows = None, dict[str, list[int]](), list[Row]()
+    for seed in range(3):
+        write_orders(source, 12, seed)
+        archive(source, to)
+        reader = reader if reader is not None else reader_of(to)
+        end = reader.latestOffset(offset, ReadAllAvailable())
+        rows += rows_between(reader, offset, end)
+        offset = end
+        assert ordered(rows) == rows_in(source)
+    assert len(segment_files(source)) < 12
+
+
+def test_what_is_archived_behind_what_was_read_comes_too(tmp_path: Path) -> None:
+    """An older segment, and one of another store: after a later one, and each message once."""
+    write_orders(tmp_path / "data", 80)
+    write_orders(tmp_path / "other", 20, seed=2)
+    rows = ordered([*rows_in(tmp_path / "data"), *rows_in(tmp_path / "other")])
+    for name in ("data", "other"):
+        archive(tmp_path / name, tmp_path / "all")
+    manifests = sorted((tmp_path / "all").rglob("*.manifest"), reverse=True)
+    assert len(manifests) > 5, manifests
+    reader, offset, found = reader_of(tmp_path / "archive"), dict[str, list[int]](), list[Row]()
+    for manifest in manifests:
+        to = tmp_path / "archive" / manifest.parent.relative_to(tmp_path / "all")
+        to.mkdir(parents=True, exist_ok=True)
+        for path in sorted(manifest.parent.glob(f"{manifest.stem}.*")):
+            shutil.copy(path, to)
+        end = reader.latestOffset(offset, ReadAllAvailable())
+        more = rows_between(reader, offset, end)
+        assert more
+        assert more == rows_between(reader_of(tmp_path / "archive"), offset, end)
+        found += more
+        offset = end
+    assert ordered(found) == rows
+    assert [len(numbers) for numbers in offset.values()] == [2] * 4
 
 
 def test_live_brokers_are_followed_over_restarts(tmp_path: Path) -> None:
@@ -155,7 +196,35 @@ def test_begins_at_a_time(tmp_path: Path) -> None:
     expected = [row for row in rows if row["stored_at"] >= since and row["subject"].startswith("hotel.")]
     assert rows_between(reader, start, end) == expected
     assert rows_between(reader, {}, end) == expected
-    assert reader_of(tmp_path, since=time_of(NOW_US * 2).isoformat()).initialOffset() == {}
+    later = reader_of(tmp_path, since=time_of(NOW_US * 2).isoformat())
+    assert later.latestOffset(later.initialOffset(), ReadAllAvailable()) == later.initialOffset()
+    same = reader_of(tmp_path, start=since.isoformat(), prefix="hotel.")
+    assert same.initialOffset() == start
+    assert rows_between(same, start, end) == expected
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_begins_at_the_end(tmp_path: Path, archived: bool) -> None:
+    """The first micro-batch is empty: so whoever repeats it loses nothing of what came meanwhile."""
+    source = tmp_path / "data"
+
+    def bring(seed: int) -> None:
+        write_orders(source, 15, seed)
+        if archived:
+            archive(source, tmp_path / "archive")
+
+    bring(1)
+    early = rows_in(source)
+    reader = reader_of(tmp_path / "archive" if archived else source, start="last")
+    start = reader.initialOffset()
+    bring(2)
+    first = reader.latestOffset(start, ReadAllAvailable())
+    assert rows_between(reader, start, first) == []
+    again = reader_of(tmp_path / "archive" if archived else source, start="last")
+    assert rows_between(again, again.initialOffset(), first) == []
+    for one in (reader, again):
+        end = one.latestOffset(first, ReadAllAvailable())
+        assert rows_between(one, first, end) == [row for row in rows_in(source) if row not in early]
 
 
 def test_what_was_removed_is_said(tmp_path: Path) -> None:
@@ -197,7 +266,7 @@ def run(frame: DataFrame, to: Path, **trigger: Any) -> None:
 
 
 def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream is killed in mid-run, and one in another process goes on; then more comes."""
+    """A stream is killed in mid-run, more comes, and one in another process goes on; and one that began at the end."""
     source, to = tmp_path / "data", tmp_path / "to"
     write_orders(source, 200)
     killed = subprocess.Popen(
@@ -210,14 +279,15 @@ def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path
     _kill(killed)
     before = len(list((to / "checkpoint" / "commits").glob("[0-9]*")))
     assert before >= 1
-    run(stream(spark, source, max_trigger_bytes=40_000), to, availableNow=True)
+    run(stream(spark, source, start="last"), tmp_path / "late", availableNow=True)
+    store = open_store(source, partitions=2)
+    late = Sender(store).send("late", b"one more", b"and one")
+    close_cleanly(store)
+    run(stream(spark, source, max_trigger_bytes=400_000), to, availableNow=True)
     assert _positions(spark, to) == [(row["partition"], row["position"]) for row in rows_in(source)]
     assert len(list((to / "checkpoint" / "commits").glob("[0-9]*"))) > before
-    store = open_store(source, partitions=2)
-    Sender(store).send("late", b"one more", b"and one")
-    close_cleanly(store)
-    run(stream(spark, source), to, availableNow=True)
-    assert _positions(spark, to) == [(row["partition"], row["position"]) for row in rows_in(source)]
+    run(stream(spark, source, start="last"), tmp_path / "late", availableNow=True)
+    assert _positions(spark, tmp_path / "late") == [(0, late.position), (0, late.position + 1)]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

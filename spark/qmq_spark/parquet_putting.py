@@ -1,0 +1,46 @@
+"""Putting Parquet files into an archive: whole, read back, under names that are nobody's until they are listed."""
+
+from __future__ import annotations
+
+from qmq.errors import StorageFailed
+from qmq.history.archive_lock import ArchiveLock
+from qmq.history.file_table import ListedFile
+from qmq.history.files import LocalFiles, WritableFiles
+from qmq_spark.parquet_files import ParquetFile
+
+
+def put(
+    files: WritableFiles,
+    lock: ArchiveLock,
+    file: ParquetFile,
+    path: str,
+    parts: tuple[tuple[str, int], ...] = (),
+) -> ListedFile:
+    """Copy a file that is whole to where it belongs, under its unfinished name, and read it back; *parts* are those
+    that it was merged from. Raises StorageFull, StorageFailed, DirectoryInUse.
+    """
+    files.make_directory(path.rpartition("/")[0])
+    size, draft = file.size, unfinished(path)
+
+    def renew(_: int) -> None:
+        lock.renew()
+
+    with LocalFiles(file.path.parent).open(file.path.name) as reading:
+        crc = files.copy_in(reading, size, draft, renew)
+    if files.checksum(draft, renew) != (size, crc):
+        raise StorageFailed(f"{files.name}/{draft} is not what was written there; check the disk")
+    return ListedFile(
+        path, file.subject, file.messages, size, crc, file.first_stored_at_us, file.last_stored_at_us, parts
+    )  # fmt: skip
+
+
+def give_names(files: WritableFiles, made: list[ListedFile]) -> None:
+    """Give files their own names; none of them is listed yet. Raises StorageFailed."""
+    for file in made:
+        files.rename(unfinished(file.path), file.path)
+
+
+def unfinished(path: str) -> str:
+    """What becomes *path* is called so before."""
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/_{name}"

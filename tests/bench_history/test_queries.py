@@ -1,0 +1,26 @@
+"""The queries that are measured give what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.history.orders import Amount, total, write_orders
+from bench.history.queries import QUERIES
+
+
+def test_queries_give_what_was_written(spark: SparkSession, tmp_path: Path) -> None:
+    contents = write_orders(tmp_path, Amount(10_000, subjects=20))
+    messages, size, _ = total(contents)
+    counts = sorted([subject, tally.messages] for subject, tally in contents.items())
+    expected = {
+        "count by subject": counts,
+        "count by subject, all columns but the body": counts,
+        "sum of lengths, bodies alone": [[messages, size]],
+        "sum of lengths, all columns": [[messages, size]],
+        "noop write, all columns": [],
+        "Parquet by Spark": [[messages]],
+        "check": sorted([subject, *tally] for subject, tally in contents.items()),
+    }
+    assert {name: sorted(query(spark, str(tmp_path))) for name, query in QUERIES.items()} == expected
