@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from bench.parts import put_part
 from bench.peers import plots, registry, table, works
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
@@ -146,7 +147,9 @@ def document(founds: Sequence[dict[str, Any]], directory: Path, draws: bool) -> 
         places.mkdir(exist_ok=True)
         pictures = plots.draw(founds, places, ".svg")
     shown = {place: path.relative_to(directory).as_posix() for place, path in pictures.items()}
-    (directory / "BENCHMARKS.md").write_text(table.render(founds, shown), "utf-8")
+    limits = places / "limits.md"
+    written = limits.read_text("utf-8") if limits.exists() else None
+    put_part(directory / "BENCHMARKS.md", table.render(founds, shown, written))
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from qmq.bench.errors import BenchFailed
 _SIZE: Final = 100
 _SEED: Final = 1
 _CHECKED: Final = 5
-_FIRST_MADE: Final = 5
+_FIRST_MADE: Final = 100
 _MADE_AT_ONCE: Final = 500
 #: For a rate that no way here is known to have.
 _SPREAD_RATE: Final = 250_000

@@ -26,9 +26,10 @@ def target_of(told: dict[str, Any]) -> Target:
 
 async def make(gate: Gate, *, module: str, target: dict[str, Any], topics: list[str]) -> dict[str, Any]:
     """Make topics."""
+    chosen = driver(module)
     gate()
     started = time.perf_counter()
-    await driver(module).make_topics(target_of(target), topics)
+    await chosen.make_topics(target_of(target), topics)
     return {"topics": len(topics), "seconds": time.perf_counter() - started}
 
 

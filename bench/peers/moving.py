@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from bench.peers import tools
+from bench.peers import loopback, tools
 from bench.peers.peer import Client, Tool
+from bench.peers.results import OURS
 from bench.peers.running import SIZES, Row, Running
 from bench.peers.tools import Load
 
 RATE: Final = "msg/s"
 #: Ways to consume that other works measure.
 _OF_OTHER_WORKS: Final = ("paced", "failing")
+#: About what a bare copy of 100 B moves in a second.
+_COPY_RATE: Final = 10_000_000
 
 
 def move(running: Running) -> Iterator[Row]:
@@ -32,6 +35,11 @@ def move(running: Running) -> Iterator[Row]:
                     yield running.row("consume", client, consume, SIZES[size], came, RATE)
     for tool in running.peer.tools:
         yield from _by_tool(running, tool)
+    if running.peer.name == OURS:
+        for size in running.amount.sizes:
+            copied = running.copy(size, running.amount.messages(_COPY_RATE, size))
+            promise = str(running.promise)
+            yield Row("consume", loopback.NAME, loopback.CLIENT, loopback.WAY, promise, SIZES[size], copied, RATE)
 
 
 def _by_tool(running: Running, tool: Tool) -> Iterator[Row]:

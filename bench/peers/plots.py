@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.peers import loopback
 from bench.peers.results import OURS
 from qmq.bench.values import shown
 
@@ -35,24 +36,26 @@ class Panel(NamedTuple):
 
 def panels(found: Found, work: str) -> list[Panel]:
     """What a picture of *work* shows: a panel a number and promise that at least two brokers have."""
-    titles = {peer["name"]: peer["title"] for peer in found["peers"]}
+    titles = {loopback.NAME: loopback.TITLE} | {peer["name"]: peer["title"] for peer in found["peers"]}
     chosen = [number for number in found["numbers"] if number["work"] == work and _is_drawn(number["what"])]
     made = []
     for what, promise, unit in dict.fromkeys((one["what"], one["promise"], one["unit"]) for one in chosen):
         same = [one for one in chosen if (one["what"], one["promise"], one["unit"]) == (what, promise, unit)]
         if len({one["peer"] for one in same}) > 1:
             bars = sorted((_bar(one, titles) for one in same), key=lambda bar: bar.value, reverse=unit.endswith("/s"))
-            made.append(Panel(f"{what}, {promise}", unit, bars))
+            better = "more" if unit.endswith("/s") else "less"
+            made.append(Panel(f"{what}, {promise}: {better} is better", unit, bars))
     return made
 
 
 def _is_drawn(what: str) -> bool:
-    """p99.9 and the sent rate stand in the table; a picture of all is one of nothing."""
-    return not what.endswith(("p99.9", " sent"))
+    """p99.9, times to the acknowledgement and the sent rate stand in the table; a picture of all is one of nothing."""
+    return not what.endswith(("p99.9", " sent")) and " to ack " not in what
 
 
 def _bar(number: Mapping[str, Any], titles: Mapping[str, str]) -> Bar:
-    label = f"{titles[number['peer']]}: {number['client']} {number['way']}".strip()
+    client = "" if number["client"] == number["peer"] else f"{number['client']}, "
+    label = f"{titles[number['peer']]}: {client}{number['way']}"
     return Bar(label, number["median"], number["least"], number["most"], number["peer"] == OURS)
 
 
@@ -102,8 +105,9 @@ def _fill(axis: Any, panel: Panel) -> None:
     axis.invert_yaxis()
     axis.set_title(f"{panel.title} ({panel.unit})", fontsize=9, loc="left")
     axis.tick_params(axis="x", labelsize=8)
+    axis.xaxis.set_major_formatter(lambda value, _: shown(value))
     axis.spines[["top", "right"]].set_visible(False)
     most = max(bar.most for bar in panel.bars)
     for place, bar in zip(places, panel.bars, strict=True):
-        axis.text(bar.most + most * 0.01, place, shown(bar.value), va="center", fontsize=8)
+        axis.text(bar.most + most * 0.01, place, shown(bar.value, 3), va="center", fontsize=8)
     axis.set_xlim(0, most * 1.15 if most else 1)

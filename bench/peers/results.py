@@ -38,6 +38,7 @@ class Number(NamedTuple):
             "least": min(values),
             "most": max(values),
             "rounds": values,
+            "in_rounds": list(self.values),
             "qmq_is_better_by": self.beside,
         }
 

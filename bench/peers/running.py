@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.peers import loopback
 from bench.peers.peer import Client, Peer, Promise, Tool
 from bench.peers.processes import Server
 from qmq.bench.children import Child, warm_memory
@@ -165,6 +166,10 @@ class Running:
         send, consume = next(iter(client.sends)), next(iter(client.consumes))
         self.send(client, send, topic, _SMALL, messages)
         self.consume(client, consume, topic, _SMALL, messages)
+
+    def copy(self, size: int, messages: int) -> float:
+        """Messages a second that a bare copy over loopback moves while the broker has nothing to do."""
+        return loopback.rate(self._scratch, size, messages)
 
     def backlogs(self) -> list[int]:
         """How many messages are to wait, one after another: more for QMQ."""

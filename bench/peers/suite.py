@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.peers import loopback
 from bench.peers.peer import Absent, Client, Installed, Peer
 from bench.peers.plan import Step, steps
 from bench.peers.results import numbers
@@ -127,7 +128,8 @@ def failure(step: Step, why: Exception) -> dict[str, Any]:
 
 def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
     """What the ways stand for, by "peer/client/work/way"."""
-    return {
+    copy = f"{loopback.NAME}/{loopback.CLIENT}/consume/{loopback.WAY}"
+    return {copy: loopback.SAYS} | {
         f"{peer.name}/{client.package}/{work}/{name}": way.says
         for peer in peers
         for client in peer.drivers

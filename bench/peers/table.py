@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bench.peers import loopback
+from bench.peers.goals import summary
 from qmq.bench.values import shown
 
 Found = Mapping[str, Any]
+_MIB = 1 << 20
+_UNITS = {"bytes": "MiB"}
+#: Rounds that differ by less say nothing more than their median.
+_SPREAD = 1.2
+#: A sender that sent so much of the rate that was asked for has kept up.
+_KEPT_UP = 0.99
 
 _TITLES = {
     "send": "Send, acknowledged",
@@ -24,15 +32,30 @@ _TITLES = {
 _INTRO = """# Beside other brokers
 
 Made from what `make bench-peers` saved; not written by hand. See [bench/README.md](../bench/README.md) for how it is
-measured. Absolute figures belong to the machine; what tells is the number in brackets: **how many times better QMQ was
-in the same round** (above 1 QMQ is better, below 1 the other one is).
+measured. Absolute figures belong to the machine, and move by a third from one to the next; what tells is how many times
+better QMQ was **in the same round**.
+
+## Goals
+"""
+_READING = """
+## How to read the tables
+
+`2.5 M [1.4]`: 2.5 million, and QMQ was 1.4 times better in the same round (below 1 the other one was better); of rates
+and of times alike. QMQ itself has no brackets. Figures are medians of the rounds; where these differ by more than a
+fifth, `(2.1 M to 2.9 M)` says from where to where. Of percentiles p50, p99 and p99.9 stand side by side, and so do
+their brackets. Each row is one way of one client; what it calls is listed below the table.
 """
 
 
-def render(founds: Sequence[Found], pictures: Mapping[tuple[int, str], str] | None = None) -> str:
+def render(
+    founds: Sequence[Found], pictures: Mapping[tuple[int, str], str] | None = None, limits: str | None = None
+) -> str:
     """The whole document. *founds* are runs of the bench, as saved; each becomes a part of it. *pictures*: where that
-    of a work is, by the place of the run and the work's name."""
-    lines = [_INTRO]
+    of a work is, by the place of the run and the work's name. *limits* is what somebody wrote of goals out of reach."""
+    lines = [_INTRO, *summary(founds)]
+    if limits is not None:
+        lines += ["", limits.strip("\n")]
+    lines.append(_READING)
     for at, found in enumerate(founds):
         lines += _about(found)
         if not at or _installed(found) != _installed(founds[at - 1]):
@@ -85,6 +108,8 @@ def _work(found: Found, work: str, picture: str | None) -> Iterator[str]:
         chosen = [one for one in found["numbers"] if (one["work"], one["promise"]) == (work, promise)]
         if work == "server":
             chosen = [_by_work(one) for one in chosen if ": " in one["what"]]
+        if work == "latency":
+            chosen = list(_kept_up(chosen))
         yield f"Acknowledged from: {promise}."
         yield ""
         yield from _table(found, chosen)
@@ -101,35 +126,50 @@ def _by_work(number: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**number, "way": f"during {work}", "what": what}
 
 
+def _kept_up(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Without the rates that were sent, but where a sender did not keep up."""
+    for one in numbers:
+        wanted = one["what"].removesuffix(" k msg/s sent")
+        if wanted == one["what"] or one["median"] < _KEPT_UP * 1_000 * int(wanted):
+            yield one
+
+
 def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Percentiles of one thing share a column, the lowest first."""
-    titles = {peer["name"]: peer["title"] for peer in found["peers"]}
+    titles = {loopback.NAME: loopback.TITLE} | {peer["name"]: peer["title"] for peer in found["peers"]}
     columns = list(dict.fromkeys((_column(number["what"]), number["unit"]) for number in numbers))
-    cells: dict[tuple[str, ...], str] = {}
+    cells: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for one in numbers:
         place = (one["peer"], one["client"], one["way"], _column(one["what"]), one["unit"])
-        cells[place] = f"{cells[place]} / {_cell(one)}" if place in cells else _cell(one)
-    yield "| broker | client | way | " + " | ".join(f"{what}, {unit}" for what, unit in columns) + " |"
+        cells.setdefault(place, []).append(one)
+    yield (
+        "| broker | client | way | " + " | ".join(f"{what}, {_UNITS.get(unit, unit)}" for what, unit in columns) + " |"
+    )
     yield "|---|---|---|" + "---|" * len(columns)
     for peer, client, way in dict.fromkeys((one["peer"], one["client"], one["way"]) for one in numbers):
-        row = [cells.get((peer, client, way, *column), "") for column in columns]
+        row = [_cell(cells.get((peer, client, way, *column), ())) for column in columns]
         yield f"| {titles[peer]} | {client} | {way} | " + " | ".join(row) + " |"
 
 
 def _column(what: str) -> str:
     for last in (" p50", " p99", " p99.9"):
         if what.endswith(last):
-            return f"{what.removesuffix(last)}, percentiles"
+            return what.removesuffix(last)
     return what
 
 
-def _cell(number: Mapping[str, Any]) -> str:
-    text = shown(number["median"])
-    if len(number["rounds"]) > 1:
-        text += f" ({shown(number['least'])} to {shown(number['most'])})"
-    if number["qmq_is_better_by"] is not None:
-        text += f" [{number['qmq_is_better_by']:.2f}]"
-    return text
+def _cell(numbers: Sequence[Mapping[str, Any]]) -> str:
+    """One number, with its spread where that tells something; or the percentiles of one thing."""
+    text = " / ".join(_shown(one["median"], one["unit"]) for one in numbers)
+    if len(numbers) == 1 and numbers[0]["most"] > _SPREAD * numbers[0]["least"]:
+        (one,) = numbers
+        text += f" ({_shown(one['least'], one['unit'])} to {_shown(one['most'], one['unit'])})"
+    ratios = [one["qmq_is_better_by"] for one in numbers if one["qmq_is_better_by"] is not None]
+    return f"{text} [{' / '.join(shown(ratio, 3) for ratio in ratios)}]" if ratios else text
+
+
+def _shown(value: float, unit: str) -> str:
+    return shown(value / _MIB if unit == "bytes" else value, 3)
 
 
 def _ways(found: Found, work: str) -> Iterator[str]:

@@ -29,14 +29,14 @@ def backlog(running: Running) -> Iterator[Row]:
     send = next(iter(client.sends))
     consume = "each"
     messages = running.amount.messages(client.sends[send].rate, _SIZE)
-    topic = running.topic("short")
-    running.make(client, topic)
-    sent = running.send(client, send, topic, _SIZE, messages)
-    came = running.consume(client, consume, topic, _SIZE, messages)
     topic = running.topic("long")
     running.make(client, topic)
     for wanted in running.backlogs():
         waiting = fill(running, client, send, topic, wanted)
+        short = running.topic("short")  # each time anew: machines drift
+        running.make(client, short)
+        sent = running.send(client, send, short, _SIZE, messages)
+        came = running.consume(client, consume, short, _SIZE, messages)
         beside = running.send(client, send, topic, _SIZE, messages)
         waiting += messages
         running.filled[topic] = waiting

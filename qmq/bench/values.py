@@ -142,9 +142,12 @@ def latencies(took_s: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * percentile(ordered, share) for name, share in shares.items()}
 
 
-def shown(value: float) -> str:
-    """A number as people read it: four digits that count, with M or k."""
+def shown(value: float, digits: int = 4) -> str:
+    """A number as people read it: so many digits that count, with M or k."""
+    rounded = float(f"{value:.{digits}g}")
     for limit, divisor, suffix in ((1e6, 1e6, " M"), (1e4, 1e3, " k")):
-        if abs(value) >= limit:
-            return f"{value / divisor:,.4g}{suffix}"
-    return f"{value:,.4g}" if value != int(value) else f"{int(value):,}"
+        if abs(rounded) >= limit:
+            return f"{float(f'{value / divisor:.{digits}g}'):,.10g}{suffix}"
+    if rounded == int(rounded):
+        return f"{int(rounded):,}"
+    return f"{rounded:,.10g}" if abs(rounded) >= 1e-4 else f"{rounded:.{digits + 4}f}".rstrip("0")

@@ -18,7 +18,7 @@ from qmq.bench.context import Bench
 from qmq.bench.errors import BenchFailed
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import RunContent
-from qmq.net.wire import FRAME_SIZE, split_frames
+from qmq.net.wire import FLUSH, FRAME_SIZE, split_frames
 from tests.bench.conftest import no_gate
 
 
@@ -28,7 +28,7 @@ def test_frames_are_batches_that_go_on_where_the_one_before_ended() -> None:
     for number, (head, data) in enumerate(frames):
         assert len(head) + len(data) == frames.size
         (frame,) = split_frames(memoryview(head + data), 1 << 20)
-        assert (frame.flags, frame.request, len(frame.payload)) == (1, number + 1, frames.size - FRAME_SIZE)
+        assert (frame.flags, frame.request, len(frame.payload)) == (FLUSH, number + 1, frames.size - FRAME_SIZE)
         header = check_batch(frame.payload, BatchLimits()).header
         assert (header.producer_sequence, header.messages) == (10 * number, 10)
 

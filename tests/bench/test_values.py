@@ -59,7 +59,17 @@ def test_percentiles(share: float, value: int) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.1235"), (3, "3"), (1_234.5, "1,234"), (9_999, "9,999"), (12_345, "12.35 k"), (8_123_456, "8.123 M")],
+    [
+        (0.12345, "0.1235"),
+        (3, "3"),
+        (1_234.5, "1,234"),
+        (9_999, "9,999"),
+        (9_999.6, "10 k"),
+        (12_345, "12.35 k"),
+        (8_123_456, "8.123 M"),
+        (999_999.9, "1 M"),
+        (0.00001234, "0.00001234"),
+    ],
 )
 def test_numbers_are_shown_short(value: float, text: str) -> None:
     assert shown(value) == text

@@ -25,8 +25,9 @@ def test_of_rates_the_most_comes_first_and_of_times_the_least() -> None:
         number("redis", "p50", 5, "ms"), number("qmq", "p50", 9, "ms"),
     )  # fmt: skip
     rates, times = panels(told, "send")
-    assert (rates.title, rates.unit) == ("100 B, fsync", "msg/s")
-    assert [bar.label for bar in rates.bars] == ["QMQ: qmq bulk", "Redis: redis bulk"]
+    assert (rates.title, rates.unit) == ("100 B, fsync: more is better", "msg/s")
+    assert [bar.label for bar in rates.bars] == ["QMQ: bulk", "Redis: bulk"]
+    assert times.title == "p50, fsync: less is better"
     assert [bar.is_ours for bar in times.bars] == [False, True]
     assert (rates.bars[0].least, rates.bars[0].value, rates.bars[0].most) == (9 * 0.9, 9, 9 * 1.2)
 

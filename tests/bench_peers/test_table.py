@@ -52,7 +52,7 @@ def test_a_number_shows_median_spread_and_ratio(tmp_path: Path, missing: Peer) -
     assert "| broker | client | way | 100 B, msg/s |" in lines
     assert "| QMQ | qmq | bulk | 1.5 M (1 M to 2 M) |" in lines
     assert "| Apache Kafka | confluent-kafka | bulk | 650 k (500 k to 800 k) [2.25] |" in lines
-    assert "- qmq, bulk: send_many of 1,000, 16 calls in flight" in lines
+    assert "- qmq, bulk: send_many of 1,000, 64 calls in flight" in lines
 
 
 def test_nothing_is_left_out_silently(tmp_path: Path, missing: Peer) -> None:
@@ -96,14 +96,14 @@ def test_a_long_failure_keeps_its_first_and_last_words(missing: Peer) -> None:
 
 def test_servers_have_a_line_a_work(tmp_path: Path, missing: Peer) -> None:
     made = suite(tmp_path, missing)
-    for work, value in (("move", 40e6), ("idle", 50e6)):
+    for work, value in (("move", 40 << 20), ("idle", 50 << 20)):
         made.rows.append(
             (0, Row("server", "qmq", "server", "", "fsync", f"{work}: most memory of its own", value, "bytes"))
         )
     lines = table.render([made.found()]).splitlines()
-    assert "| broker | client | way | most memory of its own, bytes |" in lines
-    assert "| QMQ | server | during move | 40 M |" in lines
-    assert "| QMQ | server | during idle | 50 M |" in lines
+    assert "| broker | client | way | most memory of its own, MiB |" in lines
+    assert "| QMQ | server | during move | 40 |" in lines
+    assert "| QMQ | server | during idle | 50 |" in lines
 
 
 def test_a_rate_and_what_it_is_of_another_have_columns_of_their_own(tmp_path: Path, missing: Peer) -> None:
@@ -140,5 +140,50 @@ def test_percentiles_share_a_column(tmp_path: Path, missing: Peer) -> None:
         row = Row("latency", "qmq", "qmq", "paced", "fsync", f"1 k msg/s end to end {share}", value, "ms")
         made.rows.append((0, row))
     lines = table.render([made.found()]).splitlines()
-    assert "| broker | client | way | 1 k msg/s end to end, percentiles, ms |" in lines
+    assert "| broker | client | way | 1 k msg/s end to end, ms |" in lines
     assert "| QMQ | qmq | paced | 0.25 / 1.5 / 7.25 |" in lines
+
+
+def test_a_spread_is_told_where_it_tells_something(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    made.rows = [
+        (number, Row("send", "qmq", "qmq", way, "fsync", "100 B", value, "msg/s"))
+        for way, values in (("bulk", (100.0, 119.0)), ("queued", (100.0, 130.0)))
+        for number, value in enumerate(values)
+    ]
+    lines = table.render([made.found()]).splitlines()
+    assert "| QMQ | qmq | bulk | 110 |" in lines
+    assert "| QMQ | qmq | queued | 115 (100 to 130) |" in lines
+
+
+def test_ratios_of_percentiles_share_their_brackets(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    made.rows = [
+        (0, Row("latency", peer, client, "paced", "fsync", f"1 k msg/s end to end {share}", value, "ms"))
+        for peer, client, values in (("qmq", "qmq", (1.0, 2.0)), ("kafka", "confluent-kafka", (2.0, 3.0)))
+        for share, value in zip(("p50", "p99"), values, strict=True)
+    ]
+    assert "| Apache Kafka | confluent-kafka | paced | 2 / 3 [2 / 1.5] |" in table.render([made.found()]).splitlines()
+
+
+def test_the_rate_that_was_sent_is_told_where_it_was_not_kept(tmp_path: Path, missing: Peer) -> None:
+    made = suite(tmp_path, missing)
+    made.rows = [
+        (0, Row("latency", "qmq", "qmq", "paced", "fsync", f"{rate} k msg/s sent", value, "msg/s"))
+        for rate, value in ((1, 999.0), (50, 31_000.0))
+    ]
+    lines = table.render([made.found()]).splitlines()
+    assert "| broker | client | way | 50 k msg/s sent, msg/s |" in lines
+    assert "| QMQ | qmq | paced | 31 k |" in lines
+
+
+def test_the_goals_come_first_and_what_limits_them_is_kept(tmp_path: Path, missing: Peer) -> None:
+    told = found(tmp_path, missing)
+    places = tmp_path / "benchmarks"
+    places.mkdir()
+    (places / "limits.md").write_text("## What limits it\n\nThe speed of light.\n", "utf-8")
+    document([told], tmp_path, draws=False)
+    text = (tmp_path / "BENCHMARKS.md").read_text("utf-8")
+    assert "| at least 2.5 times | 2.25 | **no** |" in text
+    goals, limits, reading, first = map(text.index, ("## Goals", "## What limits it", "## How to read", "## 20"))
+    assert goals < limits < reading < first

@@ -30,7 +30,7 @@ class Qmq(Peer):
             "qmq",
             "qmq_client",
             sends={
-                "bulk": Way("send_many of 1,000, 16 calls in flight", 2_500_000),
+                "bulk": Way("send_many of 1,000, 64 calls in flight", 2_500_000),
                 "queued": Way("send_nowait, drain every 1,000", 1_000_000),
                 "awaited": Way("await send, 1,000 in flight", 130_000),
             },

@@ -11,7 +11,7 @@ from bench.peers.peer import Promise, Target
 from qmq import Client, connect
 from qmq.net.consumer import Consumer
 
-_CALLS_IN_FLIGHT: Final = 16
+_CALLS_IN_FLIGHT: Final = 64
 #: What a consumer may hold at a time.
 _WINDOW: Final = 100_000
 _WINDOW_BYTES: Final = 1 << 30
@@ -58,21 +58,22 @@ class _Queued(Sender):
 class _Bulk(_Queued):
     async def open(self, topics: Sequence[str]) -> None:
         await super().open(topics)
+        self._free = asyncio.Semaphore(_CALLS_IN_FLIGHT)
         self._calls: set[asyncio.Task[object]] = set()
 
     async def put(self, topic: str, bodies: list[bytes]) -> None:
-        while len(self._calls) >= _CALLS_IN_FLIGHT:
-            await self._some(asyncio.FIRST_COMPLETED)
-        self._calls.add(asyncio.ensure_future(self._client.send_many(topic, bodies)))
+        await self._free.acquire()
+        call = asyncio.ensure_future(self._client.send_many(topic, bodies))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
 
-    async def _some(self, when: str) -> None:
-        done, self._calls = await asyncio.wait(self._calls, return_when=when)
-        for call in done:
-            call.result()
+    def _ended(self, call: asyncio.Task[object]) -> None:
+        if call.exception() is None:  # else it stays, for flush to raise
+            self._calls.discard(call)
+        self._free.release()
 
     async def flush(self) -> None:
-        if self._calls:
-            await self._some(asyncio.ALL_COMPLETED)
+        await asyncio.gather(*self._calls)
 
 
 class _Paced(_Queued):

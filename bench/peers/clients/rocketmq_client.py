@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import count
 from pathlib import Path
@@ -55,12 +55,19 @@ async def make_topics(target: Target, topics: Sequence[str]) -> None:
         }
         for topic in topics
     ]
-    groups = [{"groupName": _group(topic, group)} for topic in topics for group in _GROUPS]
+    _make(target, "updateTopicList", described)
+    _make_groups(target, [_group(topic, group) for topic in topics for group in _GROUPS])
+
+
+def _make_groups(target: Target, names: Sequence[str]) -> None:
+    _make(target, "updateSubGroupList", [{"groupName": name} for name in names])
+
+
+def _make(target: Target, command: str, described: Sequence[Mapping[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        for command, content in (("updateTopicList", described), ("updateSubGroupList", groups)):
-            file = Path(directory) / command
-            file.write_text(json.dumps(content), "utf-8")
-            _admin(target, command, "-f", str(file), "-c", "DefaultCluster")
+        file = Path(directory) / command
+        file.write_text(json.dumps(described), "utf-8")
+        _admin(target, command, "-f", str(file), "-c", "DefaultCluster")
 
 
 def _group(topic: str, group: str) -> str:
@@ -133,6 +140,8 @@ class _Receiving(Receiver):
     blocks = True
 
     async def open(self) -> None:
+        if self.group not in _GROUPS:
+            _make_groups(self.target, [_group(self.topic, self.group)])
         self._consumer = SimpleConsumer(
             _configuration(self.target),
             _group(self.topic, self.group),

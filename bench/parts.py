@@ -1,0 +1,28 @@
+"""docs/BENCHMARKS.md is made by several programs: each writes its own parts, which begin with a heading ``# ...``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def put_part(path: Path, text: str) -> None:
+    """Write a part, in the place of the one that has the same heading; behind the others where there is none."""
+    parts = _parts(path.read_text("utf-8")) if path.exists() else []
+    heading = _heading(text)
+    kept = [text if _heading(part) == heading else part for part in parts]
+    if text not in kept:
+        kept.append(text)
+    path.write_text("\n".join(part.strip("\n") + "\n" for part in kept), "utf-8")
+
+
+def _parts(text: str) -> list[str]:
+    parts: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# ") or not parts:
+            parts.append("")
+        parts[-1] += line + "\n"
+    return parts
+
+
+def _heading(part: str) -> str:
+    return part.partition("\n")[0]
