@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers
+.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers bench-history
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -39,6 +39,9 @@ bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
 
 bench-peers: .venv-peers/ready  ## QMQ beside other brokers: PEERS=kafka,redis WORK=move,latency ROUNDS=3 (ARGS=...)
 	@.venv-peers/bin/python -m bench.peers run --peers "$(PEERS)" --work "$(WORK)" --rounds $(or $(ROUNDS),3) $(ARGS)
+
+bench-history: env-hdfs  ## history in Spark, archives and Parquet, beside plain copies (ARGS='--quick --messages 10000000')
+	@$(BIN)/python -m bench.history run $(ARGS)
 
 .venv-peers/ready: .venv/ready pyproject.toml
 	@scripts/make-peers-env

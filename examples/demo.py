@@ -112,7 +112,9 @@ async def stage(data_dir: Path, console: Console, groups: Sequence[GroupTally]) 
         await broker.start()
         async with qmq.connect(broker.url) as client:
             # A message a run: its sequence numbers the runs of this data directory.
-            run = (await client.send(RUNS, b"started")).sequence + 1
+            receipt = await client.send(RUNS, b"started")
+            assert receipt.sequence is not None  # only what is to be delivered later has none yet
+            run = receipt.sequence + 1
         shown = Stage(console, broker, run, groups)
         try:
             yield shown

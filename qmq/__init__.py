@@ -40,9 +40,10 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
-    from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+    from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
     from qmq.net.client import Client, SubjectInfo
     from qmq.net.consumer import Consumer
+    from qmq.net.everywhere import Admin
     from qmq.net.messages import Message, MessageBatch
     from qmq.net.options import Durability
     from qmq.net.receipts import Receipt, Receipts
@@ -99,7 +100,7 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 
 #: Loaded when first touched: they take numpy and asyncio with them.
 _LAZY: Final = {
-    "Admin": "qmq.net.admin",
+    "Admin": "qmq.net.everywhere",
     "Client": "qmq.net.client",
     "Consumer": "qmq.net.consumer",
     "ConsumerInfo": "qmq.net.admin",

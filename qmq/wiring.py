@@ -36,6 +36,7 @@ from qmq.settings import Settings, parse_address
 from qmq.starting import check_clock, open_broker
 from qmq.storage.disk import Disk
 from qmq.storage.store import Damage, Store, StoreOptions
+from qmq.syncing import Syncing
 from qmq.workers import Worker
 
 log = logging.getLogger("qmq.broker")
@@ -93,9 +94,7 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._scrub_worker = Worker("qmq-scrub")
-        self._syncs = {
-            partition: Worker(f"qmq-sync-{partition}") for partition in (*range(self.store.partitions), DELAY_PARTITION)
-        }
+        self._syncing = Syncing(self.store, (*range(self.store.partitions), DELAY_PARTITION))
         self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
         self._fetchers = [Worker(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(
@@ -147,8 +146,8 @@ class RunningBroker:
                 f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
             ) from None
         finally:
-            for worker in [*self._syncs.values(), self._scrub_worker]:
-                worker.stop(patience_s)
+            self._syncing.close(patience_s)
+            self._scrub_worker.stop(patience_s)
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # nobody waits for what they read
             self._close_store(clean)
@@ -156,7 +155,8 @@ class RunningBroker:
 
     def _close_store(self, clean: bool) -> None:
         """Close it, and let go of the directory: not while a thread that the disk holds up may yet write to it."""
-        writing = [worker for worker in (*self._syncs.values(), self._checkpoints.worker) if worker.is_running]
+        workers = [*self._syncing.workers.values(), self._checkpoints.worker]
+        writing = [worker for worker in workers if worker.is_running]
         if not writing:
             self.store.close(clean)
             return
@@ -218,7 +218,7 @@ class RunningBroker:
             else:
                 self._break(partition, error)
 
-        self._syncs[partition].call(lambda: self.store.sync(partition), done)
+        self._syncing.sync(partition, done)
 
     def _tell_delayed(self, partition: int, error: StorageFailed) -> None:
         if partition not in self._delayed:
@@ -243,6 +243,8 @@ class RunningBroker:
     def _turned(self) -> None:
         self._pace()
         self._tell_damage()
+        for kept in self.broker.take_kept():
+            log.warning("%s", kept)
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
 

@@ -24,7 +24,7 @@ async def asynchronous() -> None:
         reveal_type(await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})) # qmq.net.receipts.Receipt
         receipts = await client.send_many("a", [b"1"])
         reveal_type(receipts)                                           # qmq.net.receipts.Receipts
-        reveal_type(receipts[0].sequence)                               # int
+        reveal_type(receipts[0].sequence)                               # int | None
         reveal_type(client.send_nowait("a", b"1"))                      # int
         reveal_type(await client.last_sequence("p"))                    # int | None
         async with client.subscribe("a.", "b.", group="g", start="first") as consumer:

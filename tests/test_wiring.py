@@ -123,7 +123,7 @@ async def test_a_restart_goes_on_where_the_last_one_stopped(tmp_path: Path) -> N
     async with running(tmp_path) as broker:
         client = await RawClient.connect(broker.address)
         for request in range(1, 4):
-            client.send(send(request, request % 2))
+            client.send(send(request, FLUSH * (request % 2)))
             await client.read()
         subscription = await subscribe(client)
         client.send(pull(9, subscription, count=2))

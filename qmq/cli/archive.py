@@ -11,6 +11,7 @@ import click
 
 from qmq.cli.archive_seal import seal_source
 from qmq.cli.archive_tables import archive_tables, summary_of_tables
+from qmq.cli.brief import number
 from qmq.cli.connecting import server_option
 from qmq.cli.progress import reading_bar
 from qmq.history.archive_run import open_run
@@ -62,21 +63,22 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
         lines = [_summary(done)] if done is not None else []
         lines += [summary_of_tables(tables)] if tables is not None else []
         click.echo("\n".join(f"{destination}: {line}" for line in lines))
-    if tables is not None and tables.damages:
+    if tables is not None and (tables.damages or tables.bad_files):
         click.get_current_context().exit(1)
 
 
 def _summary(done: Archived) -> str:
+    size = f"{number(done.copied_bytes, 'byte')}, {number(done.messages, 'message')}"
     parts = [
-        f"{done.copied:,} segments copied ({done.copied_bytes:,} bytes, {done.messages:,} messages)",
-        f"{done.kept:,} were there already",
+        f"{number(done.copied, 'segment')} copied ({size})",
+        f"{done.kept:,} there already",
     ]
     if done.receipts:
-        parts.append(f"{done.receipts:,} receipts written")
+        parts.append(f"{number(done.receipts, 'receipt')} written")
     if done.left:
         parts.append(f"{done.left:,} left that a broker still writes")
     if done.dropped:
         parts.append(f"{done.dropped:,} dropped by retention before they could be copied")
     if done.removed:
-        parts.append(f"{done.removed:,} unfinished files of earlier runs removed")
+        parts.append(f"{number(done.removed, 'unfinished file')} of earlier runs removed")
     return ", ".join(parts)

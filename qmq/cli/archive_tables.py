@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from qmq.cli.brief import number
 from qmq.errors import InvalidOption
 from qmq.history.archive_run import Run
 
@@ -29,15 +30,21 @@ def archive_tables(run: Run, progress: Callable[[int, int], None] | None) -> Arc
 
 def summary_of_tables(tables: ArchivedTables) -> str:
     """What became of it, in a line."""
+    source = number(tables.segments, "segment")
     parts = [
-        f"{tables.messages:,} messages of {tables.segments:,} segments in {tables.files:,} files of Parquet",
-        f"{tables.file_bytes:,} bytes",
-        f"{tables.kept:,} segments were there already",
+        f"{number(tables.messages, 'message')} of {source} in {number(tables.files, 'file')} of Parquet",
+        number(tables.file_bytes, "byte"),
+        f"{number(tables.kept, 'segment')} there already",
     ]
     if tables.left:
         parts.append(f"{tables.left:,} left that a broker still writes")
+    if tables.merged:
+        parts.append(f"{number(tables.merged, 'small file')} of earlier runs merged into them")
     if tables.removed:
-        parts.append(f"{tables.removed:,} unfinished files of earlier runs removed")
+        parts.append(f"{number(tables.removed, 'file')} of earlier runs removed that no table lists")
+    if tables.bad_files:
+        bad = number(tables.bad_files, "file")
+        parts.append(f"{bad} of earlier runs not as written: read the archive to see more")
     if tables.damages:
-        parts.append(f"{tables.damages:,} stretches of bad bytes left out: the table of files lists them")
+        parts.append(f"{number(tables.damages, 'stretch', 'stretches')} of bad bytes left out: see the table of files")
     return ", ".join(parts)

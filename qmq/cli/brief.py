@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def number(count: int, what: str = "") -> str:
-    """Such as "999,999", "1.5 M", "12,345 M"; with *what*, "1 group" or "2 groups"."""
+def number(count: int, what: str = "", several: str = "") -> str:
+    """Such as "999,999", "1.5 M", "12,345 M"; with *what*, "1 group" or "2 groups", or *several* for other plurals."""
     if what:
-        return f"{count:,} {what}{'s' if count != 1 else ''}"
+        return f"{count:,} {what if count == 1 else several or what + 's'}"
     if count < 1_000_000:
         return f"{count:,}"
     return f"{count / 1e6:.1f} M" if count < 1_000_000_000 else f"{count // 1_000_000:,} M"

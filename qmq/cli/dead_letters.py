@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.brief import age_of, number
 from qmq.cli.connecting import run, server_option
-from qmq.cli.where import are_several, in_cell, show, table_of
+from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group
 from qmq.net.admin import DeadLetter
 
@@ -31,11 +31,13 @@ def list_letters(group: str, as_json: bool, server: str) -> None:
     """List the dead letters of GROUP, the oldest first."""
     check_group(group)
 
-    async def load() -> list[DeadLetter]:
+    async def load() -> tuple[list[DeadLetter], bool]:
         async with connect(server) as client:
-            return [letter async for letter in client.admin.dead_letters(group)]
+            return [letter async for letter in client.admin.dead_letters(group)], not client.admin.missed
 
-    show(run(load()), False, _object if as_json else None, lambda letter: list(_object(letter).values()), _table)
+    found, is_whole = run(load())
+    show(found, False, _object if as_json else None, lambda letter: list(_object(letter).values()), _table)
+    end_where_lacking(is_whole)
 
 
 @dead_letters.command("retry", short_help="Hand dead letters out again.")

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.exceptions import Exit
 
 from qmq import connect
 from qmq.cli.brief import age_of, iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.consume import start_of
-from qmq.cli.where import are_several, in_cell, show, table_of
+from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group
 from qmq.net.admin import GroupInfo
@@ -138,8 +137,7 @@ def _list(as_json: bool, server: str) -> None:
 
     found, is_whole = run(load())
     show(found, "," in server, _object if as_json else None, _fields, _table)
-    if not is_whole:  # it was said which brokers are missing; a program is to notice, too
-        raise Exit(1)
+    end_where_lacking(is_whole)
 
 
 def _object(info: GroupInfo) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 import click
 
 from qmq import connect
+from qmq.cli.brief import number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.lines import Draft, Lines, draft_of
@@ -212,9 +213,10 @@ class Production:
         for line in self._named:
             click.echo(f"qmq: {' '.join(line.split())}", err=True)
         if self.failed > _MOST_NAMED:
-            click.echo(f"qmq: and {self.failed - _MOST_NAMED:,} more lines", err=True)
+            click.echo(f"qmq: and {number(self.failed - _MOST_NAMED, 'more line')}", err=True)
         if self._queued > self._settled:
-            click.echo(f"qmq: {self._queued - self._settled:,} more were sent and not answered in time", err=True)
+            unanswered = number(self._queued - self._settled, "more message")
+            click.echo(f"qmq: {unanswered} sent and not answered in time", err=True)
         click.echo(f"{self._settled - self._refused} acknowledged")
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from qmq.cli.brief import number
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
 from qmq.cli.tables import print_table
@@ -107,7 +108,7 @@ def _closing_lines(done: Repair) -> list[str]:
     counts = ", ".join(f"{outcome.value} {count:,}" for outcome, count in _counts(done).items() if count)
     lines = [f"{done.directory}: {counts}"]
     if done.left_out:
-        lines.append(f"{done.left_out:,} more findings are not shown: they are of files that have many")
+        lines.append(f"{number(done.left_out, 'more finding')} not shown, of files that have many")
     return lines
 
 

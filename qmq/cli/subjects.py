@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.brief import number
 from qmq.cli.connecting import run, server_option
-from qmq.cli.where import are_several, in_cell, in_line
+from qmq.cli.where import are_several, end_where_lacking, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client import SubjectInfo
 
@@ -30,21 +30,24 @@ def subjects(prefix: str, as_json: bool, server: str) -> None:
     """
     check_prefix(prefix)
     if not as_json and sys.stdout.isatty():
-        _print_table(run(_all(server, prefix)))
+        found, is_whole = run(_all(server, prefix))
+        _print_table(found)
     else:
-        run(_print_lines(server, prefix, as_json))
+        is_whole = run(_print_lines(server, prefix, as_json))
+    end_where_lacking(is_whole)
 
 
-async def _all(server: str, prefix: str) -> list[SubjectInfo]:
+async def _all(server: str, prefix: str) -> tuple[list[SubjectInfo], bool]:
     async with connect(server) as client:
-        return [info async for info in client.subjects(prefix)]
+        return [info async for info in client.subjects(prefix)], not client.admin.missed
 
 
-async def _print_lines(server: str, prefix: str, as_json: bool) -> None:
+async def _print_lines(server: str, prefix: str, as_json: bool) -> bool:
     async with connect(server) as client:
         several = "," in server
         async for info in client.subjects(prefix):
             click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
+        return not client.admin.missed
 
 
 def _json_line(info: SubjectInfo) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from qmq.cli.brief import number
 from qmq.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from qmq.cli.progress import reading_bar
 from qmq.cli.tables import print_table
@@ -109,7 +110,7 @@ def place_cells(finding: Finding, directory: Path) -> list[str]:
 
 def _closing_lines(report: Report) -> list[str]:
     files = sum(count.files for count in report.counts.values())
-    lines = [f"{report.directory}: {files:,} files read, faults {report.faults:,}, notes {report.notes:,}"]
+    lines = [f"{report.directory}: {number(files, 'file')} read, faults {report.faults:,}, notes {report.notes:,}"]
     if report.left_out:
-        lines.append(f"{report.left_out:,} more findings are not shown: they are of files that have many")
+        lines.append(f"{number(report.left_out, 'more finding')} not shown, of files that have many")
     return lines

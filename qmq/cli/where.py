@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
+from click.exceptions import Exit
+
+from qmq.cli.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,6 +63,12 @@ def show(
             click.echo(
                 "\t".join("" if field is None else str(field) for field in as_fields(row)) + in_line(row, several)
             )
+
+
+def end_where_lacking(is_whole: bool) -> None:
+    """A list that lacks a broker was shown, and which one was said: a program is to notice, too."""
+    if not is_whole:
+        raise Exit(EXIT_FAILED)
 
 
 def table_of(first: str, numbers: Sequence[str], caption: str) -> Table:

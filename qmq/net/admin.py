@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -81,7 +81,7 @@ class SealedLog(NamedTuple):
     broker: str = ""
 
 
-class Admin:
+class AdminOfOne:
     """Of the broker that a link leads to."""
 
     def __init__(self, link: Link) -> None:
@@ -133,17 +133,12 @@ class Admin:
         """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup."""
         await self.do("delete_group", group=group)
 
-    async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
-        """The dead letters of a group, the oldest first. Raises UnknownGroup."""
-        after: int | None = 0
-        while after is not None:
-            page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
-            for row in page["rows"]:
-                yield DeadLetter(
-                    row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"],
-                    row["reason"], utc_from_us(row["died_at_us"]),
-                )  # fmt: skip
-            after = page["after"]
+    async def dead_letters(self, group: str, after: int) -> tuple[list[DeadLetter], int | None]:
+        """Some dead letters of a group, the oldest first, from *after* (at first 0) on, and what to go on with (None:
+        no more). Raises UnknownGroup.
+        """
+        page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
+        return [_dead_letter(row) for row in page["rows"]], page["after"]
 
     async def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message: True when it was in time. Raises InvalidOption."""
@@ -173,6 +168,13 @@ def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
     return ConsumerInfo(
         row["consumer"], row["incarnation"], row["online"], row["held"], _time(row["oldest_held_us"]),
         _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+    )  # fmt: skip
+
+
+def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"], row["reason"],
+        utc_from_us(row["died_at_us"]),
     )  # fmt: skip
 
 

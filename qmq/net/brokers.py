@@ -15,6 +15,7 @@ from qmq.net.elsewhere import Elsewhere
 from qmq.net.failover import Failover
 from qmq.net.gathering import Gathering
 from qmq.net.link import Link
+from qmq.net.listing import Listing
 from qmq.net.options import ClientOptions, producer_id_of
 from qmq.net.outcomes import Outcomes
 from qmq.net.sending import Sending
@@ -40,6 +41,7 @@ class Brokers:
             Link(address, options, lane, self, self.client_id)
             for address, lane in zip(options.addresses, lanes, strict=True)
         ]
+        self.listing = Listing(self)
         self._failover = Failover(lanes, options.failover_after)
         self._active = self.links[0]
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -163,6 +165,20 @@ class Brokers:
                 for wait in waits:
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
+
+    async def reached_within(self, timeout: float) -> list[Link]:
+        """As ``reached``; of several brokers, those that are there once all are, or after so long (seconds)."""
+        found = await self.reached()
+        if len(found) == len(self.links):
+            return found
+        waits = [asyncio.ensure_future(link.connected()) for link in self.links]
+        try:
+            await asyncio.wait(waits, timeout=timeout)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        return await self.reached()
 
     # --- told by links -----------------------------------------------------------------------------------------------
 

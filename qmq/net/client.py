@@ -19,7 +19,7 @@ from qmq.format.ids import MessageId
 from qmq.names import check_prefix
 from qmq.net.brokers import Brokers
 from qmq.net.consumer import Consumer
-from qmq.net.everywhere import AdminOfAll
+from qmq.net.everywhere import Admin
 from qmq.net.gathering import Gathering
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.link import Link, sequence_in
@@ -70,7 +70,7 @@ class Client:
         self._options, self._gathering, self._brokers = parts
         self._flush = self._options.flush
         #: Groups, their consumers and dead letters.
-        self.admin = AdminOfAll(self._brokers)
+        self.admin = Admin(self._brokers)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
@@ -270,13 +270,14 @@ class Client:
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation; of several brokers one after another, as
-        far as they can be reached.
+        far as they can be reached: ``admin.missed`` names the others.
         """
-        for link in await self._brokers.reached():
+        for link in await self._brokers.listing.begin():
             after: int | None = 0
             while after is not None:
-                page, after = await list_subjects(link, prefix, after)
-                for info in page:
+                page = await self._brokers.listing.page(link, list_subjects(link, prefix, after))
+                infos, after = page or ([], None)
+                for info in infos:
                     yield info
 
 

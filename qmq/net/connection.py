@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-import numpy as np
-
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.format.arriving import Arriving
 from qmq.net import wire
+from qmq.net.buffers import Buffers
 from qmq.net.wire import FRAME, FRAME_SIZE, Frame, Kind
 
 #: Frames up to this size are read in place.
@@ -38,6 +38,8 @@ class Answer(NamedTuple):
     kind: int
     meta: dict[str, Any]
     payload: memoryview
+    #: What of a large answer to a pull was read while it came.
+    begun: Arriving | None = None
 
 
 class Welcome(NamedTuple):
@@ -100,6 +102,9 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
         self._large: memoryview | None = None  # the one frame that is being received, when it is over SMALL_BYTES
         self._large_filled = 0
+        self._buffers = Buffers()
+        self._arriving: Arriving | None = None  # where that is an answer to a pull; and where its payload begins
+        self._payload_at = 0
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -138,8 +143,9 @@ class Connection(asyncio.BufferedProtocol):
         return await future
 
     def ask(
-        self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None
-    ) -> int:
+        self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None,
+        flags: int = 0,
+    ) -> int:  # fmt: skip
         """Ask; *callback* is called once, with the answer or the error. Returns the request's number.
 
         An answer that is not there at *due*, in seconds of the loop's clock, means that nobody is there any more.
@@ -149,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(callback, self.end_error())
             return request
         self._asked[request] = _Asked(kind, callback, due)
-        self._write(wire.encode_frame(kind, request, meta, len(payload)) + payload)
+        self._write(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
         return request
 
     def tell(self, kind: int, payload: bytes) -> None:
@@ -242,6 +248,9 @@ class Connection(asyncio.BufferedProtocol):
                 if self._large_filled == len(self._large):
                     frame, self._large = self._large, None
                     self._take(wire.split_frames(frame, self._max_frame_bytes), keeps=True)
+                    self._arriving = None
+                elif self._arriving is not None:
+                    self._arriving.more(self._large_filled - self._payload_at)
             else:
                 self._filled += nbytes
                 self._take_small()
@@ -259,13 +268,14 @@ class Connection(asyncio.BufferedProtocol):
         left = self._filled - used
         self._filled = left
         if left >= FRAME_SIZE:
-            size: int = FRAME.unpack_from(self._buffer, used)[0]
+            size, kind, _, meta_size, _ = FRAME.unpack_from(self._buffer, used)
             if size > SMALL_BYTES:
-                # np.empty does not fill with zeros, which costs as much as receiving
-                self._large = np.empty(size, np.uint8).data
+                self._large = self._buffers.room(size)
                 self._large[:left] = self._buffer[used : used + left]
                 self._large_filled = left
                 self._filled = 0
+                self._payload_at = FRAME_SIZE + meta_size
+                self._arriving = Arriving(self._large[self._payload_at :]) if kind == Kind.MESSAGES else None
                 return
         if used and left:
             self._buffer[:left] = bytes(self._buffer[used : used + left])
@@ -290,8 +300,10 @@ class Connection(asyncio.BufferedProtocol):
                 f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
                 f"(number {frame.request})"
             )
+        if not keeps and frame.kind == Kind.MESSAGES:
+            self._buffers.clear()
         payload = frame.payload if keeps else memoryview(bytes(frame.payload))
-        answer = Answer(frame.kind, wire.unpack_meta(frame.meta), payload)
+        answer = Answer(frame.kind, wire.unpack_meta(frame.meta), payload, self._arriving if keeps else None)
         del self._asked[frame.request]
         asked.callback(answer)
 

@@ -9,6 +9,7 @@ from typing import Self
 from qmq.net.feed import Feed
 from qmq.net.merging import MergedPuller
 from qmq.net.messages import Message, MessageBatch, messages_of
+from qmq.net.options import BATCH_BYTES, PULL_BYTES
 from qmq.net.pulling import Puller
 
 
@@ -59,13 +60,13 @@ class Consumer:
         (one message always does), so it may be fewer than *min_count*. Raises InvalidOption, and what trying again
         can't help.
         """
-        return messages_of(await self._feed.pull(max_count, min_count, timeout), Message)
+        return messages_of(await self._feed.pull(max_count, min_count, timeout, PULL_BYTES), Message)
 
     async def pull_batch(
         self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None
     ) -> MessageBatch:
-        """As ``pull``, but as columns: no object per message."""
-        return MessageBatch(await self._feed.pull(max_count, min_count, timeout))
+        """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
+        return MessageBatch(await self._feed.pull(max_count, min_count, timeout, BATCH_BYTES))
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""

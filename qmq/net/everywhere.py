@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
-from qmq.net.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+from qmq.net import listing
+from qmq.net.admin import AdminOfOne, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.brokers import Brokers
-
-log = logging.getLogger("qmq.client")
-
-#: Of several brokers each has so long (seconds) to answer, before the call goes on without it.
-REACH_TIMEOUT: Final = 5.0
 
 _Action = Literal["retry_dead", "delete_dead"]
 T = TypeVar("T")
@@ -29,7 +24,7 @@ class _Told(NamedTuple):
     missed: list[str]
 
 
-class AdminOfAll:
+class Admin:
     """Groups, their consumers and dead letters, at every broker of a client. Made by it.
 
     A row says which broker it is of. A change that could not be made everywhere raises BrokersMissed with the names of
@@ -38,8 +33,11 @@ class AdminOfAll:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        #: Which brokers the last list of groups or consumers lacks, as they were not reached.
-        self.missed: tuple[str, ...] = ()
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Which brokers the last list lacks (also one of ``Client.subjects``), as they were not reached."""
+        return self._brokers.listing.missed
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """All groups by name, or that one; a row a broker. Raises UnknownGroup."""
@@ -73,10 +71,14 @@ class AdminOfAll:
     async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
         """The dead letters of a group, of one broker after another, the oldest first. Raises UnknownGroup."""
         unknown, known = list[UnknownGroup](), 0
-        for link in await self._brokers.reached():
+        for link in await self._brokers.listing.begin():
+            after: int | None = 0
             try:
-                async for letter in Admin(link).dead_letters(group):
-                    yield letter._replace(broker=str(link.address))
+                while after is not None:
+                    page = await self._brokers.listing.page(link, AdminOfOne(link).dead_letters(group, after))
+                    letters, after = page or ([], None)
+                    for letter in letters:
+                        yield letter._replace(broker=str(link.address))
                 known += 1
             except UnknownGroup as error:
                 unknown.append(error)
@@ -97,13 +99,17 @@ class AdminOfAll:
         wanted = {one.lower() for one in ids}
         letters = [letter async for letter in self.dead_letters(group) if letter.id in wanted]
         absent = wanted - {letter.id for letter in letters}
+        if absent and self.missed:
+            raise BrokersMissed(
+                f"done nowhere; not reached, and may have {len(absent)} of these: {', '.join(self.missed)}"
+            )
         if absent:
             raise InvalidOption(f"{len(absent)} of these ids are no dead letters of group {group!r}")
         changed = 0
         for link in self._brokers.links:
             numbers = [letter.number for letter in letters if letter.broker == str(link.address)]
             if numbers:
-                changed += await Admin(link).change_dead(action, group, numbers)
+                changed += await AdminOfOne(link).change_dead(action, group, numbers)
         return changed
 
     async def cancel(self, message_id: str) -> bool:
@@ -113,7 +119,9 @@ class AdminOfAll:
         """
         told = await self._each(lambda admin: admin.cancel(message_id))
         if not any(told.answers.values()) and told.missed:
-            raise BrokersMissed(f"not reached within {REACH_TIMEOUT:g} s, and may have it: {', '.join(told.missed)}")
+            raise BrokersMissed(
+                f"not reached within {listing.REACH_TIMEOUT:g} s, and may have it: {', '.join(told.missed)}"
+            )
         return any(told.answers.values())
 
     async def seal(self) -> list[SealedLog]:
@@ -127,35 +135,33 @@ class AdminOfAll:
 
     # --- all of them -------------------------------------------------------------------------------------------------
 
-    async def _listed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:
+    async def _listed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
         told = await self._each(call)
-        self.missed = tuple(told.missed)
         if told.missed and not told.answers and not told.unknown:
-            raise BrokersMissed(f"no broker was reached within {REACH_TIMEOUT:g} s: {', '.join(told.missed)}")
-        if told.missed:
-            log.warning("what is listed lacks %s: not reached within %g s", ", ".join(told.missed), REACH_TIMEOUT)
+            raise BrokersMissed(f"no broker was reached within {listing.REACH_TIMEOUT:g} s: {', '.join(told.missed)}")
+        self._brokers.listing.lacks(told.missed)
         if not told.answers:
             raise told.unknown[0]
         return told.answers
 
-    async def _changed(self, call: Callable[[Admin], Awaitable[T]]) -> dict[str, T]:
+    async def _changed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
         told = await self._each(call)
         if told.missed:
             done = f"done at {', '.join(told.answers)}" if told.answers else "done nowhere"
             raise BrokersMissed(
-                f"{done}; not reached within {REACH_TIMEOUT:g} s: {', '.join(told.missed)}; "
+                f"{done}; not reached within {listing.REACH_TIMEOUT:g} s: {', '.join(told.missed)}; "
                 "the same call again completes it"
             )
         if not told.answers:
             raise told.unknown[0]
         return told.answers
 
-    async def _each(self, call: Callable[[Admin], Awaitable[T]]) -> _Told:
+    async def _each(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> _Told:
         """Ask all at once. Raises what any of them refuses it with, but that it does not know the group."""
         self._brokers.ready()
         links = self._brokers.links
-        timeout = REACH_TIMEOUT if len(links) > 1 else None
-        asked = [asyncio.wait_for(call(Admin(link)), timeout) for link in links]
+        timeout = listing.REACH_TIMEOUT if len(links) > 1 else None
+        asked = [asyncio.wait_for(call(AdminOfOne(link)), timeout) for link in links]
         told = _Told({}, [], [])
         refusals: list[BaseException] = []
         for link, result in zip(links, await asyncio.gather(*asked, return_exceptions=True), strict=True):

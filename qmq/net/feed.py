@@ -46,12 +46,12 @@ class Feed(Generic[M]):
         if self._timer is None and not self._puller.is_alone:
             self._watch(loop)
 
-    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+    async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
         """As the puller's, but what was not come to is first."""
         left = self.take_rest()
         if left:
             self._puller.put_back(left)
-        return await self._puller.pull(max_count, min_count, timeout)
+        return await self._puller.pull(max_count, min_count, timeout, max_bytes)
 
     def take_rest(self) -> list[Run]:
         """What was not come to: it does not come any more."""

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from qmq.errors import MessageTooLarge, QueueFull
 from qmq.format.build import NO_HEADER, MessageHeader
 from qmq.format.layout import MAX_RUNS
@@ -23,6 +25,7 @@ from qmq.net.outgoing import (
     ManyWaiter,
     Outgoing,
     OutgoingRun,
+    Sizes,
     Waiter,
 )
 from qmq.net.wire import FRAME_SIZE
@@ -174,15 +177,17 @@ class Gathering:
         header: MessageHeader = NO_HEADER,
     ) -> None:  # fmt: skip
         """Take the bodies (at least one) into as few batches as their size allows. Raises as ``add``."""
-        total = sum(map(len, bodies))
-        self.check(subject, total if total <= self._limits.max_message_bytes else max(map(len, bodies)), 0)
+        start, count = 0, len(bodies)
+        sizes = np.fromiter(map(len, bodies), np.int64, count)
+        total = int(sizes.sum())
+        self.check(subject, total if total <= self._limits.max_message_bytes else int(sizes.max()), 0)
+        known = sizes.astype("<u4")
         self._settle()
         many = ManyWaiter(waiter)
-        start, count = 0, len(bodies)
         step = max(1, self._batch_bytes // (total // count + MESSAGE_OVERHEAD))  # as many as fit on average
         while start < count:
             part = bodies if count <= step else bodies[start : start + step]
-            start += self._place_some(subject, part, flush, many, now, header)
+            start += self._place_some(subject, part, known[start : start + step], flush, many, now, header)
         many.seal()
 
     def _place(
@@ -207,15 +212,17 @@ class Gathering:
         return batch, run
 
     def _place_some(
-        self, subject: str, bodies: Sequence[bytes], flush: bool, many: ManyWaiter, now: float, header: MessageHeader
-    ) -> int:
+        self, subject: str, bodies: Sequence[bytes], sizes: Sizes, flush: bool, many: ManyWaiter, now: float,
+        header: MessageHeader,
+    ) -> int:  # fmt: skip
         """Put as many of the bodies as fit (at least one) into the batch that is open; returns how many."""
         overhead = MESSAGE_OVERHEAD + _more_of(header)
-        size = sum(map(len, bodies)) + overhead * len(bodies)
+        size = int(sizes.sum(dtype=np.int64)) + overhead * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # longer than the average: halve until it fits
-            return self._place_some(subject, bodies[: len(bodies) // 2], flush, many, now, header)
+            half = len(bodies) // 2
+            return self._place_some(subject, bodies[:half], sizes[:half], flush, many, now, header)
         batch, run = self._open_for(subject, size, _sort_of(flush, header), now)
-        index = run.extend(bodies, header)
+        index = run.extend(bodies, header, sizes)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
         self._queued_bytes += size

@@ -163,14 +163,15 @@ class Holder:
             self.fence(error if isinstance(error, Fenced) else Fenced(f"acknowledgements can't be sent: {error}"))
             self._tell()
 
-    def send(self, subscribed: Subscribed) -> None:
-        """Send what is acknowledged and was not sent yet."""
+    def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
+        """Send what is acknowledged and was not sent yet; *with_pull*: one follows, whose answer may bring theirs."""
         connection, subscription = subscribed
         holding = self.holding
         while holding is not None and holding.fenced is None and (intervals := holding.take_acks()):
             packed, crc = wire.pack_numbers(intervals)
             payload = wire.ACK.pack(subscription, crc) + packed
-            connection.ask(Kind.ACK, self._confirmer(holding, intervals), payload=payload)
+            flags = wire.MAY_WAIT if with_pull else 0
+            connection.ask(Kind.ACK, self._confirmer(holding, intervals), payload=payload, flags=flags)
 
     def _confirmer(self, holding: Holding, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
         def answered(answer: Answer | QmqError) -> None:

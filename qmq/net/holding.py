@@ -144,7 +144,7 @@ class Holding:
         if len(ranges) % 3 or sum(ranges[1::3]) != sum(run.count for run in runs):
             raise ProtocolError("the broker's answer has other messages than it says")
         lease = Lease()
-        weakref.finalize(lease, self._dropped, ranges).atexit = False
+        weakref.finalize(lease, self._let_go, ranges).atexit = False
         numbered = list[Run]()
         left = iter(runs)
         run, at = None, 0
@@ -223,21 +223,22 @@ class Holding:
     def take_acks(self) -> list[int]:
         """Acknowledgements to send now: start, end, start, end, ..."""
         self._settle()
-        found = list[int]()
-        for start, end in list(self._pending)[:MOST_INTERVALS]:
-            found += (start, end)
-        for start, end in zip(found[::2], found[1::2], strict=True):
+        if not self._pending.size:
+            return []
+        taken, rest = list(self._pending)[:MOST_INTERVALS], list(self._pending)[MOST_INTERVALS:]
+        self._pending = Intervals()
+        for start, end in rest:
+            self._pending.add(start, end)
+        for start, end in taken:
             self._sent.add(start, end)
-        if found:
-            rest = list(self._pending)[MOST_INTERVALS:]
-            self._pending = Intervals()
-            for start, end in rest:
-                self._pending.add(start, end)
-        return found
+        return [number for pair in taken for number in pair]
 
     def confirm(self, intervals: Sequence[int], refused: int) -> None:
         """The broker has these."""
         self.owner.refused += refused
+        if list(self._sent) == [tuple(intervals)]:  # as mostly
+            self._sent = Intervals()
+            return
         kept = Intervals()
         gone = Intervals()
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
@@ -312,12 +313,22 @@ class Holding:
             self._handling.pop(task, None)
         return False
 
-    def _dropped(self, ranges: Sequence[int]) -> None:
-        """The program has let go of all messages of an answer."""
-        if self.fenced is None:
+    def _let_go(self, ranges: Sequence[int]) -> None:
+        """[any thread] The program has let go of all messages of an answer."""
+        if self.fenced is None and not self._has_verdicts(ranges):
             self.owner.dropped(
                 self, [(first, first + count) for first, count in zip(ranges[::3], ranges[1::3], strict=True)]
             )
+
+    def _has_verdicts(self, ranges: Sequence[int]) -> bool:
+        """Whether all of them surely have one: nothing is changed, and what is just being changed may say no."""
+        floor, tail = self._floor, self.tail
+        for first, count in zip(ranges[::3], ranges[1::3], strict=True):
+            end = first + count
+            in_streak = self._streak <= first and end <= tail
+            if not in_streak and end > floor and not self._done.covers(max(first, floor), end):
+                return False
+        return True
 
     def count_open(self, stretches: Sequence[tuple[int, int]]) -> int:
         """How many of these messages have no verdict and are held."""

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.errors import BadBatch, QmqError
+from qmq.format.arriving import Arriving
 from qmq.format.batch import Header
 from qmq.format.layout import PIECE_HEADER, PIECE_HEADER_SIZE
 from qmq.format.pieces import Damage, Run, can_end_at, read_answer
@@ -37,10 +38,9 @@ _FINDINGS: Final = frozenset(map(str, Found))
 _MOST_WRONG_BYTES: Final = 8
 
 
-def read_checked(answer: memoryview) -> tuple[list[Run], list[Damage]]:
-    """As ``read_answer``, and messages whose headers cannot be decoded are damage too."""
-    runs, damaged = read_answer(answer)
-    return _decodable(runs, damaged)
+def read_checked(answer: memoryview, begun: Arriving | None = None) -> tuple[list[Run], list[Damage]]:
+    """As ``read_answer``, and messages whose headers cannot be decoded are damage too. *begun*: what of it was read."""
+    return _decodable(*(read_answer(answer) if begun is None else begun.all()))
 
 
 def _decodable(runs: list[Run], damaged: list[Damage]) -> tuple[list[Run], list[Damage]]:

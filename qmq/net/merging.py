@@ -17,8 +17,8 @@ from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.holder import Holder
-from qmq.net.options import Start, check_pull, make_consumer_id
-from qmq.net.pulling import PULL_BYTES, Puller
+from qmq.net.options import PULL_BYTES, Start, check_pull, make_consumer_id
+from qmq.net.pulling import Puller
 
 #: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
 PATIENCE: Final = 0.05
@@ -60,6 +60,7 @@ class MergedPuller:
         self._next = 0  # whom to ask first
         self._slow: set[Puller] = set()  # who was asked and has not answered in time
         self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
+        self._max_bytes = PULL_BYTES  # of each answer
         self._lock = asyncio.Lock()
 
     @property
@@ -132,8 +133,10 @@ class MergedPuller:
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
-    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
-        """As ``Puller.pull``, from all brokers."""
+    async def pull(
+        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+    ) -> list[Run]:
+        """As ``Puller.pull``, from all brokers: each gives so many bytes at most."""
         check_pull(max_count, min_count, timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         try:
@@ -142,6 +145,7 @@ class MergedPuller:
         except TimeoutError:
             return []
         taken = self._take_kept(max_count)
+        self._max_bytes = max_bytes
         try:
             await self._pull_alone(taken, max_count, min_count, deadline)
         except BaseException:
@@ -154,14 +158,14 @@ class MergedPuller:
 
     async def _pull_alone(self, taken: list[Run], max_count: int, min_count: int, deadline: float | None) -> None:
         for puller in self._in_order():
-            if _is_enough(taken, min_count):
+            if self._is_enough(taken, min_count):
                 break
             if puller not in self._tasks:
                 self._ask(puller, max_count - _count(taken), 0.0)
             await self._wait({puller}, 0.0 if puller in self._slow else PATIENCE, taken)
             if puller in self._tasks:
                 self._slow.add(puller)
-        while not _is_enough(taken, min_count):
+        while not self._is_enough(taken, min_count):
             left = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left is not None and left <= 0:
                 break
@@ -185,7 +189,7 @@ class MergedPuller:
         return puller in self._entered
 
     def _ask(self, puller: Puller, most: int, timeout: float | None) -> None:
-        task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout), name="qmq-pull")
+        task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout, self._max_bytes), name="qmq-pull")
         self._tasks[puller] = task
 
     async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:
@@ -229,6 +233,9 @@ class MergedPuller:
             if not task.cancelled() and task.exception() is None:
                 puller.put_back(task.result())
 
+    def _is_enough(self, runs: Sequence[Run], min_count: int) -> bool:
+        return _count(runs) >= min_count or sum(len(run.data) for run in runs) >= self._max_bytes
+
     # --- what is left over -------------------------------------------------------------------------------------------
 
     def put_back(self, runs: Sequence[Run]) -> None:
@@ -264,10 +271,6 @@ class MergedPuller:
         beyond = [run.slice(rest, run.count), *taken[at + 1 :]] if rest else taken[at:]
         taken[at:] = [run.slice(0, rest)] if rest else []
         self.put_back(beyond)
-
-
-def _is_enough(runs: Sequence[Run], min_count: int) -> bool:
-    return _count(runs) >= min_count or sum(len(run.data) for run in runs) >= PULL_BYTES
 
 
 def _count(runs: Sequence[Run]) -> int:

@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from qmq.errors import InvalidName, InvalidOption
 from qmq.format.layout import PRODUCER_ID_SIZE
@@ -21,6 +21,10 @@ Durability = Literal["flush", "append"]
 Start = Literal["first", "last"] | datetime | int | None
 
 _MAX_PRODUCER_NAME = 200
+
+#: What one pull may bring; and one for columns, which makes no object of a message.
+PULL_BYTES: Final = 4 << 20
+BATCH_BYTES: Final = 16 << 20
 
 
 class ClientOptions(NamedTuple):
@@ -98,7 +102,7 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
     if isinstance(bodies, str | bytes | bytearray | memoryview):
         raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}; use send for one")
     listed = bodies if type(bodies) is list else list(bodies)
-    if set(map(type, listed)) <= {bytes}:
+    if list(map(type, listed)).count(bytes) == len(listed):
         return listed  # type: ignore[return-value]  # bytes only
     return list(map(body_of, listed))
 

@@ -7,6 +7,8 @@ from itertools import chain, repeat
 from typing import Any, Final, Protocol
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
@@ -14,7 +16,9 @@ from qmq.format.build import NO_HEADER, MessageHeader, build_flat
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
+    DELAY_PARTITION,
     HEADER_CRC_OFFSET,
+    NO_SEQUENCE,
     RUN_SIZE,
 )
 from qmq.net.receipts import Receipt, Receipts, StoredSpan
@@ -27,6 +31,9 @@ DELAYED_OVERHEAD: Final = 8
 RUN_OVERHEAD: Final = RUN_SIZE + 5
 #: What a batch takes beside its runs.
 BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
+
+#: Bytes of each body: little-endian u32.
+Sizes = npt.NDArray[np.uint32]
 
 _SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12  # producer_sequence u64, before data_crc
 
@@ -46,7 +53,7 @@ class OutgoingRun:
     less for the collector to walk over.
     """
 
-    __slots__ = ("bodies", "count", "first_ticket", "headers", "subject", "tickets")
+    __slots__ = ("bodies", "count", "first_ticket", "headers", "sizes", "subject", "tickets")
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -54,6 +61,7 @@ class OutgoingRun:
         self.headers: list[MessageHeader] | None = None
         self.first_ticket = 0
         self.tickets: list[int] | None = None
+        self.sizes: list[Sizes] | None = None  # of the bodies, as far as they came many at a time
         self.count = 0  # known once the batch is built
 
     def append(self, body: bytes, header: MessageHeader) -> None:
@@ -64,15 +72,25 @@ class OutgoingRun:
             self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
         self.bodies.append(body)
 
-    def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER) -> int:
-        """Add messages that have all the same header; returns the index of the first."""
+    def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER, sizes: Sizes | None = None) -> int:
+        """Add messages that have all the same header; returns the index of the first. *sizes* of bodies, if known."""
         index = len(self.bodies)
         if self.headers is None and header is not NO_HEADER:
             self.headers = [NO_HEADER] * index
         if self.headers is not None:
             self.headers += [header] * len(bodies)
         self.bodies += bodies
+        if sizes is not None:
+            if self.sizes is None:
+                self.sizes = []
+            self.sizes.append(sizes)
         return index
+
+    def lengths(self) -> bytes | None:
+        """The sizes of its bodies as little-endian u32; None where they are not known, or messages have headers."""
+        if self.sizes is None or self.headers is not None or sum(map(len, self.sizes)) != len(self.bodies):
+            return None
+        return np.concatenate(self.sizes).tobytes()
 
     def add_ticket(self, ticket: int) -> None:
         """The last message is one that nobody awaits."""
@@ -162,15 +180,22 @@ class Outgoing:
             created_at_us=created_at_us,
             producer_id=producer_id,
             producer_sequence=producer_sequence,
+            lengths=self._lengths(),
         )
         runs = {subject: run for subject, run in self.runs.items() if type(run) is OutgoingRun}
         for run in runs.values():
             run.count = len(run.bodies)
-            run.bodies = []
+            run.bodies, run.sizes = [], None
         self.runs = dict.fromkeys(self.runs)
         self.runs.update(runs)
         self.count = len(bodies)
         self.producer_sequence = producer_sequence
+
+    def _lengths(self) -> bytes | None:
+        if len(self.runs) != 1:
+            return None
+        (run,) = self.runs.values()
+        return run.lengths() if type(run) is OutgoingRun else None
 
     def _flat(self) -> tuple[list[bytes], list[int], list[MessageHeader] | None]:
         """Bodies of all runs, how many each run has, and headers, if any message has one."""
@@ -210,8 +235,10 @@ class Outgoing:
         if not self.waiters:
             return
         spans: dict[OutgoingRun, StoredSpan] = {}
-        for run, sequence in zip(self.runs.values(), first_sequences, strict=True):
+        is_delayed = partition >= DELAY_PARTITION
+        for run, first in zip(self.runs.values(), first_sequences, strict=True):
             if type(run) is OutgoingRun:
+                sequence = None if is_delayed or first == NO_SEQUENCE else first
                 spans[run] = StoredSpan(
                     run.subject, run.count, store_id, partition, position, sequence, stored_at_us, self.maybe_duplicate
                 )
@@ -227,9 +254,7 @@ class Outgoing:
             elif index == 0 and count == span.messages:
                 waiter.set_result(span)
             else:
-                waiter.set_result(
-                    span._replace(messages=count, position=span.position + index, sequence=span.sequence + index)
-                )
+                waiter.set_result(span.part(index, count))
 
     def failed(self, error: QmqError, unknown: bool) -> list[SendFailure]:
         """Tell everybody who waits; returns the failures of the messages that nobody awaits."""

@@ -28,15 +28,13 @@ from qmq.net.holder import Holder
 from qmq.net.kept import Kept, release
 from qmq.net.link import Link
 from qmq.net.mending import Mending, error_of, read_checked
-from qmq.net.options import Start, check_pull
+from qmq.net.options import PULL_BYTES, Start, check_pull
 from qmq.net.subscribing import MOST_DOUBTS, Subscribing
 from qmq.net.tags import tags_of, with_tags
 from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
 
-#: What one pull may bring.
-PULL_BYTES: Final = 4 << 20
 #: A pull without end asks anew so often: an answer that stays out tells that nobody is there any more.
 ROUND: Final = 20.0
 #: How much later than asked for an answer may come until then.
@@ -83,6 +81,7 @@ class Puller:
         self._doubts = 0
         self._kept = Kept()
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
+        self._max_bytes = PULL_BYTES
         self._asking = Asking(self._answered)
         self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
         self._lock = asyncio.Lock()
@@ -161,8 +160,11 @@ class Puller:
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
-    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+    async def pull(
+        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+    ) -> list[Run]:
         """Up to *max_count* messages, once *min_count* are there; what is there after *timeout* seconds (None: ever).
+        At most *max_bytes* come at a time, but for one message.
 
         Raises InvalidOption, and what trying again can't help.
         """
@@ -180,6 +182,7 @@ class Puller:
             self._unused.cancel()
             self._unused = None
         try:
+            self._max_bytes = max_bytes
             return await self._pull_alone(max_count, min_count, deadline)
         finally:
             self._lock.release()
@@ -205,7 +208,7 @@ class Puller:
             return
         answer = self._asking.answer
         if isinstance(answer, Answer):
-            runs, damaged = read_checked(answer.payload)
+            runs, damaged = read_checked(answer.payload, answer.begun)
             if not damaged:
                 self._asking.take()
                 with suppress(ProtocolError):  # the same comes again
@@ -259,11 +262,11 @@ class Puller:
         least = max(min(min_count - self._kept.count, most), 1)
         holding, expected = None, wire.NOT_EXPECTED
         if self.holder is not None:
-            self.holder.send(subscribed)  # what is handled makes room for more
+            self.holder.send(subscribed, with_pull=True)  # what is handled makes room for more
             holding = self.holder.holding
             assert holding is not None
             expected = holding.expected
-        size = min(PULL_BYTES, welcome.max_pull_bytes)
+        size = min(self._max_bytes, welcome.max_pull_bytes)
         payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         self._asking.ask(connection, payload, most, holding, due=now + timeout + LATE)
         self._capped = self._full = False
@@ -312,7 +315,7 @@ class Puller:
             )
             return False
         self._backoff.reset()
-        runs, damaged = read_checked(answer.payload)
+        runs, damaged = read_checked(answer.payload, answer.begun)
         if damaged:
             self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
             return True
@@ -350,7 +353,7 @@ class Puller:
         self._doubts = 0
         kept = self._kept.add(runs)
         self._capped = kept >= self._asking.most
-        self._full = self._capped or len(answer.payload) > PULL_BYTES // 2
+        self._full = self._capped or len(answer.payload) > self._max_bytes // 2
         return bool(runs) and kept == whole  # more may come where some were not wanted
 
     # --- damage ------------------------------------------------------------------------------------------------------

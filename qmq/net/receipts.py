@@ -18,16 +18,23 @@ def utc_from_us(time_us: int) -> datetime:
 
 
 class StoredSpan(NamedTuple):
-    """Messages of one subject that were stored one after another: ``position`` and ``sequence`` are the first one's."""
+    """Messages of one subject that were stored one after another: ``position`` and ``sequence`` are the first one's
+    (None: they have none yet, or it is not known any more).
+    """
 
     subject: str
     messages: int
     store_id: bytes
     partition: int
     position: int
-    sequence: int
+    sequence: int | None
     stored_at_us: int
     maybe_duplicate: bool = False
+
+    def part(self, start: int, count: int) -> StoredSpan:
+        """So many of them, from that one on."""
+        sequence = None if self.sequence is None else self.sequence + start
+        return self._replace(messages=count, position=self.position + start, sequence=sequence)
 
 
 class Receipt:
@@ -51,9 +58,12 @@ class Receipt:
         return self._span.subject
 
     @property
-    def sequence(self) -> int:
-        """Its number among the messages of its subject."""
-        return self._span.sequence + self._index
+    def sequence(self) -> int | None:
+        """Its number among the messages of its subject; None for one that is to be delivered later, which gets its
+        number then, and where the broker did not know it any more.
+        """
+        first = self._span.sequence
+        return None if first is None else first + self._index
 
     @property
     def stored_at_us(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Unpack
 from qmq.errors import ConnectionLost
 from qmq.format.build import make_header
 from qmq.net.client import SubjectInfo, list_subjects
-from qmq.net.everywhere import AdminOfAll
+from qmq.net.everywhere import Admin
 from qmq.net.group_settings import GroupSettings, Mode, terms_of
 from qmq.net.merging import make_puller
 from qmq.net.options import Body, ClientOptions, Durability, body_of
@@ -36,7 +36,7 @@ class SyncClient:
         #: Groups, their consumers and dead letters.
         self.admin = SyncAdmin(self._administer)
 
-    def _administer(self, call: Callable[[AdminOfAll], Coroutine[Any, Any, Any]]) -> Any:
+    def _administer(self, call: Callable[[Admin], Coroutine[Any, Any, Any]]) -> Any:
         session = self._here()
         return session.run(call(session.client.admin))
 
@@ -158,14 +158,17 @@ class SyncClient:
 
     def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
         """As ``Client.subjects``."""
-        brokers = self._here().parts.brokers
-        for link in self._here().run(brokers.reached()):
-            number = brokers.links.index(link)
+        session = self._here()
+        brokers = session.parts.brokers
+        for number in [brokers.links.index(link) for link in session.run(brokers.listing.begin())]:
             after: int | None = 0
             while after is not None:
                 session = self._here()  # in the child of a fork: another one
-                page, after = session.run(list_subjects(session.parts.brokers.links[number], prefix, after))
-                yield from page
+                brokers = session.parts.brokers
+                link = brokers.links[number]
+                page = session.run(brokers.listing.page(link, list_subjects(link, prefix, after)))
+                infos, after = page or ([], None)
+                yield from infos
 
     def subscribe(
         self,

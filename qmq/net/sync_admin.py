@@ -7,47 +7,57 @@ from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
 from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
-from qmq.net.everywhere import AdminOfAll
+from qmq.net.everywhere import Admin
 from qmq.net.group_settings import GroupSettings
 
 _AT_ONCE: Final = 500
 
 
 class SyncAdmin:
-    """The same calls as ``AdminOfAll``, without await. Made by ``qmq.connect_sync``."""
+    """The same calls as ``Admin``, without await. Made by ``qmq.connect_sync``."""
 
-    def __init__(self, run: Callable[[Callable[[AdminOfAll], Coroutine[Any, Any, Any]]], Any]) -> None:
+    def __init__(self, run: Callable[[Callable[[Admin], Coroutine[Any, Any, Any]]], Any]) -> None:
         """*run* makes a call of the admin of this process's client, and waits for it."""
         self._run = run
 
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """As of ``Admin``."""
+
+        async def missed(admin: Admin) -> tuple[str, ...]:
+            return admin.missed
+
+        found: tuple[str, ...] = self._run(missed)
+        return found
+
     def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """As ``AdminOfAll.groups``."""
+        """As ``Admin.groups``."""
         found: list[GroupInfo] = self._run(lambda admin: admin.groups(name))
         return found
 
     def consumers(self, group: str) -> list[ConsumerInfo]:
-        """As ``AdminOfAll.consumers``."""
+        """As ``Admin.consumers``."""
         found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
         return found
 
     def set_group(self, group: str, **settings: Unpack[GroupSettings]) -> dict[str, Any]:
-        """As ``AdminOfAll.set_group``."""
+        """As ``Admin.set_group``."""
         found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, **settings))
         return found
 
     def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:
-        """As ``AdminOfAll.seek``."""
+        """As ``Admin.seek``."""
         self._run(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
 
     def delete_group(self, group: str) -> None:
-        """As ``AdminOfAll.delete_group``."""
+        """As ``Admin.delete_group``."""
         self._run(lambda admin: admin.delete_group(group))
 
     def dead_letters(self, group: str) -> Iterator[DeadLetter]:
-        """As ``AdminOfAll.dead_letters``."""
+        """As ``Admin.dead_letters``."""
         letters: list[AsyncIterator[DeadLetter]] = []
 
-        async def some(admin: AdminOfAll) -> list[DeadLetter]:
+        async def some(admin: Admin) -> list[DeadLetter]:
             if not letters:
                 letters.append(admin.dead_letters(group))
             found: list[DeadLetter] = []
@@ -59,14 +69,14 @@ class SyncAdmin:
             yield from page
 
     def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """As ``AdminOfAll.retry_dead``."""
+        """As ``Admin.retry_dead``."""
         return int(self._run(lambda admin: admin.retry_dead(group, ids)))
 
     def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """As ``AdminOfAll.delete_dead``."""
+        """As ``Admin.delete_dead``."""
         return int(self._run(lambda admin: admin.delete_dead(group, ids)))
 
     def seal(self) -> list[SealedLog]:
-        """As ``AdminOfAll.seal``."""
+        """As ``Admin.seal``."""
         found: list[SealedLog] = self._run(lambda admin: admin.seal())
         return found

@@ -14,6 +14,7 @@ from qmq.net.brokers import Brokers
 from qmq.net.feed import Feed
 from qmq.net.merging import MergedPuller
 from qmq.net.messages import Message, MessageBatch, messages_of
+from qmq.net.options import BATCH_BYTES, PULL_BYTES
 from qmq.net.pulling import Puller
 from qmq.net.session import Session
 
@@ -119,11 +120,11 @@ class SyncConsumer:
 
     def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
-        return messages_of(self._pull(max_count, min_count, timeout), SyncMessage)
+        return messages_of(self._pull(max_count, min_count, timeout, PULL_BYTES), SyncMessage)
 
     def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
-        """As ``pull``, but as columns: no object per message."""
-        return MessageBatch(self._pull(max_count, min_count, timeout))
+        """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
+        return MessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
 
     def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
@@ -137,9 +138,9 @@ class SyncConsumer:
             yield from self._feed.ready
             self._session.run(self._feed.refill())
 
-    def _pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+    def _pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
         self._come_here()
-        return self._session.run(self._feed.pull(max_count, min_count, timeout))
+        return self._session.run(self._feed.pull(max_count, min_count, timeout, max_bytes))
 
     def _come_here(self) -> None:
         """Be subscribed in this process."""

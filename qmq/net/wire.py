@@ -58,8 +58,10 @@ BATCHES: Final = struct.Struct("<QQH")
 #: READ_LOG payload: position u64 | size u32 | partition u16
 READ_LOG: Final = struct.Struct("<QIH")
 
-#: SEND flag: durability flush (else append)
-FLUSH: Final = 1
+#: SEND flags: durability flush (else append). Two bits, so that one that is flipped on the way makes neither of it.
+FLUSH: Final = 3
+#: ACK flags: the answer may wait for that of a pull, some milliseconds at most. As many bits, for the same reason.
+MAY_WAIT: Final = 3
 
 
 class Kind(enum.IntEnum):

@@ -20,7 +20,7 @@ def test_archives_and_sums_up(tmp_path: Path) -> None:
     assert said["receipts"] == said["copied"] == len(list(source.rglob("*.receipt")))
     again = qmq("archive", str(source), "--to", f"file://{to}", "--as", "segments")
     assert again.exit_code == 0
-    assert f"0 segments copied (0 bytes, 0 messages), {said['copied']} were there already\n" in again.output
+    assert f"0 segments copied (0 bytes, 0 messages), {said['copied']} there already\n" in again.output
 
 
 def test_refuses_what_cannot_be(tmp_path: Path) -> None:

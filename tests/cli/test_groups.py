@@ -14,6 +14,7 @@ from rich.console import Console
 import qmq
 from qmq.cli import consumers, dead_letters, groups
 from qmq.errors import Fenced
+from qmq.net import listing
 from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
@@ -224,13 +225,40 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert text in shown, text
 
 
+LISTS: list[list[str]] = [
+    ["groups"], ["dead-letters", "list", "lacking"], ["subjects", "lacking."],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", LISTS, ids=" ".join)
 def test_a_list_that_lacks_a_broker_says_so_to_programs_too(
-    broker: BrokerProcess, client: qmq.SyncClient, caplog: pytest.LogCaptureFixture
+    broker: BrokerProcess,
+    client: qmq.SyncClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
 ) -> None:
-    with client.subscribe("lacking.", group="lacking"), socket.socket() as nobody:
+    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
+    client.send("lacking.a", b"1")
+    with client.subscribe("lacking.", group="lacking", consumer="lacking-1") as consumer, socket.socket() as nobody:
+        consumer.pull()[0].reject("no")
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         away = f"127.0.0.1:{nobody.getsockname()[1]}"
-        shown = run("groups", "--json", server=f"{broker.url},{away}")
+        shown = run(*command, "--json", server=f"{broker.url},{away}")
         assert shown.exit_code == 1
         assert "lacking" in shown.stdout
         assert f"what is listed lacks {away}" in caplog.text
+        whole = run(*command, "--json", server=broker.url)
+        assert (whole.exit_code, "lacking" in whole.stdout) == (0, True)
+
+
+def test_dead_letters_that_a_broker_may_have_are_not_called_none(
+    broker: BrokerProcess, client: qmq.SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
+    with client.subscribe("elsewhere.", group="elsewhere"), socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = f"127.0.0.1:{nobody.getsockname()[1]}"
+        done = run("dead-letters", "retry", "elsewhere", "0" * 32, server=f"{broker.url},{away}")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"may have 1 of these: {away}" in done.stderr

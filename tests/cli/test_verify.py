@@ -126,5 +126,5 @@ def test_on_a_terminal_it_is_a_table() -> None:
         for line in lines
     )
     assert any(all(cell in line for cell in ("messages", "1", "3", "4,096")) for line in lines)
-    assert "/data: 1 files read, faults 1, notes 26" in capture.get()
-    assert "5 more findings are not shown" in capture.get()
+    assert "/data: 1 file read, faults 1, notes 26" in capture.get()
+    assert "5 more findings not shown" in capture.get()

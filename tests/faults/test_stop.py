@@ -133,7 +133,7 @@ class Producer:
         return [self._body(number) for number in range(self.sent)]
 
     def _send(self) -> None:
-        self._client.send(frame(Kind.SEND, 1 + self.sent, self._batch(self.sent), flags=self.sent % 2))
+        self._client.send(frame(Kind.SEND, 1 + self.sent, self._batch(self.sent), flags=FLUSH * (self.sent % 2)))
         self.sent += 1
 
     def _batch(self, number: int) -> bytes:

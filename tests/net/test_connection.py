@@ -14,7 +14,7 @@ from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, Stor
 from qmq.net import wire
 from qmq.net.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
 from qmq.net.wire import FRAME_SIZE, Frame, Kind
-from tests.net.scripted import STORE, WELCOME, scripted_broker
+from tests.net.scripted import STORE, WELCOME, scripted_broker, stored_batch
 
 #: The number of a connection's first request.
 FIRST: Final = 3
@@ -113,7 +113,7 @@ def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
         (Kind.SUBSCRIBE, second),
     ]
     held.receive(answer(Kind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(Kind.MESSAGES, first, b"abc"))
-    assert held.answers == [(Kind.SUBSCRIBED, {"subscription": 3}, b""), (Kind.MESSAGES, {}, b"abc")]
+    assert held.answers == [(Kind.SUBSCRIBED, {"subscription": 3}, b"", None), (Kind.MESSAGES, {}, b"abc", None)]
 
 
 @given(st.lists(st.integers(0, 3 * SMALL_BYTES), max_size=8), st.sampled_from([7, 1_000, 40_000, 1 << 30]))
@@ -146,6 +146,23 @@ def test_a_large_answer_is_received_into_a_buffer_of_its_size(held: Held) -> Non
     (reply,) = held.answers
     assert isinstance(reply, Answer)
     assert len(reply.payload) == size
+
+
+def test_a_large_answer_to_a_pull_is_read_while_it_comes(held: Held) -> None:
+    """A batch that was good when it came is not looked at again."""
+    held.connection._max_frame_bytes = 16 << 20
+    batches = [stored_batch({"a": [b"x" * SMALL_BYTES] * 2}, position=at) for at in (1 << 20, 2 << 20)]
+    frame = answer(Kind.MESSAGES, held.ask(), b"".join(batches), {"left_us": 7})
+    held.receive(frame[: -len(batches[1])], 40_000)
+    held.connection.get_buffer(-1)[-1:] = b"?"  # nobody minds what is not there yet
+    assert held.connection._large is not None
+    held.connection._large[len(frame) - len(batches[1]) - 1] ^= 1
+    held.receive(frame[-len(batches[1]) :], 40_000)
+    (reply,) = held.answers
+    assert isinstance(reply, Answer)
+    assert reply.begun is not None
+    runs, damaged = reply.begun.all()
+    assert ([run.count for run in runs], damaged) == ([2, 2], [])
 
 
 def test_batches_and_their_answers_go_to_the_owner(held: Held) -> None:

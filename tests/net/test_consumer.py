@@ -57,7 +57,7 @@ class Bringing(Puller):
         self.asked: list[int] = []
         self.holder = None
 
-    async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+    async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
         self.asked.append(max_count)
         return read_answer(memoryview(stored_batch({"a": [b""] * max_count})))[0]
 
@@ -89,7 +89,7 @@ async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pyt
     class Whole(Bringing):
         """Brings whole batches of 100, as many as fit."""
 
-        async def pull(self, max_count: int, min_count: int, timeout: float | None) -> list[Run]:
+        async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
             self.asked.append(max_count)
             count = max_count if max_count < 100 else max_count // 100 * 100
             return read_answer(memoryview(stored_batch({"a": [b""] * count})))[0]

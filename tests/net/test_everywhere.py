@@ -8,13 +8,13 @@ import pytest
 
 import qmq
 from qmq.errors import UnknownGroup
-from qmq.net import everywhere
+from qmq.net import listing
 from tests.net.several import connections, put, several, until
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "REACH_TIMEOUT", 2.0)
+    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
 
 
 async def test_lists_are_of_all_brokers(tmp_path: Path) -> None:
@@ -32,6 +32,7 @@ async def test_lists_are_of_all_brokers(tmp_path: Path) -> None:
         assert [(row.name, row.broker) for row in await client.admin.consumers("g")] == [("c", at) for at in both]
         await brokers.stop(0)
         assert [row.broker for row in await client.admin.groups()] == both[1:]
+        assert client.admin.missed == (both[0],)
 
 
 async def test_settings_go_to_every_broker_and_the_same_call_completes_them(tmp_path: Path) -> None:

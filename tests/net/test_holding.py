@@ -191,6 +191,23 @@ def test_messages_that_are_let_go_without_a_verdict_are_counted() -> None:
     assert holding.count_open(desk.let_go) == 0
 
 
+def test_of_messages_that_all_have_a_verdict_nothing_is_said() -> None:
+    holding, desk = made()
+    first: Any = holding.number(runs(4), [10, 4, 1])
+    second: Any = holding.number(runs(4), [14, 4, 1])
+    third: Any = holding.number(runs(2), [18, 2, 1])
+    holding.ack(10, 14)
+    holding.ack(14, 15)
+    assert holding.tail == 15
+    holding.tail = 18  # as Message.ack counts on
+    del first, second
+    gc.collect()
+    assert desk.let_go == []
+    del third
+    gc.collect()
+    assert desk.let_go == [(18, 20)]
+
+
 def test_places_of_other_incarnations_generations_and_times_are_others() -> None:
     assert PLACE.is_that_of(PLACE._replace(frontier=50, next_sequence=70))
     for field in ("consumer", "incarnation", "generation", "since_us"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qmq.errors import QmqError, SendFailed, SendUnknown, StorageFull
 from qmq.format.batch import BatchLimits, check_batch, parse_header
-from qmq.format.build import NO_HEADER, make_header
+from qmq.format.build import NO_HEADER, MessageHeader, make_header
 from qmq.format.ids import MessageId
+from qmq.format.layout import DELAY_PARTITION, NO_SEQUENCE
 from qmq.net.outgoing import (
     BATCH_OVERHEAD,
     MESSAGE_OVERHEAD,
@@ -69,6 +71,27 @@ def test_a_built_batch_is_what_a_broker_takes() -> None:
     assert batch.runs["a"].bodies == []  # only what is said of it is kept
 
 
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("header", [NO_HEADER, make_header("k")])
+def test_sizes_that_are_known_change_nothing(before: int, after: int, header: MessageHeader) -> None:
+    parts = [[b"x" * size for size in sizes] for sizes in ([1, 0, 70_000], [5] * 20)]
+    known, unknown = batch_with("a"), batch_with("a")
+    for batch in (known, unknown):
+        run = batch.runs["a"]
+        assert isinstance(run, OutgoingRun)
+        for _ in range(before):
+            run.append(b"first", NO_HEADER)
+        for part in parts:
+            run.extend(part, header, np.array(list(map(len, part)), "<u4") if batch is known else None)
+        for _ in range(after):
+            run.append(b"last", NO_HEADER)
+        if batch is known:
+            assert (run.lengths() is None) == bool(before or after or header is not NO_HEADER)
+        batch.build(0, PRODUCER, 0)
+    assert known.buffers == unknown.buffers
+
+
 def test_what_is_counted_is_never_less_than_what_is_built() -> None:
     for bodies in ([b""], [b"x" * 100] * 50):
         for header in (NO_HEADER, make_header("k", ("t",), {"p": "v"})):
@@ -125,6 +148,17 @@ def test_everybody_gets_the_receipts_of_their_messages() -> None:
     assert [receipt.id[-16:] for receipt in whole.result] == [f"{position:016x}" for position in (502, 503, 504)]
     assert [receipt.sequence for receipt in part.result] == [23, 24]
     assert [receipt.id[-16:] for receipt in part.result] == [f"{position:016x}" for position in (505, 506)]
+
+
+@pytest.mark.parametrize(("partition", "first"), [(1, NO_SEQUENCE), (DELAY_PARTITION, 10)])
+def test_what_is_delayed_or_long_gone_has_no_sequence(partition: int, first: int) -> None:
+    batch = batch_with("a")
+    single = Waiting()
+    batch.runs["a"].append(b"1", NO_HEADER)
+    batch.waiters.append((batch.runs["a"], 0, 0, single))
+    batch.build(0, PRODUCER, 0)
+    batch.stored(500, 42, partition, b"store1", (first,))
+    assert single.result.sequence is None
 
 
 def test_a_failed_batch_tells_everybody_which_messages() -> None:

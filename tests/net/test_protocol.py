@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.effects import Messages, Sent
+from qmq.broker.commands import Administer
+from qmq.broker.effects import Administered, Messages, Sent
+from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net import wire
 from qmq.net.server import ServerOptions, answers, requests, server
 from qmq.net.wire import Kind
 from qmq.settings import Settings
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer
 from tests.net.server.rules import OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text("utf-8")
@@ -53,7 +57,7 @@ def codes() -> dict[str, type[QmqError]]:
 #: Codes that a broker of this version answers nobody with.
 ELSEWHERE = {
     "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
-    "group_mismatch", "remote_error", "retry", "brokers_missed",
+    "remote_error", "retry", "brokers_missed",
 }  # fmt: skip
 
 
@@ -62,6 +66,20 @@ def test_every_error_stands_on_the_page_with_whether_to_try_again() -> None:
     assert {row[0]: row[1] for row in rows_of("a SEND so answered")} == {
         code: "yes" if kind.retryable else "no" for code, kind in known.items()
     }
+
+
+def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.send("a.x", b"1")
+    consumer = Consumer(driven, "c")
+    consumer.pull(1)
+    consumer.back(0, 1, Verdict.REJECT)
+    page = dict(rows_of("a row has"))
+    for action, fields in (("groups", {}), ("consumers", {"group": "g"}), ("dead_letters", {"group": "g", "limit": 0})):
+        (answer,) = driven.do(Administer(1, driven.request(), action, dict(fields)))
+        assert isinstance(answer, Administered)
+        (row,) = answer.fields["rows"]
+        assert [name for name in row if not re.search(rf"\b{name}\b", page[action])] == []
 
 
 def test_a_welcome_has_the_names_of_the_page() -> None:

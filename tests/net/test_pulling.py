@@ -400,6 +400,28 @@ async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
         assert bodies(await pulling) == [b"n"]
 
 
+async def test_the_answer_to_acknowledgements_may_wait_where_a_pull_follows() -> None:
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1", b"2"))
+        first, second = await pulling
+        first.ack()
+        pulling = asyncio.ensure_future(s.consumer.pull())
+        waits = await s.peer.frame(Kind.ACK)
+        assert waits.flags == wire.MAY_WAIT
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"3", at=2))
+        s.peer.answer(Kind.ACKED, waits.request, payload=wire.ACKED.pack(0))
+        await pulling
+        second.ack()
+        flushing = asyncio.ensure_future(s.consumer.flush())
+        frame = await s.peer.frame(Kind.ACK)
+        assert frame.flags == 0
+        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        await flushing
+
+
 async def test_a_fault_of_another_request_ends_no_pull() -> None:
     """The broker finds fault with the connection, say because another request of it was damaged on the way."""
     async with subscribed(group="g") as s:

@@ -21,6 +21,13 @@ def test_a_receipt_says_where_its_message_is() -> None:
     assert receipt.id in repr(receipt)
 
 
+def test_of_some_messages_no_sequence_is_known() -> None:
+    receipts = Receipts([SPAN._replace(sequence=None), NEXT])
+    assert [receipt.sequence for receipt in receipts] == [None, None, None, 53, 54]
+    assert SPAN.part(1, 2) == SPAN._replace(messages=2, position=1_001, sequence=51)
+    assert SPAN._replace(sequence=None).part(1, 2).sequence is None
+
+
 def test_receipts_of_the_same_message_are_equal() -> None:
     assert Receipt(SPAN, 1) == Receipt(SPAN._replace(position=1_001))
     assert Receipt(SPAN, 1) != Receipt(SPAN, 2)

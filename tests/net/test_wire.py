@@ -170,7 +170,7 @@ def test_errors_without_their_fields_are_errors_even_so(meta: bytes) -> None:
 
 
 def test_layouts_are_those_of_the_contract() -> None:
-    assert encode_frame(Kind.SEND, 0x0102, b"", 4, wire.FLUSH) == bytes.fromhex("14000000 02 01 0000 0201000000000000")
+    assert encode_frame(Kind.SEND, 0x0102, b"", 4, wire.FLUSH) == bytes.fromhex("14000000 02 03 0000 0201000000000000")
     assert (wire.PULL.size, wire.WITHDRAW.size, wire.UNSUBSCRIBE.size, wire.SENT.size) == (28, 8, 4, 28)
     assert (wire.ACK.size, wire.ACKED.size, wire.HAND_BACK.size, wire.BACK.size, wire.HEARTBEAT.size) == (
         8,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -62,7 +62,7 @@ class Answering:
             effects.Reported: self._reported,
         }
 
-    def carry_out(self, effects: list[Effect]) -> None:
+    def carry_out(self, effects: Sequence[Effect]) -> None:
         """Turn effects into answers, or have the work done."""
         for effect in effects:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol
 
 from qmq.broker.commands import Command, Now
-from qmq.broker.effects import Effect
+from qmq.broker.effects import Effect, SyncWanted
 from qmq.errors import BrokerStopping, InternalError
 from qmq.net import wire
 
@@ -21,6 +21,7 @@ class Rules(Protocol):
     def turn(self, now: Now) -> None: ...
     def tick(self, now: Now) -> int | None: ...
     def take_effects(self) -> list[Effect]: ...
+    def take_syncs(self) -> list[SyncWanted]: ...
 
 
 class ServerOptions(NamedTuple):

@@ -44,8 +44,8 @@ def decode_hello(frame: Frame) -> str:
 def decode_request(connection: int, frame: Frame) -> Command:
     """The command that a frame after the first one is."""
     if frame.kind == Kind.SEND:  # by far the most
-        if frame.flags & ~wire.FLUSH or len(frame.meta):
-            raise ProtocolError(f"SEND has no meta and no flag but {wire.FLUSH}, not flags {frame.flags}")
+        if frame.flags not in (0, wire.FLUSH) or len(frame.meta):
+            raise ProtocolError(f"SEND has no meta, and flags 0 or {wire.FLUSH}, not {frame.flags}")
         if frame.request:
             return commands.Send(connection, frame.request, frame.payload, bool(frame.flags))
     decode = _DECODERS.get(frame.kind)
@@ -65,13 +65,13 @@ def _pull(connection: int, frame: Frame) -> Command:
 
 def _ack(connection: int, frame: Frame) -> Command:
     count, rest = divmod(len(frame.payload) - wire.ACK.size, 16)
-    if rest or count < 1 or len(frame.meta) or frame.flags:
-        raise ProtocolError("ACK has a subscription, then one pair or more of pull sequences, and nothing else")
+    if rest or count < 1 or len(frame.meta) or frame.flags not in (0, wire.MAY_WAIT):
+        raise ProtocolError(f"ACK has a subscription, pairs of pull sequences, no meta, and flags 0 or {wire.MAY_WAIT}")
     subscription, crc = wire.ACK.unpack_from(frame.payload)
     if crc32c(frame.payload[wire.ACK.size :]) != crc:
         raise ProtocolError("the pull sequences of an ACK do not fit their checksum")
     intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, wire.ACK.size)
-    return commands.Ack(connection, frame.request, subscription, intervals)
+    return commands.Ack(connection, frame.request, subscription, intervals, bool(frame.flags))
 
 
 def _hand_back(connection: int, frame: Frame) -> Command:

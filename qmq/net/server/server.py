@@ -123,6 +123,7 @@ class Server:
     ) -> None:
         """Hand in the outcome of a sync or a read."""
         self._handle(command)
+        self._answering.carry_out(self._broker.take_syncs())  # the disk does not wait for the turn
         self.turn()
 
     def hold_sends(self, hold: bool) -> None:

@@ -72,6 +72,11 @@ class StandIn:
         effects, self.effects = self.effects, []
         return effects
 
+    def take_syncs(self) -> list[effects.SyncWanted]:
+        wanted = [effect for effect in self.effects if isinstance(effect, effects.SyncWanted)]
+        self.effects = [effect for effect in self.effects if not isinstance(effect, effects.SyncWanted)]
+        return wanted
+
     def of(self, kind: type) -> list[Any]:
         """The commands of one kind so far."""
         return [command for command in self.commands if isinstance(command, kind)]

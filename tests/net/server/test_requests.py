@@ -75,6 +75,7 @@ def test_frames_become_commands(frame: Frame, command: commands.Command) -> None
     "frame",
     [
         of(Kind.SEND, b"batch", request=0),
+        of(Kind.SEND, b"batch", flags=1),
         of(Kind.SEND, b"batch", flags=2),
         of(Kind.SEND, b"batch", meta={"a": 1}),
         of(Kind.PULL, bytes(19)),
@@ -152,6 +153,10 @@ def ack(*numbers: int, crc: int | None = None) -> bytes:
 
 def test_acknowledgements_are_pairs_that_fit_their_checksum() -> None:
     assert decode_request(3, of(Kind.ACK, ack(1, 4, 9, 10))) == commands.Ack(3, 7, 5, (1, 4, 9, 10))
+    waits = of(Kind.ACK, ack(1, 4), flags=wire.MAY_WAIT)
+    assert decode_request(3, waits) == commands.Ack(3, 7, 5, (1, 4), may_wait=True)
+    with pytest.raises(ProtocolError, match="flag"):
+        decode_request(3, of(Kind.ACK, ack(1, 4), flags=2))
     good = ack(1, 4)
     for bit in range(8 * 4, 8 * len(good)):
         bad = bytearray(good)

@@ -86,7 +86,9 @@ async def test_each_request_gets_its_answer(request_: bytes, answer: Any, kind: 
 async def test_batches_that_arrive_together_are_one_turn_and_answered_in_order() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
-        client.send(*(frame(Kind.SEND, number, batch(b"x"), flags=number % 2) for number in range(1, 101)))
+        client.send(
+            *(frame(Kind.SEND, number, batch(b"x"), flags=wire.FLUSH * (number % 2)) for number in range(1, 101))
+        )
         answers = [sent_fields(await client.read())[0] for _ in range(100)]
         assert answers == list(range(1, 101))
         assert sum(s.rules.turns) == 100
@@ -351,8 +353,11 @@ async def test_syncs_go_out_and_come_back() -> None:
         s.server.turn()
         assert s.synced == [wanted]
         s.rules.answer = lambda command: effects.SyncWanted(0, 8_192) if isinstance(command, commands.Synced) else None
+        begun: list[int] = []
+        s.rules.on_turn = lambda: begun.append(len(s.synced))
         s.server.submit(commands.Synced(0, 4_096))
         assert s.synced == [wanted, effects.SyncWanted(0, 8_192)]
+        assert begun == [2], "the next one has begun before the turn"
 
 
 @on_uvloop

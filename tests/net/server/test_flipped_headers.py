@@ -1,0 +1,108 @@
+"""One bit turned over in the header of any request on its way: no other request comes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import pytest
+
+from qmq.broker import commands
+from qmq.broker.restores import batches_of
+from qmq.errors import BadBatch, ProtocolError
+from qmq.format.batch import BatchLimits, check_batch
+from qmq.net import wire
+from qmq.net.handing_back import packed
+from qmq.net.holding import Back, Verdict
+from qmq.net.server.requests import decode_request
+from qmq.net.wire import FRAME_SIZE, Kind
+from tests.broker.test_restores import RUN, frame_of
+from tests.net.frames import batch, frame
+
+REQUEST: Final = 7
+HANDED_OVER: Final = {"group": "g", "attempt": 1, "verdict": 1, "delay_us": None, "reason": "broke"}
+SUBSCRIBED: Final = {"group": "g", "prefixes": ["a."], "consumer": "c", "start": None, "nonce": bytes(16)}
+BACK_META, BACK_ROWS = packed([Back(4, 9, Verdict.NACK, None, "broke"), Back(10, 11, Verdict.REJECT, None, "no")], 5)
+
+
+def ack(*numbers: int) -> bytes:
+    pairs, crc = wire.pack_numbers(numbers)
+    return wire.ACK.pack(5, crc) + pairs
+
+
+def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0) -> bytes:
+    return frame(kind, REQUEST, payload, meta, flags)
+
+
+FRAMES: Final = {
+    "send, append": of(Kind.SEND, batch(b"x" * 50, b"y")),
+    "send, flush": of(Kind.SEND, batch(b"x" * 50, b"y"), flags=wire.FLUSH),
+    "subscribe": of(Kind.SUBSCRIBE, meta=SUBSCRIBED),
+    "pull": of(Kind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
+    "withdraw": of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)),
+    "unsubscribe": of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
+    "last sequence": of(Kind.LAST_SEQUENCE, bytes(16)),
+    "subjects": of(Kind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
+    "all subjects": of(Kind.SUBJECTS),
+    "report": of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
+    "report without a reason": of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8)),
+    "ack": of(Kind.ACK, ack(1, 4)),
+    "ack that may wait": of(Kind.ACK, ack(1, 4), flags=wire.MAY_WAIT),
+    "ack of two": of(Kind.ACK, ack(1, 4, 9, 10)),
+    "ack of four": of(Kind.ACK, ack(1, 4, 9, 10, 12, 13, 15, 16)),
+    "hand back": of(Kind.HAND_BACK, BACK_ROWS, BACK_META),
+    "heartbeat": of(Kind.HEARTBEAT, wire.HEARTBEAT.pack(bytes(16), 5)),
+    "administer": of(Kind.ADMINISTER, meta={"action": "delete_group", "group": "g"}),
+    "hand over": of(Kind.HAND_OVER, batch(b"x" * 50), HANDED_OVER),
+    "segments": of(Kind.SEGMENTS, wire.SEGMENTS.pack(5, 1)),
+    "batches": of(Kind.BATCHES, wire.BATCHES.pack(5, 6, 1)),
+    "read log": of(Kind.READ_LOG, wire.READ_LOG.pack(5, 6, 1)),
+    "restore": of(Kind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
+}
+
+
+def command_of(data: bytes) -> commands.Command | None:
+    """What the first frame asks for; None: it has not come as a whole. Raises ProtocolError."""
+    for found in wire.split_frames(memoryview(data), 1 << 20):
+        return decode_request(3, found)
+    return None
+
+
+def check(command: commands.Command) -> None:
+    """Raises BadBatch where the broker's rules refuse what it carries for its bytes alone."""
+    if isinstance(command, commands.Send | commands.HandOver):
+        check_batch(command.batch, BatchLimits())
+    elif isinstance(command, commands.Restore):
+        batches_of(command.batches, RUN)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_one_flipped_bit_makes_no_other_request(name: str) -> None:
+    sound, following = FRAMES[name], FRAMES["heartbeat"] + FRAMES["ack"]
+    command = command_of(sound)
+    assert command is not None
+    check(command)
+    outcomes = Counter[str]()
+    for bit in range(8 * FRAME_SIZE):
+        flipped = bytearray(sound + following)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            found = command_of(bytes(flipped))
+            if found is not None:
+                check(found)
+        except ProtocolError:
+            outcomes["ends the connection"] += 1
+            continue
+        except BadBatch:
+            outcomes["is refused"] += 1
+            continue
+        if found is None:
+            outcomes["waits for more"] += 1
+            continue
+        outcomes["has another number"] += 1
+        assert bit >= 64, f"bit {bit} makes {found}"
+        same = {"request": REQUEST} if "request" in found._fields else {}
+        assert found._replace(**same) == command
+    print(name, dict(outcomes))
+    assert outcomes["has another number"] == 64
+    assert outcomes["ends the connection"] >= 8
