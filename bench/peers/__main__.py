@@ -7,14 +7,12 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.parts import put_part
-from bench.peers import plots, registry, table, works
+from bench.peers import plots, published, registry, table, works
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
 from qmq.errors import InvalidOption
@@ -73,6 +71,15 @@ def cli() -> None:
     help="Seconds after which filling a backlog, making topics or joining is given up.",
 )
 @click.option(
+    "--limit",
+    "most_s",
+    type=click.FloatRange(1, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a work of one broker is given up; the others go on.",
+)
+@click.option("--resume", "resumes", is_flag=True, help="Leave out what --out has from a run that was ended.")
+@click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
     default=_ROOT / ".peers",
@@ -95,6 +102,8 @@ def run(
     own_backlog: int,
     subjects: str,
     patience_s: float,
+    most_s: float,
+    resumes: bool,
     home: Path,
     directory: Path | None,
     out: Path,
@@ -113,11 +122,16 @@ def run(
             home=home.absolute(),
             scratch=Path(scratch),
             command=shlex.join(["python", "-m", "bench.peers", *sys.argv[1:]]),
+            most_s=most_s,
         )
         saved = out / "found.json"
+        if resumes and saved.exists():
+            suite.resume(json.loads(saved.read_text("utf-8")))
 
         def save() -> None:
-            saved.write_text(json.dumps(suite.found(), indent=1) + "\n", "utf-8")
+            new = saved.with_suffix(".new")
+            new.write_text(json.dumps(suite.found(), indent=1) + "\n", "utf-8")
+            new.replace(saved)
 
         suite.install(click.echo)
         suite.measure(click.echo, save)
@@ -128,28 +142,23 @@ def run(
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT)
-@click.option("--docs", is_flag=True, help="Write docs/BENCHMARKS.md too, and its plots.")
+@click.option(
+    "--docs", is_flag=True, help="Write docs/BENCHMARKS.md too, its plots, and the JSON that both are made of."
+)
 @click.option("--draw/--no-draw", "draws", default=True, help="Plots, beside the Markdown.")
 def show(files: tuple[Path, ...], out: Path, docs: bool, draws: bool) -> None:
-    """Make Markdown and plots from saved JSON, of one run or several."""
-    _show(list(files), out, draws)
+    """Make Markdown and plots from saved JSON, of one run or several; without FILES of what docs/ keeps."""
+    docs_directory = _ROOT / "docs"
+    chosen = list(files) or published.kept(docs_directory)
+    if not chosen:
+        raise InvalidOption("no figures are kept in docs/benchmarks/found; name the JSON of a run")
+    _show(chosen, out, draws)
     if docs:
-        document(_read(list(files)), _ROOT / "docs", draws)
-
-
-def document(founds: Sequence[dict[str, Any]], directory: Path, draws: bool) -> None:
-    """Write BENCHMARKS.md and the plots that it shows."""
-    places = directory / "benchmarks"
-    pictures: dict[tuple[int, str], Path] = {}
-    if draws:
-        places.mkdir(exist_ok=True)
-        pictures = plots.draw(founds, places, ".svg")
-    shown = {place: path.relative_to(directory).as_posix() for place, path in pictures.items()}
-    limits = places / "limits.md"
-    written = limits.read_text("utf-8") if limits.exists() else None
-    put_part(directory / "BENCHMARKS.md", table.render(founds, shown, written))
+        if files:
+            published.keep(docs_directory, chosen)
+        published.write(docs_directory, draws)
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.peers.peer import Peer, Promise
 from bench.peers.works import WORKS
@@ -16,6 +16,10 @@ class Step(NamedTuple):
     work: str
     peer: Peer
     promise: Promise
+
+    def as_json(self) -> list[Any]:
+        """In plain types."""
+        return [self.number, self.work, self.peer.name, str(self.promise)]
 
 
 def steps(peers: Sequence[Peer], works: Sequence[str], rounds: int) -> Iterator[Step]:

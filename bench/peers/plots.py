@@ -59,18 +59,21 @@ def _bar(number: Mapping[str, Any], titles: Mapping[str, str]) -> Bar:
     return Bar(label, number["median"], number["least"], number["most"], number["peer"] == OURS)
 
 
-def draw(founds: Sequence[Found], directory: Path, suffix: str = ".png") -> dict[tuple[int, str], Path]:
-    """A picture for each work of each run that has something to compare, by the run's place and the work; returns their
-    paths. Needs matplotlib, which `.venv-peers` has."""
-    drawn: dict[tuple[int, str], Path] = {}
+def pictures(founds: Sequence[Found], directory: Path, suffix: str = ".png") -> dict[tuple[int, str], Path]:
+    """Where the picture of each work of each run is, that has something to compare, by the run's place and the work."""
+    paths: dict[tuple[int, str], Path] = {}
     for at, found in enumerate(founds):
         for work in dict.fromkeys(number["work"] for number in found["numbers"]):
-            if chosen := panels(found, work):
-                before = sum(other == work for _, other in drawn)
-                path = directory / f"{work}{f'-{before + 1}' if before else ''}{suffix}"
-                _draw(chosen, f"{work}: {found['date'][:10]}", path)
-                drawn[at, work] = path
-    return drawn
+            if panels(found, work):
+                before = sum(other == work for _, other in paths)
+                paths[at, work] = directory / f"{work}{f'-{before + 1}' if before else ''}{suffix}"
+    return paths
+
+
+def draw(founds: Sequence[Found], directory: Path, suffix: str = ".png") -> None:
+    """Draw all `pictures`. Needs matplotlib, which `.venv-peers` has."""
+    for (at, work), path in pictures(founds, directory, suffix).items():
+        _draw(panels(founds[at], work), f"{work}: {founds[at]['date'][:10]}", path)
 
 
 def _draw(chosen: Sequence[Panel], title: str, path: Path) -> None:

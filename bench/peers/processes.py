@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from bench.peers.patience import undisturbed
 from qmq.bench.errors import BenchFailed
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_START_S: Final = 300.0
+_START_S: Final = 120.0
 _STOP_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.02
 
@@ -66,18 +67,22 @@ class Server:
         """Start another process of it."""
         if self._started is None:
             self._started = time.perf_counter()
-        with self._log.open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(part) for part in command],
-                    cwd=self.directory,
-                    env={**os.environ, **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+        try:
+            with self._log.open("ab") as log, undisturbed():
+                self._processes.append(
+                    subprocess.Popen(
+                        [str(part) for part in command],
+                        cwd=self.directory,
+                        env={**os.environ, **(environment or {})},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
                 )
-            )
+        except BaseException:
+            self.end()
+            raise
 
     def wait_until(self, serves: Callable[[], bool], patience_s: float = _START_S) -> None:
         """Return when *serves* says so. Raises BenchFailed when a process ends before, or the time is up."""

@@ -57,6 +57,15 @@ def numbers(rounds: Iterable[tuple[int, Row]], peers: Sequence[Peer]) -> list[Nu
     return [Number(row, values, _beside(row, values, gathered, likes)) for row, values in gathered.items()]
 
 
+def rows_of(saved: Iterable[Mapping[str, Any]]) -> list[tuple[int, Row]]:
+    """The rounds that were saved by `Number.as_json`, again."""
+    return [
+        (number, Row(**{name: one[name] for name in Row._fields if name != "value"}, value=value))
+        for one in saved
+        for number, value in zip(one["in_rounds"], one["rounds"], strict=True)
+    ]
+
+
 def _likenesses(client: Client | Tool) -> Iterable[tuple[str, str]]:
     for ways in (client.sends, client.consumes, client.paced):
         for name, way in ways.items():

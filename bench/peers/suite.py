@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
+from subprocess import SubprocessError
+from typing import Any, Final
 
 from bench.peers import loopback
+from bench.peers.patience import at_most
 from bench.peers.peer import Absent, Client, Installed, Peer
 from bench.peers.plan import Step, steps
-from bench.peers.results import numbers
+from bench.peers.results import numbers, rows_of
 from bench.peers.running import Amount, Row, running
 from bench.peers.works import WORKS
 from qmq.bench.errors import BenchFailed
 from qmq.bench.suite import machine
+from qmq.errors import InvalidOption
 
 Say = Callable[[str], None]
+#: What a step may fail with; anything else is a fault of the bench itself.
+_FAILURES: Final = (BenchFailed, Absent, OSError, ValueError, LookupError, SubprocessError)
 
 
 @dataclass
@@ -34,11 +41,16 @@ class Suite:
     home: Path
     scratch: Path
     command: str
+    #: Seconds that a step may take, without the start of its broker.
+    most_s: float = 600.0
     installed: dict[str, Installed] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     rows: list[tuple[int, Row]] = field(default_factory=list)
+    #: The steps that came to their end, in plain types.
+    done: list[list[Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     machine: Mapping[str, Any] = field(default_factory=dict)
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def install(self, say: Say) -> None:
         """See to it that all brokers are there; those that can't be had are told of, and left out."""
@@ -49,29 +61,47 @@ class Suite:
             except Absent as why:
                 self.absent[peer.name] = str(why)
                 say(f"{peer.title} is absent: {why}")
-        self.machine = machine(self.scratch)
+        self.machine = self.machine or machine(self.scratch)
 
-    def measure(self, say: Say, done: Callable[[], None]) -> None:
-        """Do all works, in turn. A work that fails is told of, and the others go on; *done* is called after each."""
+    def measure(self, say: Say, saved: Callable[[], None]) -> None:
+        """Do all works, in turn. A work that fails is told of, and the others go on; *saved* is called after each.
+
+        What an earlier run has done (see `resume`) is not done again.
+        """
         for step in self.plan():
+            if step.as_json() in self.done:
+                continue
             say(f"round {step.number + 1} of {self.rounds}: {step.work}, {step.peer.title}, {step.promise}")
+            began = time.monotonic()
             try:
-                for row in self._do(step):
-                    say(f"    {row.client}, {row.way}, {row.what}: {row.value:,.4g} {row.unit}")
-                    self.rows.append((step.number, row))
-            except (BenchFailed, Absent) as why:
+                self._do(step, say)
+                self.done.append(step.as_json())
+            except _FAILURES as why:
                 self.failures.append(failure(step, why))
                 say(f"    failed: {why}")
-            done()
+            say(f"    {time.monotonic() - began:.0f} s")
+            saved()
+
+    def resume(self, found: Mapping[str, Any]) -> None:
+        """Go on where an earlier run was ended; steps that failed are tried again. Raises InvalidOption when it moved
+        other amounts."""
+        amount = json.loads(json.dumps(self.amount._asdict()))
+        if found["amount"] != amount:
+            raise InvalidOption(f"the saved run moved other amounts: {found['amount']}, not {amount}")
+        self.done = [list(step) for step in found["steps"]]
+        self.rows = rows_of(found["numbers"])
+        self.machine, self.date = found["machine"], found["date"]
 
     def plan(self) -> list[Step]:
         """What is to be done with those that are there."""
         there = [peer for peer in self.peers if peer.name in self.installed]
         return list(steps(there, self.works, self.rounds))
 
-    def _do(self, step: Step) -> Iterable[Row]:
+    def _do(self, step: Step, say: Say) -> None:
         with running(step.peer, step.promise, self.home, self.scratch, self.amount) as one:
-            yield from WORKS[step.work].do(one)
+            with at_most(self.most_s):
+                for row in WORKS[step.work].do(one):
+                    self._note(step, row, say)
             server = Client("server", "", {}, {})
             for what, value, unit in (
                 (f"{step.work}: most memory of its own", one.most_memory.own, "bytes"),
@@ -79,12 +109,16 @@ class Suite:
                 (f"{step.work}: processor time", one.server.cpu_s(), "cpu s"),
                 ("start", one.server.ready_after_s, "s"),
             ):
-                yield one.row("server", server, "", what, value, unit)
+                self._note(step, one.row("server", server, "", what, value, unit), say)
+
+    def _note(self, step: Step, row: Row, say: Say) -> None:
+        say(f"    {row.client}, {row.way}, {row.what}: {row.value:,.4g} {row.unit}")
+        self.rows.append((step.number, row))
 
     def found(self) -> dict[str, Any]:
         """All of it, in plain types."""
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": self.date,
             "command": self.command,
             "rounds": self.rounds,
             "amount": self.amount._asdict(),
@@ -93,6 +127,7 @@ class Suite:
             "peers": [self._peer(peer) for peer in self.peers],
             "ways": ways_of(self.peers),
             "numbers": [number.as_json() for number in numbers(self.rows, self.peers)],
+            "steps": self.done,
             "failures": self.failures,
         }
 
@@ -116,7 +151,8 @@ class Suite:
 
 def failure(step: Step, why: Exception) -> dict[str, Any]:
     """In plain types, the text on one line."""
-    words = " ".join(str(why).split())
+    told = str(why) if isinstance(why, BenchFailed | Absent) else f"{type(why).__name__}: {why}"
+    words = " ".join(told.split())
     return {
         "round": step.number,
         "work": step.work,

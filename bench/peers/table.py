@@ -56,10 +56,13 @@ def render(
     if limits is not None:
         lines += ["", limits.strip("\n")]
     lines.append(_READING)
+    told: set[Sequence[str | None]] = set()
     for at, found in enumerate(founds):
         lines += _about(found)
-        if not at or _installed(found) != _installed(founds[at - 1]):
-            lines += _peers(found)
+        new = [peer for peer in found["peers"] if _installed(peer) not in told]
+        told.update(map(_installed, new))
+        if new:
+            lines += _peers(new)
         for work in dict.fromkeys(number["work"] for number in found["numbers"]):
             lines += _work(found, work, (pictures or {}).get((at, work)))
         lines += _failures(found)
@@ -80,10 +83,10 @@ def _about(found: Found) -> Iterator[str]:
     yield ""
 
 
-def _peers(found: Found) -> Iterator[str]:
+def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| broker | version | clients | page cache | fsync | starts in | installed |"
     yield "|---|---|---|---|---|---|---|"
-    for peer in found["peers"]:
+    for peer in peers:
         if peer["absent"] is not None:
             yield f"| {peer['title']} | absent | {peer['absent']} | | | | |"
             continue
@@ -95,8 +98,8 @@ def _peers(found: Found) -> Iterator[str]:
     yield ""
 
 
-def _installed(found: Found) -> list[tuple[str, str | None, str | None]]:
-    return [(peer["name"], peer["version"], peer["absent"]) for peer in found["peers"]]
+def _installed(peer: Mapping[str, Any]) -> Sequence[str | None]:
+    return peer["name"], peer["version"], peer["absent"]
 
 
 def _work(found: Found, work: str, picture: str | None) -> Iterator[str]:
