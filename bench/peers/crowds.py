@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
-from bench.peers.more_jobs import topics_of
+from bench.peers.more_jobs import enough
 from bench.peers.moving import RATE
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
@@ -19,8 +19,6 @@ from qmq.bench.errors import BenchFailed
 _SIZE: Final = 100
 _SEED: Final = 1
 _CHECKED: Final = 5
-_FIRST_MADE: Final = 100
-_MADE_AT_ONCE: Final = 500
 #: For a rate that no way here is known to have.
 _SPREAD_RATE: Final = 250_000
 
@@ -42,8 +40,7 @@ def subjects(running: Running) -> Iterator[Row]:
     running.warm(client)
     for count in running.amount.subjects:
         prefix = running.topic("many")
-        topics = topics_of(prefix, count)
-        made_s = _made(running, client, topics)
+        made_s = _made(running, client, prefix, count)
         rate = min(next(iter(client.sends.values())).rate, _SPREAD_RATE)
         options = {
             "prefix": prefix,
@@ -52,7 +49,8 @@ def subjects(running: Running) -> Iterator[Row]:
             "messages": running.amount.messages(rate, _SIZE),
             "seed": _SEED,
         }
-        (sent,) = running.run(("spread", client, {**options, "way": way}))
+        patience = {"way": way, "patience_s": running.amount.patience_s}
+        (sent,) = running.run(("spread", client, {**options, **patience}))
         places = [number * count // min(count, _CHECKED) for number in range(min(count, _CHECKED))]
         running.run(("check_spread", client, {**options, "way": "each", "places": places}))
         name = f"{count:,} subjects"
@@ -61,15 +59,11 @@ def subjects(running: Running) -> Iterator[Row]:
         yield running.row("subjects", client, way, f"{name}, memory", running.server.memory().own, "bytes")
 
 
-def _made(running: Running, client: Client, topics: Sequence[str]) -> float:
-    seconds, start, at_once = 0.0, 0, _FIRST_MADE
-    while start < len(topics):
-        if seconds > running.amount.patience_s:
-            raise BenchFailed(f"in {seconds:.0f} s only {start:,} of {len(topics):,} topics could be made")
-        seconds += running.make(client, *topics[start : start + at_once])
-        start += at_once
-        at_once = min(2 * at_once, _MADE_AT_ONCE)
-    return seconds
+def _made(running: Running, client: Client, prefix: str, count: int) -> float:
+    options = {"prefix": prefix, "count": count, "patience_s": running.amount.patience_s}
+    (made,) = running.run(("make_many", client, options))
+    enough(made["topics"], count, made["seconds"])
+    return float(made["seconds"])
 
 
 def churn(running: Running) -> Iterator[Row]:

@@ -115,6 +115,9 @@ class Receiver(ABC):
     refused: int = 0
     #: How long ``take`` waits for a message.
     silence_s: float = 10.0
+    #: After how long a message that was handed out and not acknowledged comes again, where the client may say so: none
+    #: must lapse because a consumer that is too slow for the rate has it waiting.
+    lapse_s: float = 300.0
 
     def __init__(self, target: Target, topic: str, group: str) -> None:
         self.target = target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import threading
@@ -18,17 +19,44 @@ from qmq.bench.errors import BenchFailed
 from qmq.bench.worker import Gate
 
 _PATIENCE_S: Final = 0.2
+#: What somebody held who has left comes again after this, where nothing else brings it back.
+_LAPSE_S: Final = 2.0
 _IDLE_S: Final = 600.0
 _SETTLE_S: Final = 1.0
 _ON_THEIR_WAY: Final = 10_000
 _TURN_EVERY: Final = 1_000
+_FIRST_MADE: Final = 20
+_MADE_AT_ONCE: Final = 500
+
+
+async def make_many(
+    gate: Gate, *, module: str, target: dict[str, Any], prefix: str, count: int, patience_s: float
+) -> dict[str, Any]:
+    """Make `topics_of`, some at a time, and give up after *patience_s*; tells how many there are."""
+    chosen, topics = driver(module), topics_of(prefix, count)
+    gate()
+    seconds, made, at_once = 0.0, 0, _FIRST_MADE
+    while made < count and seconds <= patience_s:
+        started = time.perf_counter()
+        await chosen.make_topics(target_of(target), topics[made : made + at_once])
+        seconds += time.perf_counter() - started
+        made = min(made + at_once, count)
+        at_once = min(2 * at_once, _MADE_AT_ONCE)
+    return {"topics": made, "seconds": seconds}
+
+
+def enough(made: int, count: int, seconds: float) -> None:
+    """Raises BenchFailed when fewer than *count* topics could be made in that time."""
+    if made < count:
+        raise BenchFailed(f"in {seconds:.0f} s only {made:,} of {count:,} topics could be made")
 
 
 async def spread(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
-    seed: int,
+    seed: int, patience_s: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Send each message to a random one of `topics_of`, after one to each of them."""
+    """Send each message to a random one of `topics_of`, after one to each of them: where topics need no making, that
+    makes them, and is given up after *patience_s*. Raises BenchFailed then."""
     topics = topics_of(prefix, count)
     parts, places = bodies(size), places_of(count, messages, seed)
     sender = driver(module).sender(target_of(target), way)
@@ -44,19 +72,24 @@ async def spread(
     async def post(first: int, chosen: Sequence[int]) -> float:
         """Send to these, the first as message number *first*; returns the seconds until all are acknowledged."""
         started = time.perf_counter()
+        until = started + (patience_s if not first else math.inf)
         for number, place in enumerate(chosen, first):
             sender.post(topics[place], parts[number % BODIES], number)
-            if not number % _TURN_EVERY:
+            if not number % _TURN_EVERY and number > first:
+                if time.perf_counter() > until:
+                    enough(number, len(chosen), patience_s)
                 await sender.turn()
                 while sender.tells_acks and number - done > _ON_THEIR_WAY:
                     await sender.turn()
         await sender.flush()
         return time.perf_counter() - started
 
-    made_s = await post(0, range(len(topics)))
-    gate()
-    seconds = await post(len(topics), places)
-    await sender.close()
+    try:
+        made_s = await post(0, range(len(topics)))
+        gate()
+        seconds = await post(len(topics), places)
+    finally:
+        await sender.close()
     return {"messages": messages, "seconds": seconds, "made_s": made_s}
 
 
@@ -105,6 +138,7 @@ async def member(
     """Join, consume for so many seconds, leave: when each message came, and when it was due (both ns)."""
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     receiver.silence_s = _PATIENCE_S
+    receiver.lapse_s = _LAPSE_S
     gate()
     began = time.monotonic()
     await receiver.open()
@@ -166,6 +200,7 @@ def _block(receiver: Receiver) -> None:
 
 
 JOBS: Final[dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "make_many": make_many,
     "spread": spread,
     "check_spread": check_spread,
     "member": member,

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import time
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def common(server: Server) -> dict[str, Any]:
 
 async def test_messages_are_spread_over_topics_and_found_there(common: dict[str, Any]) -> None:
     options = {**common, "prefix": f"x.{secrets.token_hex(4)}", "count": 10, "size": 50, "messages": 2_000}
-    sent = await more_jobs.spread(no_gate, way="paced", seed=1, **options)
+    sent = await more_jobs.spread(no_gate, way="paced", seed=1, patience_s=60.0, **options)
     assert sent["messages"] == 2_000
     checked = await more_jobs.check_spread(no_gate, way="each", seed=1, places=[0, 9], **options)
     assert 200 < checked["messages"] < 700
@@ -114,21 +115,32 @@ def test_a_backlog_is_filled_and_told_of(server: Server) -> None:
     assert rows["memory, 60,000 waiting", "bytes"] > 1 << 20
 
 
-def test_topics_are_made_some_at_a_time_and_given_up_in_time() -> None:
-    class Making(Counting):
-        seconds = 1.0
+async def test_topics_are_made_some_at_a_time_and_given_up_in_time(
+    common: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: Counter[str] = Counter()
 
-        def make(self, client: Client, *topics: str) -> float:
-            self.there.update(topics)
-            return self.seconds * len(topics)
+    async def make_topics(_: object, topics: Sequence[str]) -> None:
+        there.update(topics)
 
-    running = Making(Amount())
-    with pytest.raises(BenchFailed, match="in 100 s only 100 of 1,000 topics could be made"):
-        crowds._made(running, CLIENT, more_jobs.topics_of("x", 1_000))
-    running = Making(Amount())
-    running.seconds = 0.01
-    assert crowds._made(running, CLIENT, more_jobs.topics_of("x", 1_003)) == pytest.approx(10.03)
-    assert (len(running.there), running.there.total()) == (1_003, 1_003)
+    monkeypatch.setattr(more_jobs, "driver", lambda _: SimpleNamespace(make_topics=make_topics))
+    clock = itertools.count()
+    monkeypatch.setattr(more_jobs, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, patience_s=60.0)
+    # Each portion takes one tick of this clock: 20, 40, 80, 160, 320, and the rest.
+    assert made == {"topics": 1_003, "seconds": 6.0}
+    assert set(there) == set(more_jobs.topics_of("x", 1_003))
+    assert there.total() == 1_003
+    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, patience_s=2.0)
+    assert made == {"topics": 140, "seconds": 3.0}
+    with pytest.raises(BenchFailed, match="in 3 s only 140 of 1,003 topics could be made"):
+        more_jobs.enough(140, 1_003, 3.0)
+
+
+async def test_topics_that_need_no_making_are_given_up_in_time_too(common: dict[str, Any]) -> None:
+    options = {**common, "prefix": "x", "count": 3_000, "size": 50, "messages": 2_000, "way": "paced", "seed": 1}
+    with pytest.raises(BenchFailed, match="only 1,000 of 3,000 topics could be made"):
+        await more_jobs.spread(no_gate, **options, patience_s=0.0)
 
 
 def test_a_broker_that_is_slow_to_fill_gets_a_shorter_backlog() -> None:

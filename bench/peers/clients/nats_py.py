@@ -16,7 +16,6 @@ from bench.peers.peer import Target
 _SILENCE_S: Final = 10.0
 _FETCH: Final = 1_000
 _PUSHED: Final = 65_536
-_ACK_WAIT_S: Final = 2.0
 
 
 def _stream(topic: str) -> str:
@@ -144,8 +143,7 @@ class _Push(_Fetch):
     async def open(self) -> None:
         self._connection = await nats.connect(self.target.address)
         self._stream = self._connection.jetstream(timeout=60)
-        # What was pushed to one that has left comes again after this.
-        settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED, ack_wait=_ACK_WAIT_S)
+        settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED, ack_wait=self.lapse_s)
         # A queue, so that several may share it.
         self._messages = await self._stream.subscribe(
             self.topic,

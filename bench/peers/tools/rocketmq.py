@@ -80,14 +80,16 @@ def _reports(
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as run:
         assert run.stdout is not None
         text = b""
-        while not rates or not is_done(rates):
-            ready, _, _ = select.select([run.stdout], [], [], 1.0)
-            read = os.read(run.stdout.fileno(), 1 << 16) if ready else b""
-            text += read
-            if (ready and not read) or (not rates and time.monotonic() > deadline):
-                break
-            rates = rates_in(text.decode("utf-8", "replace"))
-        run.kill()
+        try:
+            while not rates or not is_done(rates):
+                ready, _, _ = select.select([run.stdout], [], [], 1.0)
+                read = os.read(run.stdout.fileno(), 1 << 16) if ready else b""
+                text += read
+                if (ready and not read) or (not rates and time.monotonic() > deadline):
+                    break
+                rates = rates_in(text.decode("utf-8", "replace"))
+        finally:
+            run.kill()  # else leaving the block waits for its end, which may never come
     if not rates:
         raise BenchFailed(f"{name} reported nothing: {text[-300:].decode('utf-8', 'replace')!r}")
     return rates
