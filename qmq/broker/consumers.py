@@ -64,11 +64,7 @@ class Consumers:
         """Who calls. Raises Fenced when it is not that consumer any more."""
         member = self.by_number.get(number)
         if member is None or not member.is_there or member.incarnation != incarnation:
-            who = f"consumer {member.name!r}" if member is not None else "this consumer"
-            raise Fenced(
-                f"{who} is incarnation {member.incarnation if member is not None else 'of nobody'} now, not "
-                f"{incarnation}: what it held was taken over or is handed out again"
-            )
+            raise Fenced(_gone(member, incarnation))
         return member
 
     def packed(self) -> list[Any]:
@@ -80,3 +76,14 @@ class Consumers:
         for said in fields:
             self._add(Member.restored(said))
         self.next_number = next_number
+
+
+def _gone(member: Member | None, incarnation: int) -> str:
+    """What has become of a consumer that was that incarnation."""
+    if member is not None and member.incarnation == incarnation:
+        return (
+            f"consumer {member.name!r} is not there any more: it left, was silent for too long, or its group has gone "
+            "elsewhere, so it holds nothing now"
+        )
+    who = f"consumer {member.name!r} is incarnation {member.incarnation}" if member is not None else "it is nobody"
+    return f"{who} now, not {incarnation}: what it held was taken over or is handed out again"

@@ -138,7 +138,7 @@ class Message:
     async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
         holder = self._run.holder
         if holder is None:
-            raise InvalidOption("who follows alone has no group to hand a message back to")
+            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
         number, whole = self._number, (self._run, self._index)
         await holder.owner.hand_back(holder, Back(number, number + 1, verdict, check_delay(delay), reason, whole))
 

@@ -50,7 +50,7 @@ class SyncMessage(Message):
         holder = self._run.holder
         if holder is None:
             verdict.close()
-            raise InvalidOption("who follows alone has no group to hand a message back to")
+            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
         asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop).result()
 
     def __enter__(self) -> Self:

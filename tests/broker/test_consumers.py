@@ -51,12 +51,14 @@ def test_only_who_is_there_as_that_incarnation_may_call() -> None:
     consumers = Consumers()
     member = consumers.make("a", False, 0)
     member.incarnation = 2
-    for closed, leaving, incarnation in ((True, 0, 2), (False, 1, 2), (False, 0, 1)):
+    with pytest.raises(Fenced, match="consumer 'a' is incarnation 2 now, not 1"):
+        consumers.caller(member.number, 1)
+    for closed, leaving in ((True, 0), (False, 1)):
         member.closed, member.leaving = closed, leaving
-        with pytest.raises(Fenced, match="consumer 'a' is incarnation 2 now"):
-            consumers.caller(member.number, incarnation)
-    member.leaving = 0
+        with pytest.raises(Fenced, match="consumer 'a' is not there any more: it left"):
+            consumers.caller(member.number, 2)
+    member.closed, member.leaving = False, 0
     assert consumers.caller(member.number, 2) is member
-    with pytest.raises(Fenced, match="of nobody"):
+    with pytest.raises(Fenced, match="nobody now, not 1"):
         consumers.caller(9, 1)
     assert consumers.there(9) is None

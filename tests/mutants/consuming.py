@@ -120,8 +120,8 @@ CONSUMING: Final = (
     Mutant(
         "refuse calls of an incarnation that was taken over",
         "qmq/broker/consumers.py",
-        "not member.is_there or member.incarnation != incarnation:\n            who",
-        "not member.is_there:\n            who",
+        "not member.is_there or member.incarnation != incarnation:\n",
+        "not member.is_there:\n",
         (_SIMULATION,),
     ),
     Mutant(
