@@ -103,7 +103,7 @@ class Choosing:
         return selection
 
     def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> Selection:
-        selection = Selection(self._store, max_count, max_bytes, need, undo)
+        selection = Selection(self._store, max_count, max_bytes, need, undo, self._handing.now.monotonic_us)
         for following in waiting.subscription.in_turn():
             if not following.reading:
                 selection.take(following)

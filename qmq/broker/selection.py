@@ -31,11 +31,14 @@ MAX_PIECES: Final = 1_024
 class Selection:
     """What one pull is to get, and how to take the choice back."""
 
-    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int, undo: bool) -> None:
-        """With *undo* the choice can be taken back."""
+    def __init__(
+        self, store: Store, max_count: int, max_bytes: int, need: int, undo: bool, now_us: int | None = None
+    ) -> None:
+        """With *undo* the choice can be taken back. *now_us* is by the monotonic clock."""
         self._store = store
         self._max_count = max_count
         self._max_bytes = max_bytes
+        self._now_us = now_us
         self._need = need  # below this many messages a run is cut rather than left for the next pull
         self.count = 0
         self.passed_rows = 0
@@ -219,7 +222,7 @@ class Selection:
         if start >= count:
             return True
         left = count - start
-        if not self._store.is_at_hand(partition, entry[1], entry[10]):
+        if not self._store.is_at_hand(partition, entry[1], entry[10], self._now_us):
             self._cold, self.full = partition, True
             return False
         size = entry_bytes(entry) + PIECE_BYTES * self._marks(partition, entry)
@@ -266,7 +269,7 @@ class Selection:
         if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             entry = rows[fits].item()
-            if self._store.is_at_hand(partition, entry[1], entry[10]):
+            if self._store.is_at_hand(partition, entry[1], entry[10], self._now_us):
                 self._cut(following.group, partition, entry, 0 if starts is None else int(starts[fits]))
             else:
                 self._cold = partition
@@ -291,12 +294,13 @@ class Selection:
         places = _places(partitions, index, len(rows))
         ready = len(rows)
         if len(places) == 1:
-            ready = self._store.count_at_hand(int(places[0]), positions, sizes)
+            ready = self._store.count_at_hand(int(places[0]), positions, sizes, self._now_us)
             self._cold = int(places[0]) if ready < len(rows) else None
             return ready
         for partition in range(self._store.partitions):
             mine = np.flatnonzero(places == partition)
-            count = self._store.count_at_hand(partition, positions[mine], sizes[mine]) if len(mine) else 0
+            found = positions[mine], sizes[mine], self._now_us
+            count = self._store.count_at_hand(partition, *found) if len(mine) else 0
             if count < len(mine) and mine[count] < ready:
                 ready, self._cold = int(mine[count]), partition
         return ready

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,9 @@ _NEAR_BYTES: Final = 256 << 10
 _ASK_BYTES: Final = 16 << 20
 #: Batches that lie closer than this are read together.
 _JOIN_BYTES: Final = 64 << 10
+#: What was found in memory is taken to be there for so long: to ask costs 10 us beside work that the processor's caches
+#: are full of, and the system lets go first of what nobody has looked at for long.
+_FOUND_US: Final = 100_000
 
 Places = npt.NDArray[np.int64]
 
@@ -33,22 +35,43 @@ class AtHand:
     The methods raise StorageFailed when a segment cannot be mapped.
     """
 
-    __slots__ = ("_disk", "_log")
+    __slots__ = ("_disk", "_found", "_found_end", "_found_until_us", "_log")
 
     def __init__(self, disk: Disk, log: MessageLog) -> None:
         self._disk = disk
         self._log = log
+        # Bytes that were found in memory, and until when that counts.
+        self._found = self._found_end = self._found_until_us = 0
 
-    def has(self, position: int, size: int) -> bool:
-        """Whether these bytes are in memory, so that ``view`` shows them without a wait."""
+    def has(self, position: int, size: int, now_us: int | None = None) -> bool:
+        """Whether these bytes are in memory, so that ``view`` shows them without a wait. Who gives *now_us*, by a clock
+        that never goes back, is content with what was found 0.1 s ago, and will mostly ask about what lies behind.
+        """
         log = self._log
-        if position >= log.hot_from() or log.residence.may_wait:
+        if log.residence.may_wait or position >= log.hot_from() or self._finds(position, position + size, now_us):
             return True
-        with suppress(StorageError):
-            span, mapped = log.mapped_at(position)
-            if position + size <= span.end and log.residence.holds(mapped, position - span.base, size):
-                return True
         return self.count(np.array([position]), np.array([size])) == 1
+
+    def _finds(self, start: int, end: int, now_us: int | None) -> bool:
+        """Whether positions [start, end) were found lately or are found now. False does not mean that they are not."""
+        if now_us is not None and now_us < self._found_until_us and self._found <= start and end <= self._found_end:
+            return True
+        try:
+            span, mapped = self._log.mapped_at(start)
+        except StorageError:
+            return False
+        stop = end if now_us is None else min(max(end, start + _NEAR_BYTES), span.end)
+        if stop < end:
+            return False
+        offset = start - span.base
+        pages = self._disk.residency(mapped, offset, stop - start)
+        missing = pages.find(0)
+        found_end = stop if missing < 0 else span.base + (offset // PAGE + missing) * PAGE
+        if found_end < end:
+            return False
+        if now_us is not None:
+            self._found, self._found_end, self._found_until_us = start, found_end, now_us + _FOUND_US
+        return True
 
     def peek(self, position: int, size: int) -> memoryview:
         """These bytes, from the map where that waits for no disk, else by a read. Raises as ``view`` does."""
@@ -67,13 +90,16 @@ class AtHand:
             raise BadBytes(f"{place} has {len(found)} bytes of {size}; run qmq verify")
         return memoryview(found)
 
-    def count(self, positions: Places, sizes: Places) -> int:
-        """How many of these batches, ascending, come before the first that is not in memory."""
+    def count(self, positions: Places, sizes: Places, now_us: int | None = None) -> int:
+        """How many of these batches, ascending, come before the first that is not in memory. *now_us*: see ``has``."""
         log, count = self._log, len(positions)
         hot = log.hot_from()
         if log.residence.may_wait or positions[0] >= hot:
             return count
         ends = positions + sizes
+        first, last = int(positions[0]), int(ends[-1])
+        if now_us is not None and last - first <= _NEAR_BYTES and self._finds(first, last, now_us):
+            return count
         done = 0
         for following in [*(np.flatnonzero(positions[1:] - ends[:-1] > _NEAR_BYTES) + 1).tolist(), count]:
             while done < following and positions[done] < hot:

@@ -127,7 +127,7 @@ class Disk:
         pages = (offset + size - 1) // PAGE - first + 1
         if _mincore is None or not isinstance(mapped, _Map):
             return b"\1" * pages
-        vector = ctypes.create_string_buffer(pages)
+        vector = (ctypes.c_char * pages)()
         if _mincore(mapped.address + first * PAGE, pages * PAGE, vector):
             return b"\1" * pages
         return vector.raw

@@ -205,13 +205,17 @@ class Readable:
         for part in self._partitions:
             part.log.residence.may_wait = wait
 
-    def is_at_hand(self, partition: int, position: int, size: int) -> bool:
-        """Whether ``view`` of these bytes waits for no disk."""
-        return self._partitions[partition].at_hand.has(position, size)
+    def is_at_hand(self, partition: int, position: int, size: int, now_us: int | None = None) -> bool:
+        """Whether ``view`` of these bytes waits for no disk. With *now_us* (of a clock that never goes back) what was
+        found a moment ago is not asked about again.
+        """
+        return self._partitions[partition].at_hand.has(position, size, now_us)
 
-    def count_at_hand(self, partition: int, positions: Places, sizes: Places) -> int:
-        """How many of these batches, ascending, come before the first of which ``view`` would wait for the disk."""
-        return self._partitions[partition].at_hand.count(positions, sizes)
+    def count_at_hand(self, partition: int, positions: Places, sizes: Places, now_us: int | None = None) -> int:
+        """How many of these batches, ascending, come before the first of which ``view`` would wait for the disk;
+        *now_us* as for ``is_at_hand``.
+        """
+        return self._partitions[partition].at_hand.count(positions, sizes, now_us)
 
     def read_of(self, partition: int, positions: Places, sizes: Places, *, onward: bool) -> Read:
         """What brings the first of these batches into memory, and some of those behind it. *onward*: what lies behind

@@ -118,6 +118,13 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_aside.py",),
     ),
     Mutant(
+        "name the file of which a sync by the system has failed",
+        "qmq/storage/message_log.py",
+        "            self._break(error, self._begun)\n",
+        "            self._break(error, self._unsynced[0].path)\n",
+        ("tests/storage/test_aside.py",),
+    ),
+    Mutant(
         "have the system sync one file, and leave others to a thread",
         "qmq/storage/message_log.py",
         "            if len(segments) == 1:\n",

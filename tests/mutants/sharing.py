@@ -12,6 +12,20 @@ _COLD: Final = ("tests/broker/test_cold_reads.py",)
 
 OF_SHARING: Final = (
     Mutant(
+        "ask again what is in memory",
+        "qmq/storage/at_hand.py",
+        "if now_us is not None and now_us < self._found_until_us and self._found <= start",
+        "if now_us is not None and self._found_until_us and self._found <= start",
+        ("tests/storage/test_at_hand.py",),
+    ),
+    Mutant(
+        "take no more for found than was in memory",
+        "qmq/storage/at_hand.py",
+        "        if found_end < end:\n            return False\n",
+        "",
+        (*_COLD, "tests/storage/test_at_hand.py"),
+    ),
+    Mutant(
         "hand out again to who follows it",
         "qmq/broker/sharing.py",
         "    return None if share.is_all else share\n",

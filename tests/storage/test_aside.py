@@ -98,3 +98,19 @@ def test_more_than_one_file_is_for_a_thread(tmp_path: Path) -> None:
     assert driven.store.begin_sync(0) is not None
     driven.store.end_sync(0, None)
     driven.close()
+
+
+def test_a_failed_sync_names_its_file_also_when_nothing_is_unsynced_any_more(tmp_path: Path) -> None:
+    """What was synced by then is noted between the begin and the end: at that the current file may be done with."""
+    driven = Driven(tmp_path, auto_sync=False, segment_bytes=4_096, max_frame_bytes=2_048)
+    log = driven.store._partitions[0].log
+    log.sync()
+    assert log.begin_sync() is not None
+    begun = log.current.path
+    while log.current.path == begun:
+        driven.do(driven.send_command({"a": [b"x" * 1_000]}))
+    log.mark_synced(log.end)
+    log.end_sync(OSError(errno.EIO, "rotten"))
+    with pytest.raises(SyncFailed, match=begun.name):
+        log.check()
+    driven.store.close(clean=False)
