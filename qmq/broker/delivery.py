@@ -131,7 +131,7 @@ class Delivery:
         subscription = self.subscriptions.get(command.connection, command.subscription)
         refused = self.handing.ack(subscription, command.intervals)
         self._wake_own(subscription)
-        return Acked(command.connection, command.request, refused)
+        return Acked(command.connection, command.request, refused, command.may_wait and not refused)
 
     def hand_back(self, command: HandBack) -> HandedBack:
         """These come back."""

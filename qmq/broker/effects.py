@@ -76,11 +76,14 @@ class Unsubscribed(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """What could be is handled; so many had to be refused: they were handed back before, or never pulled."""
+    """What could be is handled; so many had to be refused: they were handed back before, or never pulled. One that
+    ``joins`` may be told as a part of the messages that follow to that connection.
+    """
 
     connection: int
     request: int
     refused: int
+    joins: bool = False
 
 
 class HandedBack(NamedTuple):

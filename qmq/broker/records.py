@@ -62,8 +62,13 @@ class Records:
         """The turn ends: write, unless nobody waits for what is staged."""
         if self._later:
             self._release(now_us)
-        if self._later and not self._withheld and all(type(effect) in _REST_ON_NONE for effect in self._effects):
-            return
+            effects = self._effects
+            if (
+                self._later
+                and not self._withheld
+                and (not effects or all(type(one) in _REST_ON_NONE for one in effects))
+            ):
+                return
         self._write()
 
     def _release(self, now_us: int) -> None:
@@ -76,7 +81,7 @@ class Records:
             for effect in self._effects:
                 if type(effect) is Messages:
                     released += self._later.pop(effect.connection, ())
-        self._effects += released
+        self._effects[:0] = released  # before the messages that they may be a part of
 
     def _write(self) -> None:
         """Write what is staged. While that cannot be (a full disk), answers that rest on it wait."""

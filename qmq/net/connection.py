@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -29,6 +30,10 @@ ANSWER_TIMEOUT: Final = 20.0
 CLOSE_TIMEOUT: Final = 1.0
 #: Until the broker has said what it may send.
 _MAX_WELCOME_BYTES: Final = 64 << 10
+#: The answer to an acknowledgement that is part of one with messages: none was refused.
+_NONE_REFUSED: Final = memoryview(wire.ACKED.pack(0))
+#: As plain numbers: an enum is asked for its members by name.
+_ACK, _SENT, _MESSAGES, _ERROR = map(int, (Kind.ACK, Kind.SENT, Kind.MESSAGES, Kind.ERROR))
 _MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
 
 
@@ -285,9 +290,10 @@ class Connection(asyncio.BufferedProtocol):
         used = 0
         for frame in frames:
             used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
-            if frame.kind == Kind.SENT:
+            kind = frame.kind
+            if kind == _SENT:
                 self._owner.batch_stored(frame.request, frame.payload)
-            elif frame.kind == Kind.ERROR:
+            elif kind == _ERROR:
                 self._take_error(frame)
             else:
                 self._take_answer(frame, keeps)
@@ -300,12 +306,32 @@ class Connection(asyncio.BufferedProtocol):
                 f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
                 f"(number {frame.request})"
             )
-        if not keeps and frame.kind == Kind.MESSAGES:
+        if not keeps and frame.kind == _MESSAGES:
             self._buffers.clear()
         payload = frame.payload if keeps else memoryview(bytes(frame.payload))
-        answer = Answer(frame.kind, wire.unpack_meta(frame.meta), payload, self._arriving if keeps else None)
+        meta = wire.unpack_meta(frame.meta)
+        if "acked" in meta or "acked_crc" in meta:
+            self._take_acked(meta)
+        answer = Answer(frame.kind, meta, payload, self._arriving if keeps else None)
         del self._asked[frame.request]
         asked.callback(answer)
+
+    def _take_acked(self, meta: dict[str, Any]) -> None:
+        """Of an answer with messages: it answers these acknowledgements, too."""
+        requests = meta.get("acked")
+        try:
+            if not requests or wire.pack_numbers(requests)[1] != meta.get("acked_crc"):
+                raise ProtocolError("an answer does not say which acknowledgements it answers")
+        except (struct.error, TypeError):
+            raise ProtocolError("an answer names acknowledgements by what is no number") from None
+        for request in requests:
+            asked = self._asked.get(request)
+            if asked is None or asked.kind != _ACK:
+                raise ProtocolError(
+                    f"an answer says that it answers an acknowledgement (number {request}), and none is"
+                )
+            del self._asked[request]
+            asked.callback(Answer(Kind.ACKED, {}, _NONE_REFUSED))
 
     def _take_error(self, frame: Frame) -> None:
         error = wire.decode_error(frame)

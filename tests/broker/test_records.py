@@ -46,8 +46,8 @@ def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_t
     assert kept.disk.written == written
     assert kept.driven.store.groups.staged == 1
     said = kept.driven.do(kept.driven.send_command({"a.x": [b"3"]}, flush=False, connection=2))
-    assert [type(one) for one in said] == [Sent, Messages, Acked]
-    assert said[2] == Acked(1, kept.request, 0)
+    assert [type(one) for one in said] == [Acked, Sent, Messages]
+    assert said[0] == Acked(1, kept.request, 0, joins=True)
     assert kept.disk.written == written + 2  # a batch, and two records
     kept.driven.store.close(clean=False)
     kept.driven.open()
@@ -62,11 +62,11 @@ def test_it_does_not_wait_for_long_nor_beyond_a_stop(tmp_path: Path) -> None:
     assert kept.ack(0, 1) == []
     assert kept.driven.broker.tick(kept.driven.now) == kept.driven.now.monotonic_us + LATER_US
     assert kept.driven.advance(LATER_US // 1_000 - 1) == []
-    assert kept.driven.advance(1) == [Acked(1, kept.request, 0)]
+    assert kept.driven.advance(1) == [Acked(1, kept.request, 0, joins=True)]
     assert kept.driven.store.groups.staged == 0
     assert kept.ack(1, 2) == []
     kept.driven.broker.stop()
-    assert kept.driven.do() == [Acked(1, kept.request, 0)]
+    assert kept.driven.do() == [Acked(1, kept.request, 0, joins=True)]
     kept.driven.close()
 
 
@@ -76,7 +76,7 @@ def test_one_that_is_waited_for_does_not_wait_and_what_is_of_others_is_written(t
     said = kept.driven.do(Ack(1, 77, kept.subscription, (1, 2)))
     assert said == [Acked(1, 77, 0)]
     assert kept.driven.store.groups.staged == 0
-    assert kept.driven.advance(LATER_US // 1_000) == [Acked(1, first, 0)]
+    assert kept.driven.advance(LATER_US // 1_000) == [Acked(1, first, 0, joins=True)]
     kept.driven.close()
 
 

@@ -116,6 +116,34 @@ def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
     assert held.answers == [(Kind.SUBSCRIBED, {"subscription": 3}, b"", None), (Kind.MESSAGES, {}, b"abc", None)]
 
 
+def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> None:
+    acks, pull = [held.ask(Kind.ACK), held.ask(Kind.ACK)], held.ask(Kind.PULL)
+    meta = {"acked": acks, "acked_crc": wire.pack_numbers(acks)[1]}
+    held.receive(answer(Kind.MESSAGES, pull, b"abc", meta))
+    none_refused = (Kind.ACKED, {}, wire.ACKED.pack(0), None)
+    assert held.answers == [none_refused, none_refused, (Kind.MESSAGES, meta, b"abc", None)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda acks, pull: {"acked": acks},
+        lambda acks, pull: {"acked_crc": wire.pack_numbers(acks)[1]},
+        lambda acks, pull: {"acked": [], "acked_crc": 0},
+        lambda acks, pull: {"acked": ["x"], "acked_crc": 0},
+        lambda acks, pull: {"acked": 7, "acked_crc": 0},
+        lambda acks, pull: {"acked": acks, "acked_crc": wire.pack_numbers(acks)[1] ^ 1},
+        lambda acks, pull: {"acked": [pull], "acked_crc": wire.pack_numbers([pull])[1]},
+        lambda acks, pull: {"acked": [99], "acked_crc": wire.pack_numbers([99])[1]},
+    ],
+)
+def test_one_that_does_not_say_which_ends_the_connection(held: Held, change: Any) -> None:
+    acks, pull = [held.ask(Kind.ACK)], held.ask(Kind.PULL)
+    held.receive(answer(Kind.MESSAGES, pull, b"abc", change(acks, pull)))
+    assert held.transport.aborted
+    assert [type(told) for told in held.answers] == [ProtocolError, ProtocolError]
+
+
 @given(st.lists(st.integers(0, 3 * SMALL_BYTES), max_size=8), st.sampled_from([7, 1_000, 40_000, 1 << 30]))
 def test_answers_of_any_size_come_whole_in_any_pieces(sizes: list[int], chunk: int) -> None:
     held = Held()

@@ -21,6 +21,9 @@ log = logging.getLogger("qmq.server")
 #: What a right client does not cause.
 _WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
 
+#: Acknowledgements that are part of one answer with messages.
+_MOST_JOINED: Final = 64
+
 Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
 
 
@@ -35,6 +38,7 @@ class Answering:
         self.connections: dict[int, Connection] = {}
         self._answered: list[Connection] = []  # with answers in this turn
         self._waited: list[Connection] = []  # those of them that get messages: they are written to first
+        self._joining: list[Connection] = []  # with acknowledgements that wait for messages of this turn
         self._wrong: dict[Connection, int] = {}  # what was wrong of theirs in this turn
         #: Effects so far that changed what a checkpoint keeps.
         self.changes = 0
@@ -84,6 +88,8 @@ class Answering:
 
     def write(self) -> None:
         """Each connection gets its answers in one write. Who sent what was wrong is not read from for a while."""
+        if self._joining:
+            self._end_joining()
         answered, self._waited, self._answered = self._waited + self._answered, [], []
         for connection in answered:
             try:
@@ -116,7 +122,10 @@ class Answering:
             self._count_off(connection)
             if not connection.answers:
                 self._waited.append(connection)
-            connection.answers += [answers.messages(effect), *effect.buffers]
+            acked = connection.acked
+            connection.answers += (answers.messages(effect, acked), *effect.buffers)
+            if acked:
+                connection.acked = []
 
     def _reported(self, effect: effects.Reported) -> None:
         connection = self._answer(effect, answers.reported)
@@ -134,7 +143,24 @@ class Answering:
 
     def _acked(self, effect: effects.Acked) -> None:
         self.changes += 1
-        self._answer(effect, answers.acked)
+        connection = self.connections.get(effect.connection)
+        if connection is None:
+            return
+        self._count_off(connection)
+        if effect.joins and len(connection.acked) < _MOST_JOINED:
+            if not connection.acked:
+                self._joining.append(connection)
+            connection.acked.append(effect.request)
+        else:
+            self.put(connection, answers.acked(effect.request, effect.refused))
+
+    def _end_joining(self) -> None:
+        """No messages came for these in this turn."""
+        for connection in self._joining:
+            for request in connection.acked:
+                self.put(connection, answers.acked(request, 0))
+            connection.acked = []
+        self._joining.clear()
 
     def _handed_back(self, effect: effects.HandedBack) -> None:
         self.changes += 1

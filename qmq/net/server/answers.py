@@ -6,6 +6,7 @@ Each function gives the bytes of an answer; the buffers of the effect follow tho
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgpack
@@ -32,19 +33,20 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
     return wire.encode_frame(Kind.SENT, request, b"", len(payload)) + payload
 
 
-def messages(effect: effects.Messages) -> bytes:
-    """The header of MESSAGES; the buffers of the effect follow."""
-    if effect.left_us is None and not effect.ranges and not effect.tags:
-        return wire.encode_frame(Kind.MESSAGES, effect.request, b"", effect.size)
+def messages(effect: effects.Messages, acked: Sequence[int] = ()) -> bytes:
+    """The header of MESSAGES; the buffers of the effect follow. The requests *acked* are answered by it, too."""
+    _, request, _, size, _, left_us, given, tags = effect
     fields: dict[str, Any] = {}
-    if effect.left_us is not None:
-        fields["left_us"] = effect.left_us
-    if effect.ranges:
-        fields["ranges"] = ranges = [field for one in effect.ranges for field in one]
+    if left_us is not None:
+        fields["left_us"] = left_us
+    if given:
+        fields["ranges"] = ranges = given[0] if len(given) == 1 else [field for one in given for field in one]
         fields["ranges_crc"] = wire.pack_numbers(ranges)[1]
-    if effect.tags:
-        fields["tags"], fields["tags_crc"] = list(effect.tags), wire.crc_of_texts(effect.tags)
-    return wire.encode_frame(Kind.MESSAGES, effect.request, wire.pack_meta(fields), effect.size)
+    if tags:
+        fields["tags"], fields["tags_crc"] = list(tags), wire.crc_of_texts(tags)
+    if acked:
+        fields["acked"], fields["acked_crc"] = acked, wire.pack_numbers(acked)[1]
+    return wire.encode_frame(Kind.MESSAGES, request, wire.pack_meta(fields) if fields else b"", size)
 
 
 def reported(effect: effects.Reported) -> bytes:
@@ -71,9 +73,9 @@ def unsubscribed(effect: effects.Unsubscribed) -> bytes:
     return wire.encode_frame(Kind.UNSUBSCRIBED, effect.request)
 
 
-def acked(effect: effects.Acked) -> bytes:
+def acked(request: int, refused: int) -> bytes:
     """ACKED: how many were refused."""
-    return wire.encode_frame(Kind.ACKED, effect.request, b"", wire.ACKED.size) + wire.ACKED.pack(effect.refused)
+    return wire.encode_frame(Kind.ACKED, request, b"", wire.ACKED.size) + wire.ACKED.pack(refused)
 
 
 def handed_back(effect: effects.HandedBack) -> bytes:

@@ -91,9 +91,9 @@ class Connection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_began", "_costs_s", "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "answers",
-        "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls", "sends",
-        "took_s",
+        "_began", "_costs_s", "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "acked",
+        "answers", "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls",
+        "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -122,8 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         self._began = 0.0
         #: it has sent a batch
         self.sends = False
-        #: what the turn has to write
+        #: what the turn has to write, and acknowledgements that are still to be part of it
         self.answers: list[Buffer] = []
+        self.acked: list[int] = []
 
     # --- of asyncio --------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from qmq.broker import effects
+from qmq.net import wire
 from qmq.net.server.answering import Answering
 from qmq.net.server.connection import Connection
 from qmq.net.server.holdings import Holdings
 from qmq.net.server.penance import Penance
+from qmq.net.wire import Frame, Kind
 
 
 class Noting(Connection):
@@ -18,6 +20,7 @@ class Noting(Connection):
         self.number = number
         self.in_flight = 1
         self.answers = []
+        self.acked = []
         self.listings = set()
         self._written = written
 
@@ -32,6 +35,10 @@ def answering(loop: Any = None) -> tuple[Answering, list[tuple[int, int]]]:
     for number in (1, 2, 3):
         made.connections[number] = Noting(number, written)
     return made, written
+
+
+def frames_of(connection: Connection) -> list[Frame]:
+    return list(wire.split_frames(memoryview(b"".join(connection.answers)), 1 << 20))
 
 
 def test_messages_leave_before_receipts() -> None:
@@ -49,3 +56,30 @@ def test_who_gets_several_answers_gets_them_in_one_write_and_in_their_order() ->
     made.write()
     made.write()
     assert written == [(1, 3), (3, 1)]
+
+
+def test_an_acknowledgement_that_joins_is_part_of_the_messages_that_follow_it() -> None:
+    made, written = answering()
+    acked = [effects.Acked(1, 6, 0, joins=True), effects.Acked(1, 9, 0, joins=True), effects.Acked(1, 10, 1)]
+    made.carry_out([*acked, effects.Messages(1, 2, [], 0, 0), effects.Messages(1, 3, [], 0, 0)])
+    refused, first, second = frames_of(made.connections[1])
+    assert (refused.kind, refused.request) == (Kind.ACKED, 10)
+    fields = wire.unpack_meta(first.meta)
+    assert (first.kind, fields) == (Kind.MESSAGES, {"acked": [6, 9], "acked_crc": wire.pack_numbers([6, 9])[1]})
+    assert (second.kind, len(second.meta)) == (Kind.MESSAGES, 0)
+    made.write()
+    assert written == [(1, 3)]
+
+
+def test_one_that_no_messages_follow_is_an_answer_of_its_own_at_the_end_of_the_turn() -> None:
+    made, written = answering()
+    made.carry_out([effects.Acked(1, 6, 0, joins=True), effects.Messages(2, 2, [], 0, 0)])
+    assert not made.connections[1].answers
+    made.write()
+    assert written == [(2, 1), (1, 1)]
+    assert not made.connections[1].acked
+    many = [effects.Acked(3, number, 0, joins=True) for number in range(1, 101)]
+    made.carry_out([*many, effects.Messages(3, 101, [], 0, 0)])
+    *alone, messages = frames_of(made.connections[3])
+    assert [frame.kind for frame in alone] == [Kind.ACKED] * 36
+    assert len(wire.unpack_meta(messages.meta)["acked"]) == 64
