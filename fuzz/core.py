@@ -272,7 +272,9 @@ class Core:
         self.broker = Broker(self.store, LIMITS, self.loop.now())
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         given = _server_options(self.store, max_buffered_bytes)
-        self.server = Server(self.broker, given, self._wanted.append, lambda: None, self.loop.now, loop, self.loop.time)
+        self.server = Server(
+            self.broker, given, self._wanted.append, lambda looked: None, self.loop.now, loop, self.loop.time
+        )
 
     def run(self) -> None:
         """Everything that is ready, syncs and reads too."""

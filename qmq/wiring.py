@@ -102,6 +102,7 @@ class RunningBroker:
         )
         self._broken: set[int] = set()  # partitions
         self._delayed: set[int] = set()  # as well; told of once
+        self._is_paced = False  # a disk is far behind
         self._catching_up: set[int] = set()  # as well; they are synced though nobody waits for it
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
@@ -136,6 +137,7 @@ class RunningBroker:
             log.error("the disk did not answer within %g s: some sends stay unanswered", patience_s)
             patience_s = 0
         await self.server.close(_PATIENCE_S)
+        self._tell_damage()
         self._close_sockets()
         try:
             await self._checkpoints.close(_PATIENCE_S)
@@ -240,11 +242,13 @@ class RunningBroker:
                 self._break(partition, error)
         self._pace()
 
-    def _turned(self) -> None:
-        self._pace()
-        self._tell_damage()
-        for kept in self.broker.take_kept():
-            log.warning("%s", kept)
+    def _turned(self, looked: bool) -> None:
+        if self._is_paced or self._checkpoints.running or self.store.unsynced_bytes >= self.settings.checkpoint_bytes:
+            self._pace()
+        if looked:  # of what nobody waits for
+            self._tell_damage()
+            for kept in self.broker.take_kept():
+                log.warning("%s", kept)
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
 
@@ -275,6 +279,7 @@ class RunningBroker:
         if not all_full:
             self.broker.avoid(frozenset(full))
         self.server.hold_sends(all_full)
+        self._is_paced = bool(full) or all_full
 
     def _is_delay_log_behind(self) -> bool:
         log = self.store.delay_log

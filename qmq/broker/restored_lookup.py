@@ -91,6 +91,11 @@ class Lookups:
         self._waiting = deque(lookup for lookup in self._waiting if lookup.command.connection != connection)
 
     @property
+    def any(self) -> bool:
+        """Somebody waits for one."""
+        return bool(self._waiting)
+
+    @property
     def can_go_on(self) -> bool:
         """Neither a sync nor a read is waited for."""
         return bool(self._waiting) and self._read is None and self._is_on_disk(self._waiting[0])

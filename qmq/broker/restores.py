@@ -133,7 +133,8 @@ class Restores:
 
     def turn(self, now: Now) -> None:
         """Go on with looking up; name and answer what is stored by now, and visible."""
-        self._lookups.turn()
+        if self._lookups.any:
+            self._lookups.turn()
         if self._sent:
             self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
         if self._stored:

@@ -94,7 +94,7 @@ class Machine:
         self.process, self.started_at, self.store_id = process, self.world.now, self.store.store_id
         self._work.clear()
         self.server = Server(
-            self.broker, _server_options(self.store), self._want, lambda: None, self.clock, process, process.time
+            self.broker, _server_options(self.store), self._want, lambda looked: None, self.clock, process, process.time
         )
         process.call_later(_CHECKPOINT_S, self._checkpoint, process)
         process.call_soon(self.server.turn)

@@ -17,7 +17,7 @@ from qmq.broker.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net import wire
-from qmq.net.wire import Frame, Kind
+from qmq.net.wire import Frame, Kind, made
 
 #: Rows of one list of subjects.
 MAX_LISTED: Final = 1_000
@@ -25,6 +25,7 @@ _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
 _MAX_NONCE: Final = 16
 _KNOWN_NUMBERS: Final = 4
+_SEND: Final = int(Kind.SEND)
 
 
 def decode_hello(frame: Frame) -> str:
@@ -43,11 +44,11 @@ def decode_hello(frame: Frame) -> str:
 
 def decode_request(connection: int, frame: Frame) -> Command:
     """The command that a frame after the first one is."""
-    if frame.kind == Kind.SEND:  # by far the most
+    if frame.kind == _SEND:  # by far the most
         if frame.flags not in (0, wire.FLUSH) or len(frame.meta):
             raise ProtocolError(f"SEND has no meta, and flags 0 or {wire.FLUSH}, not {frame.flags}")
         if frame.request:
-            return commands.Send(connection, frame.request, frame.payload, bool(frame.flags))
+            return made(commands.Send, (connection, frame.request, frame.payload, frame.flags != 0, False, None))
     decode = _DECODERS.get(frame.kind)
     if not frame.request:
         raise ProtocolError("request number 0 is the connection's own: number requests from 1")
@@ -60,7 +61,7 @@ def _pull(connection: int, frame: Frame) -> Command:
     _expect_payload(frame, wire.PULL.size)
     subscription, most, least, size, timeout_ms, expected = wire.PULL.unpack(frame.payload)
     known = None if expected == wire.NOT_EXPECTED else expected
-    return commands.Pull(connection, frame.request, subscription, most, least, size, timeout_ms, known)
+    return made(commands.Pull, (connection, frame.request, subscription, most, least, size, timeout_ms, known))
 
 
 def _ack(connection: int, frame: Frame) -> Command:

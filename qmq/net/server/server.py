@@ -29,7 +29,7 @@ from qmq.net.server.penance import END_S, Penance
 from qmq.net.server.postponing import Postponed
 from qmq.net.server.requests import decode_hello, decode_request
 from qmq.net.server.writing import Writing
-from qmq.net.wire import Frame, Kind
+from qmq.net.wire import Frame, Kind, made
 
 log = logging.getLogger("qmq.server")
 
@@ -43,18 +43,22 @@ SPARE_CONNECTIONS: Final = 500
 _BACKLOG: Final = 1_024
 #: What goes by time is looked at so often while the broker is busy with other things.
 _TICK_US: Final = 5_000
+#: As plain numbers: an enum is asked for its members by name.
+_SENDS: Final = frozenset((int(Kind.SEND), int(Kind.RESTORE)))
+_SUBJECTS: Final = int(Kind.SUBJECTS)
+_WITHDRAW: Final = int(Kind.WITHDRAW)
 
 
 def clock() -> Now:
     """The time of this machine."""
-    return Now(time.monotonic_ns() // 1_000, time.time_ns() // 1_000)
+    return made(Now, (time.monotonic_ns() // 1_000, time.time_ns() // 1_000))
 
 
 class Server:
     """Connections to a broker. Single-threaded: everything is called in the loop that it was made in.
 
     *work* is told what to sync and to read; the outcome comes back through ``submit``. *turned* is called after each
-    turn. *timer* gives seconds, to measure what frames cost.
+    turn, and told whether it has looked at what goes by time. *timer* gives seconds, to measure what frames cost.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Server:
         broker: Rules,
         options: ServerOptions,
         work: Callable[[Work], None],
-        turned: Callable[[], None],
+        turned: Callable[[bool], None],
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
         timer: Callable[[], float] = time.perf_counter,
@@ -143,23 +147,24 @@ class Server:
             return
         self._running, self._due = True, False
         now = self._now()
+        looks = now.monotonic_us >= self._tick_us  # not in every turn of a busy broker
         try:
             if self._postponed.turn():
                 self._turn_soon()
             self._run(self._broker.turn, now)
             self._answering.write()  # before what has time
-            deadline = self._tick(now)
+            deadline = self._tick(now) if looks else self._tick_us
         finally:
             self._running = False
         self.arena.reset()
-        self._make_room()
-        self._arm(deadline, now)
-        self._turned()
+        if self._holdings.total > self._options.max_buffered_bytes:
+            self._make_room()
+        if deadline is not None and (self._timer is None or deadline < self._timer_us):
+            self._arm(deadline, now)
+        self._turned(looks)
 
     def _tick(self, now: Now) -> int | None:
-        """What goes by time, but not in every turn of a busy broker; returns when there has to be a turn."""
-        if now.monotonic_us < self._tick_us:
-            return self._tick_us
+        """What goes by time; returns when there has to be a turn."""
         deadline = self._run(self._broker.tick, now)
         self._answering.write()
         later_us = now.monotonic_us + _TICK_US
@@ -320,18 +325,19 @@ class Server:
             self._count_request(connection)  # the refusal is its answer
             self._answering.refused(effects.Refused(connection.number, frame.request, error))
             return
-        if frame.kind in (Kind.SEND, Kind.RESTORE):
+        kind = frame.kind
+        if kind in _SENDS:
             self._senders.add(connection)
             if not connection.sends:
                 connection.sends = True
                 if self._sends_held:
                     connection.stop_reading(SLOW_DISK)
-        elif frame.kind == Kind.SUBJECTS:
+        elif kind == _SUBJECTS:
             if len(connection.listings) >= MAX_LISTINGS:
                 raise Overloaded(f"more than {MAX_LISTINGS} lists of subjects are on their way to this connection")
             connection.listings.add(frame.request)
         self._served += 1
-        if frame.kind != Kind.WITHDRAW:
+        if kind != _WITHDRAW:
             self._count_request(connection)
             if self._holdings.crowded and not self._holdings.may_ask(connection.in_flight, len(self._connections)):
                 self._answering.refused(effects.Refused(connection.number, frame.request, _too_many_requests()))
@@ -385,10 +391,8 @@ class Server:
 
     # --- the rest of a turn ------------------------------------------------------------------------------------------
 
-    def _arm(self, deadline_us: int | None, now: Now) -> None:
+    def _arm(self, deadline_us: int, now: Now) -> None:
         """Have a turn at *deadline_us*. A timer that is set for an earlier time stays: it only looks once too often."""
-        if deadline_us is None or (self._timer is not None and self._timer_us <= deadline_us):
-            return
         if deadline_us <= now.monotonic_us:
             self._turn_soon()
             return

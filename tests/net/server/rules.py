@@ -98,7 +98,7 @@ async def serving(**options: Any) -> AsyncIterator[Serving]:
     logging.getLogger("qmq.server").setLevel(logging.DEBUG)
     sockets, address = bind("127.0.0.1", 0)
     synced: list[effects.SyncWanted] = []
-    server = Server(rules, OPTIONS._replace(**options), synced.append, lambda: None)
+    server = Server(rules, OPTIONS._replace(**options), synced.append, lambda looked: None)
     server.listen(sockets)
     serving = Serving(rules, server, address)
     serving.synced = synced
