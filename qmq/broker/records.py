@@ -62,12 +62,7 @@ class Records:
         """The turn ends: write, unless nobody waits for what is staged."""
         if self._later:
             self._release(now_us)
-            effects = self._effects
-            if (
-                self._later
-                and not self._withheld
-                and (not effects or all(type(one) in _REST_ON_NONE for one in effects))
-            ):
+            if self._later and not self._withheld and all(type(effect) in _REST_ON_NONE for effect in self._effects):
                 return
         self._write()
 
