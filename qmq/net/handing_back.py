@@ -105,11 +105,16 @@ class HandingBack:
                 for one in some:
                     one.tell(error)
                 continue
-            except BaseException:
+            except asyncio.CancelledError:
                 for one in several:
                     if one.waiter is not None:
                         one.waiter.cancel()
                 raise
+            except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
+                log.exception("consumer %s: handing back has failed", self._consumer)
+                for one in several:
+                    one.tell(error)
+                return
             for number, one in enumerate(some):
                 one.tell(refused.get(number))
 

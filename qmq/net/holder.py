@@ -14,7 +14,7 @@ from qmq.net import wire
 from qmq.net.connection import Answer, Connection
 from qmq.net.crossing import Crossing
 from qmq.net.handing_back import HandingBack
-from qmq.net.holding import MOST_INTERVALS, Back, Holding, Known, Place, Verdict, Whole, check_delay
+from qmq.net.holding import MOST_INTERVALS, Back, Holding, Known, Place, Verdict, Whole, check_delay, reason_of
 from qmq.net.keeping import WRITE_COUNT, Keeping
 from qmq.net.wire import Kind
 
@@ -236,8 +236,7 @@ class Holder:
         if not isinstance(error, Retry):
             self._warn(error)
         try:
-            reason = f"{type(error).__name__}: {error}"
-            back = Back(sequence, sequence + 1, Verdict.NACK, check_delay(after), reason, whole)
+            back = Back(sequence, sequence + 1, Verdict.NACK, check_delay(after), reason_of(error), whole)
             await self.backs.hand_back(holding, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)

@@ -353,6 +353,25 @@ class Holding:
         self._drop_below(floor)
 
 
+def check_reason(reason: str) -> str:
+    """A reason as it can be sent: what UTF-8 cannot hold, such as parts of some file names, is escaped.
+
+    Raises InvalidOption.
+    """
+    if not isinstance(reason, str):
+        raise InvalidOption(f"reason must be a str, not {reason!r:.100}")
+    return reason if reason.isascii() else reason.encode("utf-8", "backslashreplace").decode()
+
+
+def reason_of(error: Exception) -> str:
+    """What a handler has raised, as a reason."""
+    name = type(error).__name__
+    try:
+        return check_reason(f"{name}: {error}")
+    except Exception as fault:
+        return f"{name}: its text cannot be made: {type(fault).__name__}"
+
+
 def check_delay(delay: float | None) -> int | None:
     """Microseconds of a delay in seconds. Raises InvalidOption."""
     if delay is None:

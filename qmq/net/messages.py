@@ -18,7 +18,7 @@ import numpy as np
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.pieces import Run
-from qmq.net.holding import Back, Verdict, check_delay
+from qmq.net.holding import Back, Verdict, check_delay, check_reason
 from qmq.net.receipts import utc_from_us
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class Message:
         if holder is None:
             raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
         number, whole = self._number, (self._run, self._index)
-        await holder.owner.hand_back(holder, Back(number, number + 1, verdict, check_delay(delay), reason, whole))
+        back = Back(number, number + 1, verdict, check_delay(delay), check_reason(reason), whole)
+        await holder.owner.hand_back(holder, back)
 
     async def __aenter__(self) -> Self:
         holder = self._run.holder

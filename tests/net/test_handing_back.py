@@ -98,6 +98,29 @@ async def test_many_are_several_frames(reason: str, frames: int) -> None:
         assert [back.reason for back in found] == [why[:MOST_REASON] for why in reasons]
 
 
+async def test_a_reason_that_is_no_text_is_refused_and_changes_nothing() -> None:
+    async with given(b"1") as (s, (message,)):
+        with pytest.raises(qmq.QmqError, match="reason must be a str, not 5"):
+            await message.reject(5)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(message.reject("bad \udce9"))
+        frame, (back,) = await handed_back(s)
+        assert back.reason == "bad \\udce9", "what UTF-8 cannot hold is told as Python shows it"
+        answer(s, frame)
+        await waiting
+
+
+async def test_a_fault_of_ours_is_told_as_such_and_not_as_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with given(b"1") as (s, (message,)):
+        monkeypatch.setattr("qmq.net.handing_back.packed", broken)
+        with pytest.raises(ZeroDivisionError):
+            await message.nack()
+        assert s.consumer
+
+
+def broken(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 async def test_a_message_has_one_verdict_only() -> None:
     async with given(b"1") as (s, (message,)):
         waiting = asyncio.ensure_future(message.nack())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -64,6 +65,27 @@ async def test_a_handler_that_raises_hands_back_and_goes_on(caplog: pytest.LogCa
             await handling
         assert len(errors) == 3
         assert caplog.text.count("a handler has failed") == 1, "said at a limited rate"
+
+
+class Mute(Exception):
+    """One whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no such field")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (FileNotFoundError(os.fsdecode(b"caf\xe9.txt")), "FileNotFoundError: caf\\udce9.txt"),
+        (Mute(), "Mute: its text cannot be made: AttributeError"),
+    ],
+)
+async def test_whatever_a_handler_raises_hands_back_and_goes_on(error: Exception, reason: str) -> None:
+    async with given(b"1") as (s, (message,)):
+        handling = asyncio.ensure_future(handle(message, error))
+        assert await handed_back(s) == (Verdict.NACK, 0, None, reason)
+        await handling
 
 
 async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
