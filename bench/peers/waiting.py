@@ -16,7 +16,7 @@ from qmq.bench.errors import BenchFailed
 
 _SIZE: Final = 100
 RATIO: Final = "of the same without"
-_FILL_PORTION: Final = 1_000_000
+_FILL_PORTION: Final = 5_000_000
 _LIVE_RATE: Final = 1_000
 #: Failures are dear, so of a fast broker few messages are enough.
 _FAILING_MOST: Final = 50_000

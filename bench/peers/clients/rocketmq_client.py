@@ -74,14 +74,14 @@ def _group(topic: str, group: str) -> str:
     return f"{_plain(topic)}-{group}"
 
 
-def _admin(target: Target, *words: str) -> None:
+def _admin(target: Target, *words: str, says: str = "success") -> None:
     environment = {**os.environ, "ROCKETMQ_HOME": str(target.more["home"])}
     command = [*target.more["admin"], *words, "-n", str(target.more["names"])]
     told = ""
     for _ in range(_TRIES):
         # It gives up after seconds, which a machine that has much to do may take.
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        if "success" in done.stdout:
+        if says in done.stdout:
             return
         told = done.stdout + done.stderr
     raise BenchFailed(f"RocketMQ's {words[0]} failed {_TRIES} times: {told[-300:]}")
@@ -141,7 +141,7 @@ class _Receiving(Receiver):
 
     async def open(self) -> None:
         if self.group not in _GROUPS:
-            _make_groups(self.target, [_group(self.topic, self.group)])
+            self._make_group()
         self._consumer = SimpleConsumer(
             _configuration(self.target),
             _group(self.topic, self.group),
@@ -155,6 +155,14 @@ class _Receiving(Receiver):
         self._errors: list[BaseException] = []
         self._ends = threading.Event()
         self._started = False
+
+    def _make_group(self) -> None:
+        """A group that begins with the first message, also where the broker has no longer all of them in memory: there
+        it would begin with the last."""
+        group = _group(self.topic, self.group)
+        _make_groups(self.target, [group])
+        words = ("-g", group, "-t", _plain(self.topic), "-s", "0")
+        _admin(self.target, "resetOffsetByTime", *words, says="#brokerName")
 
     def _work(self) -> None:
         while not self._ends.is_set():

@@ -23,7 +23,7 @@ _REPORT_MS: Final = 500
 #: The compilers of both have to have seen some, and the window of the report to be full of what came after: 8 s told of
 #: half as much as 20.
 _SENDS_S: Final = 20.0
-_CONSUMES_MOST_S: Final = 60.0
+_CONSUMES_MOST_S: Final = 40.0
 #: Reports of nothing new that end a consumer: what it has handled it tells the broker every five seconds.
 _SILENT_REPORTS: Final = 14
 _WAYS: Final = {"16 threads": ("Producer", "-w", "16"), "batches": ("BatchProducer", "-w", "4", "-b", "32")}
