@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.peers import crowds, jobs, more_jobs, waiting
+from bench.peers.clients import qmq_client
 from bench.peers.driving import Receiver
 from bench.peers.peer import Client, Promise
 from bench.peers.processes import Server
@@ -78,11 +79,12 @@ async def test_messages_are_spread_over_topics_and_found_there(common: dict[str,
 async def test_members_tell_when_each_message_came(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**common, "way": "paced", "topic": f"x.{secrets.token_hex(4)}"}
     sent = await jobs.paced(no_gate, size=50, rate=1_000, seconds=0.1, **options)
-    # A second goes by with each message, so one member leaves after 40 of them and the other takes 60.
+    # A second goes by with each message, one a take: a member leaves after 40 of them, the other takes 60.
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(more_jobs, "time", clock)
     monkeypatch.setattr(more_jobs, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(qmq_client, "_PULL", 1)
     came = []
     for stays in (40, 60):
         left = await more_jobs.member(no_gate, group="g", seconds=stays + 1.0, **options)

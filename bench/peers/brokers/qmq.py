@@ -38,7 +38,7 @@ class Qmq(Peer):
                 "bulk": Way("pull_batch of 50,000, batch.ack(), bodies not touched", 3_000_000),
                 "each": Way("pull of 10,000, each body touched and acked", 1_200_000),
                 "iterated": Way("async for, each body touched and acked", 900_000),
-                "paced": Way("async for, each acked", 0),
+                "paced": Way("pull of 10,000, each acked", 0),
                 "failing": Way("pull of 10,000, one of ten nacked (durably) the first time", 0),
             },
             paced={"paced": Way("send_nowait", 0), "awaited": Way("await send, a task each", 0)},

@@ -17,6 +17,7 @@ _WINDOW: Final = 100_000
 _WINDOW_BYTES: Final = 1 << 30
 _PULL: Final = 10_000
 _PULL_BATCH: Final = 50_000
+_HANDED_ON: Final = 1_000
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
@@ -154,9 +155,7 @@ class _PullBatch(_Group):
 
 
 class _Iterated(_Group):
-    """`async for`, handed on *most* at a time."""
-
-    most = 1_000
+    """`async for`, handed on some at a time."""
 
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
@@ -165,15 +164,11 @@ class _Iterated(_Group):
                 async for message in self._consumer:
                     found.append(message.body)
                     message.ack()
-                    if len(found) == self.most:
+                    if len(found) == _HANDED_ON:
                         break
         except TimeoutError:
             pass
         return found
-
-
-class _Arriving(_Iterated):
-    most = 1
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
@@ -183,6 +178,6 @@ def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
         "each": _Pull,
         "iterated": _Iterated,
         "failing": _Failing,
-        "paced": _Arriving,
+        "paced": _Pull,
     }
     return kinds[way](target, topic, group)
