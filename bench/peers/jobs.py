@@ -17,6 +17,11 @@ from qmq.bench.worker import Gate
 #: A message on a schedule that is not acknowledged or has not come so long after the last was due is missing.
 LATE_S: Final = 30.0
 _SKIPPED: Final = 0.1
+#: A sender that takes so many times as long as its schedule, and some seconds, gives up.
+_SLOWEST: Final = 2.0
+_SLOWEST_S: Final = 2.0
+#: A client that blocks looks at the clock after so many.
+_POSTED_AT_ONCE: Final = 1_000
 
 
 def target_of(told: dict[str, Any]) -> Target:
@@ -103,7 +108,8 @@ async def paced(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, size: int, rate: int, seconds: float
 ) -> dict[str, Any]:
     """Send on a schedule that waits for nobody, spinning: each message is timed from when it was due to its
-    acknowledgement. A body begins with when it was due (monotonic ns)."""
+    acknowledgement. A body begins with when it was due (monotonic ns). When it takes far longer than its schedule it
+    gives up, and tells how fast it was."""
     total, every = int(rate * seconds), 1_000_000_000 // rate
     rest = bodies(size)[0][8:]
     sender = driver(module).sender(target_of(target), way)
@@ -122,7 +128,10 @@ async def paced(
     sent = 0
     while sent < total:
         now = time.monotonic_ns()
-        due = min((now - start) // every + 1, total)
+        if now - start > 1e9 * (seconds * _SLOWEST + _SLOWEST_S):
+            await sender.close()
+            return {"messages": sent, "gave_up": True, "sent_rate": sent * 1e9 / (now - start)}
+        due = min((now - start) // every + 1, total, sent + _POSTED_AT_ONCE)
         while sent < due:
             at = start + sent * every
             latest = max(latest, now - at)
@@ -136,6 +145,7 @@ async def paced(
         raise BenchFailed(f"{total} messages were sent, {done} were acknowledged")
     return {
         "messages": total,
+        "gave_up": False,
         "first_due_ns": start,
         "latest_ms": latest / 1e6,
         "sent_rate": total / sending_s,

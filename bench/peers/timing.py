@@ -24,7 +24,8 @@ def rate_name(rate: int) -> str:
 
 
 def latency(running: Running) -> Iterator[Row]:
-    """Each way on a schedule, at each rate. A rate that a way can't keep up with is its last."""
+    """Each way on a schedule, at each rate. A rate that a way can't keep up with is its last; one that it is far from
+    has no times, only how many were sent."""
     for client in running.peer.clients:
         if client.paced:
             running.warm(client)
@@ -35,7 +36,8 @@ def latency(running: Running) -> Iterator[Row]:
                 sent, came = at_rate(running, client, way, rate, topic)
                 if "p50_ms" in sent:
                     yield from _percentiles(running, client, way, f"{rate_name(rate)} to ack", sent)
-                yield from _percentiles(running, client, way, f"{rate_name(rate)} end to end", came)
+                if came is not None:
+                    yield from _percentiles(running, client, way, f"{rate_name(rate)} end to end", came)
                 yield running.row("latency", client, way, f"{rate_name(rate)} sent", sent["sent_rate"], "msg/s")
                 if sent["sent_rate"] < rate * _KEEPS_UP:
                     break
@@ -43,18 +45,34 @@ def latency(running: Running) -> Iterator[Row]:
 
 def at_rate(
     running: Running, client: Client, way: str, rate: int, topic: str
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What the sender and the receiver measured, on a topic that is there. Raises BenchFailed."""
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """What the sender and the receiver measured, on a topic that is there; nothing of the receiver where the sender
+    gave up. Raises BenchFailed."""
     seconds = running.amount.seconds * _SECONDS
     common = {"topic": topic, "size": _SIZE, "rate": rate}
-    came, sent = running.run(
-        ("arrivals", client, {**common, "way": "paced", "group": "one", "messages": int(rate * seconds)}),
-        ("paced", client, {**common, "way": way, "seconds": seconds}),
-    )
+    receives = {**common, "way": "paced", "group": "one", "messages": int(rate * seconds)}
+    with (
+        running.worker("arrivals", client, receives) as receiver,
+        running.worker("paced", client, {**common, "way": way, "seconds": seconds}) as sender,
+    ):
+        for worker in (receiver, sender):
+            worker.write_line("go")
+        sent = running.result(sender)
+        if sent["gave_up"]:
+            return sent, None
+        came = running.result(receiver)
     # All others were compared with where the first one puts them.
     if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
         raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
     return sent, came
+
+
+def arrived(running: Running, client: Client, way: str, rate: int, topic: str) -> Mapping[str, Any]:
+    """What the receiver measured. Raises BenchFailed where the sender gave up."""
+    sent, came = at_rate(running, client, way, rate, topic)
+    if came is None:
+        raise BenchFailed(f"of {rate:,} msg/s that were to be sent {sent['sent_rate']:,.0f} were")
+    return came
 
 
 def _percentiles(running: Running, client: Client, way: str, what: str, found: Mapping[str, Any]) -> Iterator[Row]:

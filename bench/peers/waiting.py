@@ -73,14 +73,14 @@ def neighbours(running: Running) -> Iterator[Row]:
         running.warm(client)
         way, topic = next(iter(client.paced)), running.topic("shared")
         running.make(client, topic)
-        _, alone = timing.at_rate(running, client, way, _LIVE_RATE, topic)
+        alone = timing.arrived(running, client, way, _LIVE_RATE, topic)
         with running.worker("take_one", client, {"way": "paced", "topic": topic, "group": "stuck"}) as stuck:
             stuck.write_line("go")
             if not json.loads(stuck.read_line())["took"]:
                 raise BenchFailed("the consumer that is to be stuck got no message")
             os.kill(stuck.pid, signal.SIGSTOP)
             try:
-                _, beside = timing.at_rate(running, client, way, _LIVE_RATE, topic)
+                beside = timing.arrived(running, client, way, _LIVE_RATE, topic)
             finally:
                 os.kill(stuck.pid, signal.SIGCONT)
         for share in ("p50", "p99"):

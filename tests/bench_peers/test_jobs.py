@@ -63,6 +63,16 @@ async def test_a_schedule_times_both_ends(common: dict[str, Any]) -> None:
         assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["p99.9_ms"]
 
 
+async def test_a_sender_that_is_far_behind_gives_up(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_SLOWEST", 0.0)
+    monkeypatch.setattr(jobs, "_SLOWEST_S", 0.001)
+    told = await jobs.paced(no_gate, way="awaited", rate=1_000, seconds=60.0, **common)
+    assert told["gave_up"]
+    assert told["messages"] < 60_000
+    assert told["sent_rate"] == pytest.approx(1_000, rel=0.9)
+    assert "p50_ms" not in told
+
+
 def test_portions_go_round() -> None:
     parts = list(portions([b"a", b"b"], 7, 4))
     assert parts == [[b"a", b"b", b"a", b"b"], [b"a", b"b", b"a"]]
