@@ -6,7 +6,7 @@ pulls that lie wholly below it are forgotten. A message is handled once it was a
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
@@ -99,11 +99,9 @@ class HeldPull:
 
     def between(self, start: int, end: int) -> Iterator[HeldRange]:
         """The parts of its ranges with pull sequences in [start, end)."""
-        if self._starts is None:
-            totals = (held.messages.total for held in self.ranges)
-            self._starts = list(accumulate(totals, initial=self.first))[:-1]
-        at = max(bisect_right(self._starts, start) - 1, 0)
-        while at < len(self.ranges) and (first := self._starts[at]) < end:
+        starts = self._starts_of()
+        at = max(bisect_right(starts, start) - 1, 0)
+        while at < len(self.ranges) and (first := starts[at]) < end:
             held = self.ranges[at]
             low, high = max(start - first, 0), min(end - first, held.messages.total)
             if low < high:
@@ -111,10 +109,28 @@ class HeldPull:
             at += 1
 
     def replace(self, start: int, end: int, ranges: list[HeldRange]) -> None:
-        """The pull sequences [start, end) are the same messages, which lie elsewhere now."""
-        behind = self.first + self.total
-        self.ranges = [*self.between(self.first, start), *ranges, *self.between(end, behind)]
-        self._starts = None
+        """The pull sequences [start, end), not none, are the same messages, which lie elsewhere now. What lies
+        around them is not touched: a pull may have many ranges, and all are replaced one after another.
+        """
+        starts = self._starts_of()
+        at, behind = bisect_right(starts, start) - 1, bisect_left(starts, end)
+        first, last = starts[at], starts[behind - 1]
+        whole = [*self._part(at, 0, start - first), *ranges, *self._part(behind - 1, end - last, None)]
+        self.ranges[at:behind] = whole
+        totals = (held.messages.total for held in whole)
+        starts[at:behind] = list(accumulate(totals, initial=first))[:-1]
+
+    def _starts_of(self) -> list[int]:
+        if self._starts is None:
+            totals = (held.messages.total for held in self.ranges)
+            self._starts = list(accumulate(totals, initial=self.first))[:-1]
+        return self._starts
+
+    def _part(self, at: int, low: int, high: int | None) -> list[HeldRange]:
+        """Of the range there the messages from number *low* up to *high*, None: all behind; nothing, or one range."""
+        held = self.ranges[at]
+        high = held.messages.total if high is None else high
+        return [held.part(low, high)] if low < high else []
 
 
 class Held:

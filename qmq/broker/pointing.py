@@ -8,6 +8,7 @@ that is in memory; nothing new points there by then, for nobody is given these m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -123,6 +124,10 @@ class Pointing:
         for items in self._ledger.dead.after(0):
             self._last_letter = max(self._last_letter, int(items["number"].max(initial=0)))
             yield from _portions(self._letters(items))
+        for member in list(self._ledger.members.values()):
+            held = self._held(member)
+            while found := list(islice(held, MOST_FOUND)):
+                yield found
         while found := self._in_memory():
             yield found
 
@@ -154,7 +159,7 @@ class Pointing:
     def _held(self, member: Member) -> Iterator[Found]:
         unreadable = self._unreadable.get(member.number)
         for start, end in member.held.unhandled():
-            for held in member.held.between(start, end):
+            for held in list(member.held.between(start, end)):  # others may take their place meanwhile
                 if self._target.touches(held.messages) and (unreadable is None or start not in unreadable):
                     yield FoundHeld(member, start, held)
                 start += held.messages.total

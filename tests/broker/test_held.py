@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.held import Held, HeldRange, MessageRange
+from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
 
 CALLS = st.lists(
     st.one_of(
@@ -75,3 +76,23 @@ def test_what_was_handed_back_long_ago_is_forgotten() -> None:
         assert held.give_back(number, number + 1) is not None
     assert held.ack([99, 100]) == (0, 1)
     assert held.ack([0, 1]) == (0, 0), "it is below the frontier, and nobody knows any more how it was handled"
+
+
+def test_what_lies_elsewhere_now_takes_its_place_and_nothing_else_moves() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        totals = [rng.randrange(1, 6) for _ in range(rng.randrange(1, 8))]
+        ranges = [HeldRange(MessageRange(1, 10 * at, 0, 0, total), at, 0) for at, total in enumerate(totals)]
+        pull = HeldPull(100, ranges, 0, 0, isolated=False)
+        expected = ids_of(ranges)
+        for number in range(6):
+            start = rng.randrange(sum(totals))
+            end = rng.randrange(start, sum(totals)) + 1
+            cut = rng.randrange(start, end)
+            sizes = [size for size in (cut - start, end - cut) if size]
+            new = [HeldRange(MessageRange(2, 1_000 + number, 0, size, size), 9, 1) for size in sizes]
+            pull.replace(100 + start, 100 + end, new)
+            expected[start:end] = ids_of(new)
+            assert ids_of(pull.ranges) == expected
+            assert ids_of(list(pull.between(100 + start, 100 + end))) == ids_of(new)
+            assert list(pull.between(100, 100 + pull.total)) == pull.ranges

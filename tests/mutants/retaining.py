@@ -8,6 +8,7 @@ from tests.mutants.running import Mutant
 
 _RETENTION: Final = ("tests/broker/test_retention.py",)
 _FORWARDING: Final = ("tests/broker/test_forwarding.py",)
+_TURNS: Final = ("tests/broker/test_retention_turns.py",)
 
 OF_RETENTION: Final = (
     Mutant(
@@ -114,5 +115,26 @@ OF_RETENTION: Final = (
         "    firsts = NO_SEQUENCE if header.runs == 1 else np.full(header.runs, NO_SEQUENCE, np.uint64)\n",
         "    firsts = 0 if header.runs == 1 else np.zeros(header.runs, np.uint64)\n",
         _RETENTION,
+    ),
+    Mutant(
+        "move so many groups in a turn",
+        "qmq/broker/retention.py",
+        "            left -= 1 + len(group.followings)\n",
+        "",
+        _TURNS,
+    ),
+    Mutant(
+        "carry so much in a turn",
+        "qmq/broker/copying.py",
+        "            if self._size >= _MOST_BYTES:\n                break\n",
+        "",
+        _TURNS,
+    ),
+    Mutant(
+        "look at what consumers hold once, and not for each part of it",
+        "qmq/broker/pointing.py",
+        "            while found := list(islice(held, MOST_FOUND)):\n                yield found\n",
+        "            del held\n",
+        _TURNS,
     ),
 )

@@ -1,0 +1,140 @@
+"""However much a segment that goes has to do with: each turn of the broker does a bounded part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.copying import Copying
+from qmq.broker.held import HeldRange
+from qmq.broker.intake import Intake
+from qmq.broker.moving import Moving
+from qmq.broker.pointing import Target
+from qmq.broker.retention import Dropped
+from tests.broker.harness import Driven
+from tests.broker.test_consuming import Consumer
+from tests.broker.test_forwarding import LIMITS
+from tests.broker.test_retention import HOUR_MS, driven_in, send
+
+#: What a turn may do at most, by what docs/ARCHITECTURE.md and the modules say: groups that follow one prefix each;
+#: pointers into the segment that are looked at; bytes that are appended, beside the last run of these.
+MOST_MOVED = 100
+MOST_FOUND = 256
+MOST_BYTES = 4 << 20
+#: Of a batch of copies, beside its messages, no more than this.
+HEAD_BYTES = 512
+
+
+class Turns:
+    """What was counted in each turn."""
+
+    def __init__(self) -> None:
+        self.counts = [0]
+
+    def add(self, count: int) -> None:
+        self.counts[-1] += count
+
+    @property
+    def most(self) -> int:
+        return max(self.counts)
+
+    @property
+    def busy(self) -> int:
+        """Turns in which anything was done."""
+        return sum(count > 0 for count in self.counts)
+
+
+def let_one_go(driven: Driven, *counted: Turns) -> list[Dropped]:
+    """Turn by turn, until a segment has gone."""
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    driven.auto_read = False
+    for _ in range(2_000):
+        for turn in (lambda: driven.advance(10), driven.read, driven.checkpoint):
+            for turns in counted:
+                turns.counts.append(0)
+            turn()
+        if gone := driven.broker.take_dropped():
+            driven.auto_read = True
+            return gone
+    raise AssertionError("nothing goes")
+
+
+def count(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, size: Callable[..., int]) -> Turns:
+    """Count the calls of a method, each as what *size* says of its arguments."""
+    turns, plain = Turns(), getattr(kind, name)
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        turns.add(size(*given))
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(kind, name, counted)
+    return turns
+
+
+def test_so_many_groups_are_moved_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = driven_in(tmp_path)
+    send(driven, 20)
+    for number in range(350):
+        driven.subscribe("a.", group=f"g{number}", start="first")
+    moved = count(monkeypatch, Moving, "move", lambda _group: 1)
+    (gone,) = let_one_go(driven, moved)
+    assert len(gone.skipped) == 350
+    assert sum(moved.counts) == 350
+    assert moved.most <= MOST_MOVED
+    assert moved.busy >= 4
+    driven.close()
+
+
+def test_a_group_that_follows_much_counts_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = driven_in(tmp_path)
+    send(driven, 20)
+    for number in range(30):
+        driven.subscribe(*(f"a.{subject}" for subject in range(50)), group=f"g{number}", start="first")
+    moved = count(monkeypatch, Moving, "move", lambda group: len(group.followings))
+    (gone,) = let_one_go(driven, moved)
+    assert len(gone.skipped) == 30
+    assert sum(moved.counts) == 30 * 50
+    assert moved.most <= 2 * MOST_MOVED + 50
+    driven.close()
+
+
+def test_so_much_is_carried_forward_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 600 messages of 20 kB that are held, each in a place of its own."""
+    size = 20_000
+    driven = driven_in(tmp_path, LIMITS, segment_bytes=32 << 20, max_frame_bytes=1 << 20)
+    send(driven, 1_200, size=size)
+    driven.store.seal(0)
+    consumer = Consumer(driven, "c", "a.", max_unacked=2_000, max_unacked_bytes=1 << 30)
+    while len(consumer.got) < 1_200:
+        assert consumer.pull(1_200 - len(consumer.got))
+    consumer.ack(*range(0, 1_200, 2))
+    found = count(monkeypatch, Copying, "__init__", lambda *given: len(given[-1]))
+    stored = count(monkeypatch, Intake, "append", lambda buffer, *_: len(buffer))
+    (gone,) = let_one_go(driven, found, stored)
+    assert gone.carried == 600
+    assert sum(stored.counts) > 600 * size
+    assert stored.most <= MOST_BYTES + size + MOST_FOUND * HEAD_BYTES
+    assert stored.busy >= 3
+    assert 0 < found.most <= MOST_FOUND
+    driven.close()
+
+
+def test_what_lies_around_a_carried_message_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one pull each second message is held, and so in the end 1,000 ranges where there was one."""
+    driven = driven_in(tmp_path, LIMITS, segment_bytes=1 << 20, max_frame_bytes=1 << 19)
+    driven.do(driven.send_command({"a": [b"x" * 50] * 2_000}))
+    driven.store.seal(0)
+    consumer = Consumer(driven, "c", "a")
+    assert len(consumer.pull(2_000)) == 2_000
+    consumer.ack(*range(0, 2_000, 2))
+    parts = count(monkeypatch, HeldRange, "part", lambda *_: 1)
+    looks = count(monkeypatch, Target, "touches", lambda *_: 1)
+    (gone,) = let_one_go(driven, parts, looks)
+    assert gone.carried == 1_000
+    assert sum(parts.counts) <= 10 * 1_000
+    assert sum(looks.counts) <= 4 * 1_000
+    driven.close()
