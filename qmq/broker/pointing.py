@@ -124,12 +124,10 @@ class Pointing:
         for items in self._ledger.dead.after(0):
             self._last_letter = max(self._last_letter, int(items["number"].max(initial=0)))
             yield from _portions(self._letters(items))
-        for member in list(self._ledger.members.values()):
-            held = self._held(member)
-            while found := list(islice(held, MOST_FOUND)):
+        while found := list(islice(memory := self._in_memory(), MOST_FOUND)):
+            while found:
                 yield found
-        while found := self._in_memory():
-            yield found
+                found = list(islice(memory, MOST_FOUND))
 
     def _of_schedule(self, items: Items) -> list[Found]:
         found = list[Found]()
@@ -142,8 +140,10 @@ class Pointing:
         letters = self._target.touched(items)
         return [FoundLetter(letter) for letter in letters if letter.number not in self._lost_letters]
 
-    def _in_memory(self) -> list[Found]:
-        """What points there of all that has come since, and of what is in memory."""
+    def _in_memory(self) -> Iterator[Found]:
+        """What points there of all that has come since, and of what is in memory. Some of it may have changed before
+        all is taken: who takes nothing has looked at all at once.
+        """
         retries, touches = self._ledger.retries, self._target.touches
         waiting = [retry for retry in retries.waiting() if touches(retry.messages)]
         found: list[Found] = [FoundRetry(retry, whole=False) for retry in waiting]
@@ -152,9 +152,9 @@ class Pointing:
         found += [FoundRetry(retry, whole=True) for retry in since if retries.has(retry, self._watch)]
         for items in self._ledger.dead.after(self._last_letter):
             found += self._letters(items)
-        for member in self._ledger.members.values():
-            found += self._held(member)
-        return found[:MOST_FOUND]
+        yield from found
+        for member in list(self._ledger.members.values()):
+            yield from self._held(member)
 
     def _held(self, member: Member) -> Iterator[Found]:
         unreadable = self._unreadable.get(member.number)

@@ -63,8 +63,8 @@ OF_RETENTION: Final = (
     Mutant(
         "look at what has come while a group was looked at",
         "qmq/broker/pointing.py",
-        "        while found := self._in_memory():\n            yield found\n",
-        "",
+        "        while found := list(islice(memory := self._in_memory(), MOST_FOUND)):\n",
+        "        while found := list(islice(memory := iter(()), MOST_FOUND)):\n",
         _FORWARDING,
     ),
     Mutant(
@@ -133,8 +133,8 @@ OF_RETENTION: Final = (
     Mutant(
         "look at what consumers hold once, and not for each part of it",
         "qmq/broker/pointing.py",
-        "            while found := list(islice(held, MOST_FOUND)):\n                yield found\n",
-        "            del held\n",
+        "                found = list(islice(memory, MOST_FOUND))\n",
+        "                found = []\n",
         _TURNS,
     ),
 )
