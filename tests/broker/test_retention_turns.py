@@ -136,5 +136,5 @@ def test_what_lies_around_a_carried_message_is_not_touched(tmp_path: Path, monke
     (gone,) = let_one_go(driven, parts, looks)
     assert gone.carried == 1_000
     assert sum(parts.counts) <= 10 * 1_000
-    assert sum(looks.counts) <= 4 * 1_000
+    assert sum(looks.counts) <= 2 * 1_000 + MOST_FOUND, "when it is found, and once more at the end"
     driven.close()
