@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -81,11 +82,13 @@ def numbers_of(meta: dict[str, Any]) -> list[int]:
     when that is not what the broker has said.
     """
     ranges = meta.get("ranges", [])
-    if type(ranges) is not list or not all(type(number) is int and 0 <= number < 1 << 64 for number in ranges):
-        raise ProtocolError("the broker's answer does not say what its messages are")
-    if ranges and wire.pack_numbers(ranges)[1] != meta.get("ranges_crc"):
+    try:
+        crc = wire.pack_numbers(ranges)[1]
+    except (struct.error, TypeError):
+        raise ProtocolError("the broker's answer does not say what its messages are") from None
+    if ranges and crc != meta.get("ranges_crc"):
         raise ProtocolError("what the broker's answer says of its messages does not fit its checksum")
-    return ranges
+    return list(ranges)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -8,7 +8,7 @@ what is held to others, it is held no more, for good: what comes after that is a
 from __future__ import annotations
 
 import enum
-import weakref
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -82,7 +82,15 @@ class Back(NamedTuple):
 class Lease:
     """What all messages of one answer share: when it is gone, they are."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("_holding", "_ranges")
+
+    def __init__(self, holding: Holding, ranges: Sequence[int]) -> None:
+        self._holding = holding
+        self._ranges = ranges
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._holding.let_go(self._ranges)
 
 
 class Place(NamedTuple):
@@ -143,8 +151,11 @@ class Holding:
         """
         if len(ranges) % 3 or sum(ranges[1::3]) != sum(run.count for run in runs):
             raise ProtocolError("the broker's answer has other messages than it says")
-        lease = Lease()
-        weakref.finalize(lease, self._let_go, ranges).atexit = False
+        lease = Lease(self, ranges)
+        if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # as mostly, where few come at a time
+            self._name(runs[0], ranges[0], ranges[2], lease)
+            self.expected = ranges[0] + ranges[1]
+            return [runs[0]]
         numbered = list[Run]()
         left = iter(runs)
         run, at = None, 0
@@ -163,13 +174,16 @@ class Holding:
                 else:
                     part = run.slice(at, run.count) if at else run
                     run = None
-                if part.subject[:1] == PRIVATE:
-                    part.subject = origin_subject(part.subject)
-                part.holder, part.pull_sequence, part.attempt, part.lease = self, sequence, attempt, lease
+                self._name(part, sequence, attempt, lease)
                 numbered.append(part)
                 sequence += size
             self.expected = max(self.expected, end)
         return numbered
+
+    def _name(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
+        if run.subject[:1] == PRIVATE:
+            run.subject = origin_subject(run.subject)
+        run.holder, run.pull_sequence, run.attempt, run.lease = self, sequence, attempt, lease
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +327,7 @@ class Holding:
             self._handling.pop(task, None)
         return False
 
-    def _let_go(self, ranges: Sequence[int]) -> None:
+    def let_go(self, ranges: Sequence[int]) -> None:
         """[any thread] The program has let go of all messages of an answer."""
         if self.fenced is None and not self._has_verdicts(ranges):
             self.owner.dropped(
