@@ -107,8 +107,7 @@ class HandingBack:
                 continue
             except asyncio.CancelledError:
                 for one in several:
-                    if one.waiter is not None:
-                        one.waiter.cancel()
+                    one.tell(left(self._consumer))
                 raise
             except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
                 log.exception("consumer %s: handing back has failed", self._consumer)
@@ -196,6 +195,11 @@ class HandingBack:
         """Nobody brings the rest any more."""
         for task in tuple(self._tasks):
             task.cancel()
+
+
+def left(consumer: str) -> Fenced:
+    """Why no verdict is taken any more."""
+    return Fenced(f"consumer {consumer} has left: what it held and had no verdict was handed back")
 
 
 def packed(backs: Sequence[Back], subscription: int) -> tuple[dict[str, Any], bytes]:

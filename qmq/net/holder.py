@@ -13,7 +13,7 @@ from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
 from qmq.net.crossing import Crossing
-from qmq.net.handing_back import HandingBack
+from qmq.net.handing_back import HandingBack, left
 from qmq.net.holding import MOST_INTERVALS, Back, Holding, Known, Place, Verdict, Whole, check_delay, reason_of
 from qmq.net.keeping import WRITE_COUNT, Keeping
 from qmq.net.wire import Kind
@@ -286,6 +286,15 @@ class Holder:
             self.backs.cancel()
             if self._sending is not None:
                 self._sending.cancel()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Verdicts that come later are refused: no subscription would take them."""
+        self.refused += self._undecided.size
+        self._undecided = Intervals()
+        if self.holding is not None and self.holding.fenced is None:
+            self.refused += self.holding.leave(left(self._consumer)).size
+        self._tell()
 
     async def _keep_acks(self) -> None:
         """What could not be brought to the broker waits on this machine until it is back; where there is a state file,

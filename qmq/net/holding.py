@@ -293,14 +293,19 @@ class Holding:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def fence(self, error: Fenced) -> Intervals:
-        """Nothing is held any more: who is at work on it is stopped. Returns what is acknowledged and not confirmed."""
+    def leave(self, error: Fenced) -> Intervals:
+        """Nothing is held any more; who is at work on it may go on. Returns what is acknowledged and not confirmed."""
         self._settle()
         lost = Intervals()
         for start, end in (*self._sent, *self._pending):
             lost.add(start, end)
         self._pending, self._sent = Intervals(), Intervals()
         self.fenced = error
+        return lost
+
+    def fence(self, error: Fenced) -> Intervals:
+        """As ``leave``, and who is at work on it is stopped."""
+        lost = self.leave(error)
         handling, self._handling = self._handling, {}
         for task in handling:
             self._stopped.add(task)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from qmq.errors import InvalidOption
+from qmq.errors import Fenced, InvalidOption
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.feed import Feed
@@ -17,6 +18,8 @@ from qmq.net.messages import Message, MessageBatch, messages_of
 from qmq.net.options import BATCH_BYTES, PULL_BYTES
 from qmq.net.pulling import Puller
 from qmq.net.session import Session
+
+log = logging.getLogger("qmq.client")
 
 
 class SyncMessage(Message):
@@ -29,7 +32,10 @@ class SyncMessage(Message):
         holder = self._run.holder
         if holder is not None:
             owner = holder.owner
-            owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
+            try:
+                owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
+            except RuntimeError:  # the client is closed
+                log.debug("message %s is acknowledged too late: its client is closed", self.id)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """As ``Message.nack``."""
@@ -44,14 +50,22 @@ class SyncMessage(Message):
         holder = self._run.holder
         if holder is not None:
             owner = holder.owner
-            owner.loop.call_soon_threadsafe(owner.release, holder, self._number, self._number + 1)
+            try:
+                owner.loop.call_soon_threadsafe(owner.release, holder, self._number, self._number + 1)
+            except RuntimeError:  # the client is closed
+                log.debug("message %s is released too late: its client is closed", self.id)
 
     def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
         holder = self._run.holder
         if holder is None:
             verdict.close()
             raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
-        asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop).result()
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop)
+        except RuntimeError:
+            verdict.close()
+            raise Fenced("the client is closed: what it held and had no verdict was handed back") from None
+        waiting.result()
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +83,10 @@ class SyncMessage(Message):
         if not isinstance(error, Exception):
             self.release()
             return False
-        self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
+        try:
+            self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
+        except Fenced as fenced:
+            log.debug("message %s failed too late: %s", self.id, fenced)
         return True
 
 

@@ -318,6 +318,37 @@ async def test_leaving_hands_back_what_was_not_begun(tmp_path: Path) -> None:
             assert [(message.body, message.attempt) for message in messages] == [(b"2", 1), (b"3", 1)]
 
 
+async def test_a_verdict_after_leaving_is_refused_at_once_and_bothers_nobody(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await client.send_many("a", [b"1", b"2", b"3", b"4"])
+        async with client.subscribe("a", group="g", consumer="c") as consumer:
+            messages = await consumer.pull(10, 4)
+        messages[0].ack()
+        messages[1].release()
+        async with asyncio.timeout(PATIENCE_S):
+            for verdict in (messages[2].nack(), messages[3].reject("no")):
+                with pytest.raises(Fenced, match="consumer c has left"):
+                    await verdict
+            with pytest.raises(Fenced, match="1 acknowledgements"):
+                await consumer.flush()
+            await consumer.flush()
+        async with client.subscribe("a", group="g", consumer="d") as consumer:
+            assert [message.attempt for message in await consumer.pull(10, 4)] == [1, 1, 1, 1]
+
+
+async def test_who_waits_for_a_verdict_while_its_consumer_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
+    async with given(b"1") as (s, (message,)):
+        waiting = asyncio.ensure_future(message.nack())
+        await s.peer.frame(Kind.HAND_BACK)  # and no answer
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
+        with pytest.raises(Fenced, match="consumer c has left"):
+            await waiting
+        frame = await s.peer.frame(Kind.UNSUBSCRIBE)
+        s.peer.answer(Kind.UNSUBSCRIBED, frame.request)
+        await leaving
+
+
 async def test_a_seek_drops_what_is_held_and_its_consumers_go_on(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await client.send_many("a", [b"1", b"2"])

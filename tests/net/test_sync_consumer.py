@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import qmq
-from qmq.errors import InvalidOption
+from qmq.errors import Fenced, InvalidOption
 from tests.broker_process import BrokerProcess, broker_process
 
 
@@ -63,3 +63,18 @@ def test_who_follows_alone_can_hand_nothing_back(broker: BrokerProcess) -> None:
                 message.nack()
             with pytest.raises(ValueError, match="mine"), message:
                 raise ValueError("mine")
+
+
+def test_verdicts_after_the_client_is_closed(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many("late", [b"0", b"1"])
+        with client.subscribe("late", group="late") as consumer:
+            messages = consumer.pull(2, min_count=2, timeout=30)
+        with pytest.raises(Fenced, match="has left"):
+            messages[0].nack()
+    messages[0].ack()
+    messages[1].release()
+    with pytest.raises(Fenced, match="closed"):
+        messages[1].nack()
+    with messages[1]:
+        raise ValueError("no such room")
