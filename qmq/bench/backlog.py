@@ -36,7 +36,10 @@ def _measured(bench: Bench) -> tuple[int, int]:
 
 
 def backlog(bench: Bench) -> Iterator[Value]:
-    """A pull of 100 with its acks, one at a time: with many messages waiting, of one with next to none; and memory."""
+    """A pull of 100 with its acks, one at a time: with many messages waiting, of one with next to none; and memory.
+
+    Both logs are of the same batches, were written just before, and are in the page cache.
+    """
     pulls, pairs = _measured(bench)
     few = pairs * pulls * PULL
     messages = -(-max(bench.size.backlog, few) // _BATCH) * _BATCH
@@ -44,15 +47,10 @@ def backlog(bench: Bench) -> Iterator[Value]:
         for broker, count in ((long, messages), (short, few)):
             subject, batches = "bench.waiting", -(-count // _BATCH)
             bench.run("raw.ingest", url=broker.url, subject=subject, size=1, count=_BATCH, batches=batches, flush=False)
-        times: dict[str, list[float]] = {long.url: [], short.url: []}
-        for _ in range(pairs):
-            for url in times:
-                found = bench.run("backlog.pulls", url=url, prefix="bench.", pulls=pulls)
-                times[url].append(found["p50_ms"])
+        times = _in_turn(bench, [long.url, short.url], pairs, prefix="bench.", pulls=pulls)
         yield Value("messages waiting", messages, "")
         yield Value("pull and ack, p50", median(times[long.url]), "ms")
-        ratios = [mine / other for mine, other in zip(times[long.url], times[short.url], strict=True)]
-        yield Value("pull and ack, p50, of none waiting", median(ratios), "")
+        yield Value("pull and ack, p50, of none waiting", median(_ratios(times[long.url], times[short.url])), "")
         yield Value("RssAnon", long.anonymous_bytes() / _MIB, "MiB")
         bench.check_content(long.url, "bench.waiting", 1, messages, _BATCH)
 
@@ -82,25 +80,37 @@ def ready_subjects(bench: Bench) -> Iterator[Value]:
         bench.check_content(broker.url, one + "single", 100, messages)
     yield Value("cpu of the broker, of a single subject", cpu_s[many] / max(cpu_s[one], 0.01), "")
     yield Value("pull of 1,000 and ack, p50", median(times[many]), "ms")
-    ratios = [mine / other for mine, other in zip(times[many], times[one], strict=True)]
-    yield Value("pull of 1,000 and ack, p50, of a single subject", median(ratios), "")
+    ratio = median(_ratios(times[many], times[one]))
+    yield Value("pull of 1,000 and ack, p50, of a single subject", ratio, "")
 
 
 def errors(bench: Bench) -> Iterator[Value]:
-    """The rate of fresh messages, pulled and acknowledged 1,000 at a time, with many in the error log, of before."""
-    nacked, (pulls, _) = bench.size.errors, _measured(bench)
-    with bench.target() as target:
-        prefix = bench.prefix()
-        messages = nacked // 1_000 * 1_000 + (2 * pulls + 2) * 1_000
-        bench.fill(target.url, prefix + "fresh", 100, messages)
-        options: dict[str, Any] = {"url": target.url, "prefix": prefix, "pulls": pulls, "count": 1_000}
-        before = bench.run("backlog.pulls", **options)["p50_ms"]
-        took = bench.run("backlog.nacks", url=target.url, prefix=prefix, messages=nacked)
-        after = bench.run("backlog.pulls", **options)["p50_ms"]
-        bench.check_content(target.url, prefix + "fresh", 100, messages)
+    """The rate of fresh messages, pulled and acknowledged 1,000 at a time, many in the error log, of none there."""
+    nacked, (pulls, pairs) = bench.size.errors, _measured(bench)
+    fresh = pairs * pulls * 1_000
+    before = -(-nacked // 1_000) * 1_000
+    with bench.broker() as full, bench.broker() as empty:
+        for broker, messages in ((full, before + fresh), (empty, fresh)):
+            bench.fill(broker.url, "bench.fresh", 100, messages)
+        took = bench.run("backlog.nacks", url=full.url, prefix="bench.", messages=nacked)
+        times = _in_turn(bench, [full.url, empty.url], pairs, prefix="bench.", pulls=pulls, count=1_000)
+        bench.check_content(full.url, "bench.fresh", 100, before + fresh)
     yield Value("messages in the error log", nacked, "")
     yield Value("nacks", nacked / took["seconds"], "msg/s")
-    yield Value("fresh, of before", before / after, "")
+    yield Value("fresh, of none there", median(_ratios(times[empty.url], times[full.url])), "")
+
+
+def _in_turn(bench: Bench, urls: list[str], pairs: int, **options: Any) -> dict[str, list[float]]:
+    """The p50 of pulls and acks of each broker, ms, so many times; who is first changes each time."""
+    times: dict[str, list[float]] = {url: [] for url in urls}
+    for number in range(pairs):
+        for url in urls if number % 2 else urls[::-1]:
+            times[url].append(bench.run("backlog.pulls", url=url, **options)["p50_ms"])
+    return times
+
+
+def _ratios(times: list[float], others: list[float]) -> list[float]:
+    return [mine / other for mine, other in zip(times, others, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

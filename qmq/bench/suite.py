@@ -34,7 +34,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "memory": Measurement(footing.memory, own_broker=True),
     "backlog": Measurement(backlog.backlog, own_broker=True),
     "ready_subjects": Measurement(backlog.ready_subjects, own_broker=True),
-    "errors": Measurement(backlog.errors),
+    "errors": Measurement(backlog.errors, own_broker=True),
     "cold": Measurement(cold.cold, own_broker=True),
     "strangers": Measurement(strangers.strangers, own_broker=True),
     "restart": Measurement(footing.restart, own_broker=True),

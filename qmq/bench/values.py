@@ -77,7 +77,7 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("backlog", "pull and ack, p50, of none waiting"): Goal(1.05, at_most=True),
     ("backlog", "RssAnon"): Goal(64, at_most=True),
     ("ready_subjects", "cpu of the broker, of a single subject"): Goal(2, at_most=True),
-    ("errors", "fresh, of before"): Goal(0.9),
+    ("errors", "fresh, of none there"): Goal(0.9),
     ("restart", "to serving"): Goal(2_000, at_most=True),
     ("memory", "growth"): Goal(16, at_most=True),
     **{("strangers", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},

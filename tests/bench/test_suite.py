@@ -22,7 +22,7 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
     assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
     without = suite.chosen([], own_broker=False)
     assert set(suite.MEASUREMENTS) - set(without) == {
-        "parked", "memory", "restart", "cold", "strangers", "backlog", "ready_subjects"
+        "parked", "memory", "restart", "cold", "strangers", "backlog", "ready_subjects", "errors"
     }  # fmt: skip
 
 
