@@ -18,6 +18,7 @@ from bench.peers.peer import Target
 IN_FLIGHT = 1_000
 #: A consumer that fails does so for one message of so many, the first time it gets it.
 FAILS_ONE_OF = 10
+_REMEMBERED = 10_000
 
 
 class Sender(ABC):
@@ -143,6 +144,28 @@ class Receiver(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Leave and disconnect."""
+
+
+class Tags:
+    """Which numbers the broker has confirmed: of several queues in any order, and all up to one at once."""
+
+    def __init__(self) -> None:
+        self._all_to = 0
+        self._ahead: set[int] = set()
+
+    def confirm(self, tag: int, multiple: bool) -> Sequence[int]:
+        """Those that a confirmation is of and none before it was."""
+        if multiple:
+            new = [one for one in range(self._all_to + 1, tag + 1) if one not in self._ahead]
+            self._all_to = max(tag, self._all_to)
+        else:
+            new = [tag]
+            self._ahead.add(tag)
+        while self._all_to + 1 in self._ahead:
+            self._all_to += 1
+        if multiple or len(self._ahead) > _REMEMBERED:
+            self._ahead = {one for one in self._ahead if one > self._all_to}
+        return new
 
 
 class Driver(Protocol):

@@ -10,7 +10,7 @@ import pytest
 
 from bench.peers import jobs
 from bench.peers.clients import qmq_client
-from bench.peers.driving import portions
+from bench.peers.driving import Tags, portions
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
 from qmq.bench.errors import BenchFailed
@@ -85,3 +85,16 @@ async def test_a_consumer_that_is_to_fail_and_did_not_is_an_error(
     monkeypatch.setattr(qmq_client._Failing, "take", qmq_client._Pull.take)
     with pytest.raises(BenchFailed, match="no message failed"):
         await jobs.consume(no_gate, way="failing", group=secrets.token_hex(4), messages=1_000, **common)
+
+
+def test_confirmations_in_any_order_count_each_message_once() -> None:
+    """Of several queues some are confirmed one by one ahead of others, which are then confirmed all at once."""
+    tags = Tags()
+    assert list(tags.confirm(8, multiple=False)) == [8]
+    assert list(tags.confirm(3, multiple=False)) == [3]
+    assert list(tags.confirm(6, multiple=True)) == [1, 2, 4, 5, 6]
+    assert list(tags.confirm(7, multiple=False)) == [7]
+    assert list(tags.confirm(9, multiple=True)) == [9]
+    found = [tag for last in range(10, 30_000) for tag in tags.confirm(last, multiple=False)]
+    assert found == list(range(10, 30_000))
+    assert list(tags.confirm(30_001, multiple=True)) == [30_000, 30_001]

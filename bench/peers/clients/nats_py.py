@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError
 
 from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
@@ -16,6 +17,7 @@ from bench.peers.peer import Target
 _SILENCE_S: Final = 10.0
 _FETCH: Final = 1_000
 _PUSHED: Final = 65_536
+_GIVEN_BACK_S: Final = 0.05
 
 
 def _stream(topic: str) -> str:
@@ -144,8 +146,14 @@ class _Push(_Fetch):
         self._connection = await nats.connect(self.target.address)
         self._stream = self._connection.jetstream(timeout=60)
         settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED, ack_wait=self.lapse_s)
-        # A queue, so that several may share it.
-        self._messages = await self._stream.subscribe(
+        try:
+            self._messages = await self._join(settings)
+        except BadRequestError:  # another member has made the consumer since this one asked for it
+            self._messages = await self._join(settings)
+
+    async def _join(self, settings: ConsumerConfig) -> Any:
+        """With a queue, so that several may share it."""
+        return await self._stream.subscribe(
             self.topic,
             queue=self.group,
             durable=self.group,
@@ -161,6 +169,15 @@ class _Push(_Fetch):
             return []
         await message.ack()
         return [message.data]
+
+    async def flush(self) -> None:
+        """What is pushed from now on goes to others, and what was pushed and not taken is given back."""
+        await self._messages.unsubscribe()
+        try:
+            while True:
+                await (await self._messages.next_msg(timeout=_GIVEN_BACK_S)).nak()
+        except TimeoutError:
+            await super().flush()
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pika
 
-from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
+from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender, Tags
 from bench.peers.peer import Target
 from qmq.bench.errors import BenchFailed
 
@@ -97,6 +97,7 @@ class _Confirmed(Sender):
         self._line = _Line(self.target)
         self._sent = self._confirmed = 0
         self._refused = 0
+        self._tags = Tags()
         self._open: list[object] = []
         self._line.channel.confirm_delivery(self._on_confirm, callback=self._open.append)
         self._line.wait(lambda: self._open, _SILENCE_S)
@@ -107,10 +108,7 @@ class _Confirmed(Sender):
         last = int(frame.method.delivery_tag)
         if isinstance(frame.method, pika.spec.Basic.Nack):
             self._refused += 1
-        if frame.method.multiple:
-            self._settled(range(self._confirmed + 1, last + 1))
-        else:
-            self._settled((last,))
+        self._settled(self._tags.confirm(last, bool(frame.method.multiple)))
 
     def _settled(self, tags: Sequence[int]) -> None:
         self._confirmed += len(tags)
