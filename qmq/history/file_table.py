@@ -1,15 +1,18 @@
 """The table of files of an archive: which Parquet files count, and how much of which segments is in them.
 
     tables/<number>.table                                    the highest number counts
+    tables/<number>.second                                   the same as the table of that number, a base
     parquet/date=<day>/subjects=<subject>/<name>.parquet     what it lists
 
 A file that the table does not list is nobody's: the run that wrote it was killed. Whoever commits makes the table with
 the next number, unless it is there: of two runs at once, which the lock refuses, one would fail here. A table is whole;
-or, where there is much in it, what has changed since one that is, its base.
+or, where there is much in it, what has changed since one that is, its base. On a base rest all tables that come after
+it, the last but one too: so it is kept twice, and where one is rotten the other is read.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,12 +22,15 @@ from qmq.format.checked import pack_checked, parse_checked
 from qmq.history.files import Files, WritableFiles
 from qmq.history.segments import SegmentSource
 
+_LOG: Final = logging.getLogger("qmq")
+
 VERSION: Final = 1
 TABLES: Final = "tables"
 PARQUET: Final = "parquet"
 #: How often a reader looks again whose table went while it was reading: two runs have finished meanwhile.
 _TRIES: Final = 5
 _SUFFIX: Final = ".table"
+_SECOND: Final = ".second"
 #: A table of so many files and segments is not written anew at each commit, but what has changed since it was, unless
 #: that is more than such a part of it.
 _LARGE: Final = 2_000
@@ -179,6 +185,11 @@ def path_of(number: int) -> str:
     return f"{TABLES}/{number:08}{_SUFFIX}"
 
 
+def second_of(number: int) -> str:
+    """Where a base lies once more."""
+    return f"{TABLES}/{number:08}{_SECOND}"
+
+
 def numbers(files: Files) -> list[int]:
     """The numbers of the tables that are there, ascending. Raises StorageFailed."""
     stems = [name.removesuffix(_SUFFIX) for name in files.names(TABLES) if name.endswith(_SUFFIX)]
@@ -203,13 +214,26 @@ def _read(files: Files, number: int, there: list[int]) -> FileTable:
     table, base, gone = parse_table(files.read_whole(path), number, f"{files.name}/{path}")
     if not base:
         return table
-    if base not in there:
-        raise BadBytes(f"{files.name}/{path} says what has changed since {path_of(base)}, which is missing; {_ADVICE}")
-    name = f"{files.name}/{path_of(base)}"
-    whole, before, _ = parse_table(files.read_whole(path_of(base)), base, name)
+    try:
+        if base not in there:
+            what = f"says what has changed since {path_of(base)}, which is missing"
+            raise BadBytes(f"{files.name}/{path} {what}; {_ADVICE}")
+        return _read_whole(files, path_of(base), base).changed(table, gone)
+    except BadBytes as error:
+        try:
+            second = _read_whole(files, second_of(base), base)
+        except FileNotFoundError:
+            raise error from None
+        _LOG.warning("%s. Its second copy was read, and the next table that is made has all of it again", error)
+        return replace(second.changed(table, gone), base=None)
+
+
+def _read_whole(files: Files, path: str, number: int) -> FileTable:
+    name = f"{files.name}/{path}"
+    whole, before, _ = parse_table(files.read_whole(path), number, name)
     if before:
-        raise BadBytes(f"{name} is not whole, and {path} says that it is; {_ADVICE}")
-    return whole.changed(table, gone)
+        raise BadBytes(f"{name} is not whole, and other tables say that it is; {_ADVICE}")
+    return whole
 
 
 def parse_table(data: bytes, number: int, name: str) -> tuple[FileTable, int, list[str]]:
@@ -238,6 +262,8 @@ def commit(files: WritableFiles, table: FileTable) -> FileTable:
     """
     files.make_directory(TABLES)
     before, changes = table.base, table.pack_changes()
+    if before is not None and changes is not None:
+        _write_second(files, before)
     if not files.claim(path_of(table.number), changes if changes is not None else table.pack()):
         raise DirectoryInUse(f"another run has archived to {files.name} meanwhile; run it again")
     table = table if changes is not None else replace(table, base=replace(table, base=None))
@@ -245,7 +271,15 @@ def commit(files: WritableFiles, table: FileTable) -> FileTable:
     for number in numbers(files):
         if number < table.number and number not in kept:
             files.remove(path_of(number))
+            files.remove(second_of(number))
     return table
+
+
+def _write_second(files: WritableFiles, base: FileTable) -> None:
+    """Before anything rests on a base it is there twice."""
+    path = second_of(base.number)
+    if path.rpartition("/")[2] not in files.names(TABLES):
+        files.claim(path, base.pack())
 
 
 def only_in_files(table: FileTable, segments: Iterable[SegmentSource]) -> list[ListedSegment]:

@@ -28,6 +28,7 @@ from qmq.history.file_table import (
     commit,
     path_of,
     read_table,
+    second_of,
 )
 from qmq.history.files import Files, WritableFiles
 from qmq.history.segments import SegmentSource
@@ -246,6 +247,6 @@ def _unlisted(files: Files, table: FileTable, before: FileTable) -> Iterator[str
             directory = f"{PARQUET}/{day}/{subject}"
             yield from (path for name in files.names(directory) if (path := f"{directory}/{name}") not in listed)
     base = table.base.number if table.base is not None else 0
-    tables = {path_of(number) for number in (table.number, table.number - 1, base)}
+    tables = {second_of(base), *(path_of(number) for number in (table.number, table.number - 1, base))}
     yield from (path for name in files.names(TABLES) if (path := f"{TABLES}/{name}") not in tables)
     yield from (name for name in files.names("") if name.startswith("_") and name != LOCK)

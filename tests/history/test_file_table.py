@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from qmq.history.file_table import (
     parse_table,
     path_of,
     read_table,
+    second_of,
 )
 from qmq.history.files import LocalFiles
 from qmq.history.segments import SegmentSource
@@ -142,6 +143,7 @@ def test_a_large_table_is_not_written_anew_each_time(tmp_path: Path, monkeypatch
         (tmp_path / path_of(number)).unlink()
     base = table.base
     assert base is not None
+    (tmp_path / second_of(base.number)).unlink()
     with pytest.raises(BadBytes, match=f"since {path_of(base.number)}, which is missing"):
         read_table(files)
 
@@ -154,6 +156,46 @@ def test_a_base_that_is_no_base_is_told_of(tmp_path: Path) -> None:
     content = parse_checked((tmp_path / path_of(3)).read_bytes(), 1, "it", "")
     (tmp_path / path_of(3)).write_bytes(pack_checked(1, {**content, "base": 2}))
     with pytest.raises(BadBytes, match="is not whole"):
+        read_table(files)
+
+
+def rotten(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
+
+
+@pytest.mark.parametrize("lose", [rotten, Path.unlink])
+def test_a_base_that_is_lost_is_read_from_its_second_and_told_of(
+    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    files = LocalFiles(tmp_path)
+    table = commit(files, with_files(FileTable(), listed(0, 2_500)))
+    for number in range(3):
+        table = commit(files, with_files(table, listed(9_000 + number, 9_001 + number)))
+    assert (tmp_path / second_of(1)).read_bytes() == (tmp_path / path_of(1)).read_bytes()
+    lose(tmp_path / path_of(1))
+    assert read_table(files) == table
+    (told,) = caplog.messages
+    assert path_of(1) in told
+    assert "Its second copy was read" in told
+    caplog.clear()
+    mended = commit(files, with_files(read_table(files), listed(9_100, 9_101)))
+    caplog.clear()
+    mended = commit(files, with_files(mended, listed(9_200, 9_201)))
+    assert read_table(files) == mended
+    assert not caplog.messages, "nothing rests on what was lost any more"
+    assert mended.base is not None
+    assert mended.base.number == 5
+    assert numbers(files) == [5, 6]
+
+
+def test_where_both_are_rotten_the_base_is_told_of(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    table = commit(files, with_files(FileTable(), listed(0, 2_500)))
+    commit(files, with_files(table, listed(9_000, 9_001)))
+    rotten(tmp_path / path_of(1))
+    rotten(tmp_path / second_of(1))
+    with pytest.raises(BadBytes, match=r"00000001\.second"):
         read_table(files)
 
 

@@ -124,4 +124,18 @@ OF_PARQUET: Final = (
         "if segment.key not in ends]",
         ("tests/history/test_file_table.py",),
     ),
+    Mutant(
+        "keep twice what tables rest on",
+        "qmq/history/file_table.py",
+        "        _write_second(files, before)\n",
+        "        pass\n",
+        ("tests/history/test_file_table.py",),
+    ),
+    Mutant(
+        "write all anew where a base was lost",
+        "qmq/history/file_table.py",
+        "replace(second.changed(table, gone), base=None)",
+        "second.changed(table, gone)",
+        ("tests/history/test_file_table.py",),
+    ),
 )
