@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
+from qmq.history import file_table
 from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.data_directory import open_data_directory
+from qmq.history.file_table import path_of, second_of
 from qmq.history.files import LocalFiles, Progress
 from qmq_spark import parquet_archiving, parquet_files
 from qmq_spark.parquet_archiving import archive_parquet
@@ -86,6 +88,27 @@ def test_runs_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
         done = archive(source, to, run=f"run-{number}")
         assert done.messages > 0
         check(source, to)
+
+
+def test_runs_go_on_where_the_base_of_the_table_has_rotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever few things a table lists, it says what has changed since the first one."""
+    monkeypatch.setattr(file_table, "_LARGE", 1)
+    monkeypatch.setattr(file_table, "_SHARE", 0)
+    source, to = tmp_path / "data", tmp_path / "archive"
+    for number in range(3):
+        write_days(source, 1, 4, seed=number)
+        archive(source, to, run=f"run-{number}")
+    base = table_of(to).base
+    assert base is not None
+    assert (to / second_of(base.number)).is_file(), "the end of a run leaves it"
+    path = to / path_of(base.number)
+    path.write_bytes(path.read_bytes().replace(b"files", b"tiles", 1))
+    check(source, to)
+    write_days(source, 1, 4, seed=3)
+    archive(source, to, run="run-3")
+    check(source, to)
+    assert not path.exists()
+    assert not (to / second_of(base.number)).exists()
 
 
 def test_what_a_broker_still_writes_is_left(tmp_path: Path) -> None:
