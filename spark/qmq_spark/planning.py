@@ -91,7 +91,9 @@ class SourceView:
             return Source(files, segments, may_fill=True)
         if self._only_segments:
             raise InvalidOption(
-                f"{self._place} has messages as Parquet only, and a stream reads segments: archive --as both"
+                f"{self._place} has messages as Parquet only, and a stream reads segments: archive these too, where "
+                "they are still kept (qmq archive --as segments); or stream from the data directory or its broker, "
+                "and read what was before by a query"
             )
         return Source(files, segments, table)
 
