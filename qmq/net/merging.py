@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from qmq.errors import QmqError
+from qmq.errors import Fenced, QmqError
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
@@ -127,9 +127,11 @@ class MergedPuller:
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
         results = await asyncio.gather(*(puller.flush() for puller in self._pullers), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if len(errors) > 1 and all(isinstance(error, Fenced) for error in errors):
+            raise Fenced("; ".join(map(str, errors)))  # each is said once
+        for error in errors:
+            raise error
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,20 @@ async def test_messages_of_all_brokers_come(tmp_path: Path) -> None:
             assert await consumer.pull(timeout=0) == []
 
 
+async def test_what_each_broker_refused_is_told(tmp_path: Path) -> None:
+    async with several(tmp_path, 2) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"x"])
+        async with client.subscribe("a", group="g") as consumer:
+            messages = await consumer.pull(min_count=2, timeout=30)
+        for message in messages:
+            message.ack()
+        with pytest.raises(qmq.Fenced) as told:
+            await consumer.flush()
+        assert str(told.value).count("1 acknowledgements") == 2
+        await consumer.flush()
+
+
 async def test_an_arrival_at_any_broker_ends_a_parked_pull(tmp_path: Path) -> None:
     async with (
         several(tmp_path, 3) as brokers,
