@@ -34,6 +34,13 @@ OF_HISTORY: Final = (
         _ARCHIVING,
     ),
     Mutant(
+        "renew the lock while a disk takes long",
+        "qmq/history/archiving.py",
+        "self._told.get(timeout=_HEAR_S)",
+        "self._told.get()",
+        ("tests/history/test_archiving.py",),
+    ),
+    Mutant(
         "let the copies of a run that has ended go no further",
         "qmq/history/archiving.py",
         "if self._ended:",
