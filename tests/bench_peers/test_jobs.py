@@ -65,11 +65,12 @@ async def test_a_schedule_times_both_ends(common: dict[str, Any]) -> None:
 
 async def test_a_sender_that_is_far_behind_gives_up(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_SLOWEST", 0.0)
-    monkeypatch.setattr(jobs, "_SLOWEST_S", 0.001)
+    monkeypatch.setattr(jobs, "_SLOWEST_S", 0.05)
     told = await jobs.paced(no_gate, way="awaited", rate=1_000, seconds=60.0, **common)
     assert told["gave_up"]
     assert told["messages"] < 60_000
-    assert told["sent_rate"] == pytest.approx(1_000, rel=0.9)
+    # The schedule is never ahead of its rate; a busy machine may leave it nothing.
+    assert 0 <= told["sent_rate"] <= 1_100
     assert "p50_ms" not in told
 
 
