@@ -120,7 +120,7 @@ class Suite:
         return {
             "date": self.date,
             "command": self.command,
-            "rounds": self.rounds,
+            "rounds": max((number for number, _ in self.rows), default=0) + 1,
             "amount": self.amount._asdict(),
             "machine": self.machine,
             "versions": {"python": platform.python_version()},

@@ -58,5 +58,5 @@ def test_the_document_is_what_the_kept_figures_make(tmp_path: Path) -> None:
     published.write(tmp_path, draws=False)
     told, made = ((docs / "BENCHMARKS.md").read_text("utf-8") for docs in (DOCS, tmp_path))
     assert told == made, "docs/BENCHMARKS.md: `python -m bench.peers show --docs` makes another"
-    shown = set(published.pictures(DOCS))
+    shown = set(published.pictures(DOCS).values())
     assert {path.name for path in (DOCS / "benchmarks").glob("*.svg")} == {path.name for path in shown}
