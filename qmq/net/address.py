@@ -40,6 +40,8 @@ def _parse_one(part: str, url: str) -> Address:
         parts = urlsplit(f"//{rest if separator else part}")
         if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("give host and port only")
+        if not _is_host(parts.hostname):
+            raise ValueError("the host is no name that could be looked up")
         port = parts.port
         if port == 0:
             raise ValueError("port 0 is no port to connect to")
@@ -49,3 +51,12 @@ def _parse_one(part: str, url: str) -> Address:
             "or several of that form with commas between"
         ) from None
     return Address(parts.hostname, DEFAULT_PORT if port is None else port)
+
+
+def _is_host(name: str) -> bool:
+    """Whether the system can be asked for it: it has no empty and no long labels."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True

@@ -28,7 +28,7 @@ def test_addresses_are_read(url: str, addresses: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "qmq://", "http://a:1", "qmq://a:0", "qmq://a:65536", "qmq://a:b", "qmq://a:1,", "qmq://a/path", "qmq://u@a",
-     "qmq://a?x=1", "qmq://[::1", 7],
+     "qmq://a?x=1", "qmq://[::1", 7, "qmq://a..b", "qmq://\udce9", f"qmq://{'a' * 64}"],
 )  # fmt: skip
 def test_anything_else_is_refused_by_name(url: str) -> None:
     with pytest.raises(InvalidOption, match=r"address of a broker|must be a str"):
