@@ -179,7 +179,12 @@ def _show(files: list[Path], out: Path, draws: bool) -> None:
     click.echo(f"saved in {out}")
 
 
+def _end(*_: object) -> None:
+    """As Ctrl-C: brokers and workers are ended too. A second signal (`timeout` sends two) must not end that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
-    # As Ctrl-C: brokers and workers that run are ended too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _end)
     cli(prog_name="python -m bench.peers")

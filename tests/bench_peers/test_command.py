@@ -53,6 +53,7 @@ def test_a_run_that_is_told_to_end_leaves_no_broker(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, "no broker was started"
             started = descendants({run.pid})
         run.terminate()
+        run.terminate()  # as `timeout` does
         run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM
     while any(_is_broker(pid) for pid in started):
