@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from qmq.errors import Fenced, QmqError, Retry, UnknownSubscription
+from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
 from qmq.intervals import Intervals
 from qmq.net import wire
 from qmq.net.connection import Answer, Connection
@@ -232,11 +232,16 @@ class Holder:
 
     async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
         """A handler has raised: its message comes again."""
-        after = error.after if isinstance(error, Retry) else None
+        delay_us = None
+        if isinstance(error, Retry):
+            try:
+                delay_us = check_delay(error.after)
+            except InvalidOption as wrong:
+                error = wrong
         if not isinstance(error, Retry):
             self._warn(error)
         try:
-            back = Back(sequence, sequence + 1, Verdict.NACK, check_delay(after), reason_of(error), whole)
+            back = Back(sequence, sequence + 1, Verdict.NACK, delay_us, reason_of(error), whole)
             await self.backs.hand_back(holding, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)

@@ -88,6 +88,16 @@ async def test_whatever_a_handler_raises_hands_back_and_goes_on(error: Exception
         await handling
 
 
+async def test_a_delay_that_is_none_is_a_failure_of_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+    async with given(b"1") as (s, (message,)):
+        handling = asyncio.ensure_future(handle(message, qmq.Retry("soon", after=-0.1)))
+        verdict, number, delay_us, reason = await handed_back(s)
+        assert (verdict, number, delay_us) == (Verdict.NACK, 0, None), "after the delay of the group"
+        assert reason == "InvalidOption: delay must be a number of seconds from 0 to two years, not -0.1"
+        await handling
+        assert "a handler has failed" in caplog.text
+
+
 async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1") as (s, (message,)):
         handling = asyncio.ensure_future(handle(message, qmq.Retry(after=2.5)))
