@@ -392,7 +392,7 @@ def _hand_in(
         assert batch.runs is not None
         rows = entries_of(batch.runs, header, position, stored_at_us, numbers)
         store.stage(partition.local, position, view, rows)
-    ends[numbers] += np.uint64(messages) if isinstance(messages, int) else messages
+    ends[numbers] = first + messages
     return first, messages
 
 

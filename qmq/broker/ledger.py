@@ -32,6 +32,9 @@ HANDED_SIZE: Final = 24
 
 #: One packer for all records: to make one takes as long as a record.
 _pack: Final = msgpack.Packer().pack
+#: At hand: an enum is asked for its members by name.
+_PULL: Final = Kind.PULL
+_ACK: Final = Kind.ACK
 
 
 class Ledger:
@@ -152,7 +155,7 @@ class Ledger:
     def pulled(self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]) -> HeldPull:
         """It is given messages for the first time; *where* is how far the group has come by that."""
         said = [member.number, member.held.next_sequence, size, now_us, where, flat(ranges)]
-        self._record(Kind.PULL, self._packed(said))
+        self._record(_PULL, self._packed(said))
         member.pulled_us = now_us
         return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
 
@@ -195,7 +198,7 @@ class Ledger:
         new, refused = self._acked(member, intervals)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
-            self._record(Kind.ACK, self._packed([member.number, part]))
+            self._record(_ACK, self._packed([member.number, part]))
         return refused
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:

@@ -51,6 +51,9 @@ class Waits(NamedTuple):
 #: For most consumers, most of the time.
 NOTHING_WAITS: Final = Waits(False, False)
 _NOTHING: Final = Offer(What.NOTHING, 0, 0)
+#: What most pulls ask for, at hand: an enum is asked for its members by name.
+_AGAIN: Final = What.AGAIN
+_FRESH: Final = What.FRESH
 
 
 class Members:
@@ -160,7 +163,7 @@ class Members:
             self._clearing.pop(ledger.number, None)
         # In turn, so that neither waits for the other however many there are.
         again = waiting.due and not ledger.was_again
-        return Offer(What.AGAIN if again else What.FRESH, count, max(size, 1))
+        return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1)))
 
     # --- time --------------------------------------------------------------------------------------------------------
 

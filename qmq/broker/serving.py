@@ -33,6 +33,8 @@ BLOCKED: Final = -1
 _PASSED: Final = -2
 #: So often a pull passes over what is gone, within one turn.
 _MOST_PASSED: Final = 16
+#: At hand: an enum is asked for its members by name.
+_FRESH: Final = What.FRESH
 #: What an answer that waits for the disk may have.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -92,7 +94,7 @@ class Serving:
             self.refuse(waiting, error)
             return None
         if offer is not None:
-            if offer.what is not What.FRESH:
+            if offer.what is not _FRESH:
                 return self._serve_again(waiting, offer, final)
             most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):

@@ -106,7 +106,7 @@ CONSUMING: Final = (
     Mutant(
         "keep acknowledgements in the pull log",
         "qmq/broker/ledger.py",
-        "            self._record(Kind.ACK, self._packed([member.number, part]))\n",
+        "            self._record(_ACK, self._packed([member.number, part]))\n",
         "            pass\n",
         (_SIMULATION,),
     ),

@@ -21,12 +21,17 @@ _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
 assert _SENT_ONE.size == wire.FRAME_SIZE + wire.SENT.size + 8
 
 
+#: As plain numbers: an enum is asked for its members by name.
+_MESSAGES: Final = int(Kind.MESSAGES)
+_SENT: Final = int(Kind.SENT)
+
+
 def sent(effect: effects.Sent, store_id: bytes) -> bytes:
     """SENT: where a batch lies, when it was stored, and the first sequence of each run."""
     _, request, position, stored_at_us, partition, firsts = effect
     if isinstance(firsts, int):
         return _SENT_ONE.pack(
-            _SENT_ONE.size, Kind.SENT, 0, 0, request, position, stored_at_us, partition, store_id, 1, firsts
+            _SENT_ONE.size, _SENT, 0, 0, request, position, stored_at_us, partition, store_id, 1, firsts
         )
     payload = wire.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
     payload += firsts.astype("<u8", copy=False).tobytes()
@@ -46,7 +51,7 @@ def messages(effect: effects.Messages, acked: Sequence[int] = ()) -> bytes:
         fields["tags"], fields["tags_crc"] = list(tags), wire.crc_of_texts(tags)
     if acked:
         fields["acked"], fields["acked_crc"] = acked, wire.pack_numbers(acked)[1]
-    return wire.encode_frame(Kind.MESSAGES, request, wire.pack_meta(fields) if fields else b"", size)
+    return wire.encode_frame(_MESSAGES, request, wire.pack_meta(fields) if fields else b"", size)
 
 
 def reported(effect: effects.Reported) -> bytes:
