@@ -28,6 +28,7 @@ from qmq.storage.unreadable import KnownBad, UnreadableRanges
 
 #: Sealed segments that stay mapped, the most lately read ones.
 MAPS_KEPT: Final = 64
+_NOT_VIEWED: Final = SegmentSpan(0, 0), memoryview(b"")
 
 
 class _Group(NamedTuple):
@@ -42,9 +43,9 @@ class MessageLog:
     """An open partition. Positions are plain ints; ``end`` is the position after the last written batch."""
 
     __slots__ = (
-        "_begun", "_ahead", "_created", "_created_synced", "_disk", "_maps", "_opened_at", "_retired", "_segment_bytes",
-        "_soiled", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory", "end", "limit",
-        "owner", "reserve", "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
+        "_begun", "_ahead", "_created", "_created_synced", "_disk", "_last_viewed", "_maps", "_opened_at", "_retired",
+        "_segment_bytes", "_soiled", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory",
+        "end", "limit", "owner", "reserve", "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class MessageLog:
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
+        self._last_viewed = _NOT_VIEWED
         self._begun = Path()  # of the sync that ``begin_sync`` was for
         self._sync_lock = threading.Lock()
         self._unsynced: tuple[Segment, ...] = (current,)
@@ -359,6 +361,7 @@ class MessageLog:
         """
         at = next(at for at, span in enumerate(self.sealed) if span.base == base)
         self._maps.pop(base, None)
+        self._last_viewed = _NOT_VIEWED
         return self.sealed[at - 1].end if at else base, self.sealed.pop(at)
 
     def spans(self) -> list[SegmentSpan]:
@@ -372,13 +375,17 @@ class MessageLog:
             segment.close()
         self._unsynced, self._retired = (), []
         self._maps.clear()
+        self._last_viewed = _NOT_VIEWED
 
     def _sealed_view(self, position: int, size: int) -> memoryview:
-        at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
-        if at < 0 or position + size > self.sealed[at].end or position < self.sealed[at].base + SEGMENT_HEADER_SIZE:
-            raise self._outside(position, size)
-        span = self.sealed[at]
-        view = self._sealed_map(span)
+        span, view = self._last_viewed
+        if not span.base + SEGMENT_HEADER_SIZE <= position <= position + size <= span.end:
+            at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
+            if at < 0 or position + size > self.sealed[at].end or position < self.sealed[at].base + SEGMENT_HEADER_SIZE:
+                raise self._outside(position, size)
+            span = self.sealed[at]
+            view = self._sealed_map(span)
+            self._last_viewed = span, view
         offset = position - span.base
         if offset + size > len(view):
             raise BadBytes(f"{segment_path(self.directory, span.base)} is shorter than it was; run qmq verify")

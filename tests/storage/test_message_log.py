@@ -238,6 +238,20 @@ def test_few_segments_stay_mapped_and_views_pin_theirs(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_removed_segment_is_not_shown_again(tmp_path: Path) -> None:
+    log = make(tmp_path, FaultyDisk())
+    places = [put(log, bytes([number]) * 400) for number in range(7)]
+    log.write()
+    gone, next_one = places[0], places[2]
+    kept = log.view(gone, 400)
+    log.remove(log.sealed[0].base)
+    with pytest.raises(BadBytes):
+        log.view(gone, 400)
+    assert bytes(kept) == bytes(400)
+    assert bytes(log.view(next_one, 400)) == bytes([2]) * 400
+    log.close()
+
+
 def test_views_stay_within_batches_of_one_segment(tmp_path: Path) -> None:
     log = make(tmp_path, FaultyDisk())
     for _ in range(3):
