@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from statistics import median
 from typing import Final
 
 from bench.peers import timing
@@ -16,6 +17,8 @@ from qmq.bench.errors import BenchFailed
 
 _SIZE: Final = 100
 RATIO: Final = "of the same without"
+#: Short runs of either differ by half: of so many in turn the median.
+_PAIRS: Final = 3
 _FILL_PORTION: Final = 5_000_000
 _LIVE_RATE: Final = 1_000
 #: Failures are dear, so of a fast broker few messages are enough.
@@ -33,21 +36,25 @@ def backlog(running: Running) -> Iterator[Row]:
     running.make(client, topic)
     for wanted in running.backlogs():
         waiting = fill(running, client, send, topic, wanted)
-        short = running.topic("short")  # each time anew: machines drift
-        running.make(client, short)
-        sent = running.send(client, send, short, _SIZE, messages)
-        came = running.consume(client, consume, short, _SIZE, messages)
-        beside = running.send(client, send, topic, _SIZE, messages)
-        waiting += messages
-        running.filled[topic] = waiting
-        group = f"of-{wanted}"
-        out = running.consume(client, consume, topic, _SIZE, messages, group=group, there=waiting)
+        pairs = []
+        for number in range(_PAIRS):
+            short = running.topic("short")  # each time anew: machines drift
+            running.make(client, short)
+            sent = running.send(client, send, short, _SIZE, messages)
+            beside = running.send(client, send, topic, _SIZE, messages)
+            waiting += messages
+            running.filled[topic] = waiting
+            came = running.consume(client, consume, short, _SIZE, messages)
+            group = f"of-{wanted}-{number}"
+            out = running.consume(client, consume, topic, _SIZE, messages, group=group, there=waiting)
+            pairs.append((beside, beside / sent, out, out / came))
+        beside, of_sent, out, of_came = map(median, zip(*pairs, strict=True))
         name = f"{wanted:,}"
         for way, what, value, unit in (
             (send, f"send, {name} waiting", beside, RATE),
-            (send, f"send, {name} waiting", beside / sent, RATIO),
+            (send, f"send, {name} waiting", of_sent, RATIO),
             (consume, f"consume, {name} waiting", out, RATE),
-            (consume, f"consume, {name} waiting", out / came, RATIO),
+            (consume, f"consume, {name} waiting", of_came, RATIO),
             (send, f"{name} wanted, waiting", waiting, "messages"),
             (send, f"memory, {name} waiting", running.server.memory().own, "bytes"),
         ):
