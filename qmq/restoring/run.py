@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.history.archive import is_archive, manifests
@@ -32,6 +32,10 @@ from qmq.restoring.target import TargetBroker
 GIVE_UP_S: Final = 60.0
 #: Progress is kept so often, in seconds: each time costs the disk a sync.
 _KEEP_S: Final = 0.5
+#: How long a broker or the archive is waited for before the lock is looked at: it is to be renewed meanwhile.
+_HEAR_S: Final = 5.0
+
+_Made = TypeVar("_Made")
 _RUN_BYTES: Final = 16
 
 Clock = Callable[[], int]
@@ -182,7 +186,7 @@ class Restoring:
         progress, loop = self._progress, asyncio.get_running_loop()
         address, target = self._targets[progress.store]
         broker = TargetBroker(address, target, progress, self._selection.group, self._give_up_s)
-        await broker.begin()
+        await _called(broker.begin(), lock)
         if progress.since is None:  # nothing is sent before it is on disk since when that may be looked up
             progress.since, progress.finished_at_us = broker.ends, 0
             self._keep()
@@ -191,9 +195,9 @@ class Restoring:
         total, looked, kept_at = reader.left_bytes(), 0, loop.time()
         upcoming = loop.run_in_executor(None, next, frames, None)
         try:
-            while (frame := await upcoming) is not None:
+            while (frame := await _renewing(upcoming, lock)) is not None:
                 upcoming = loop.run_in_executor(None, next, frames, None)  # made while the broker works
-                await broker.store(frame)
+                await _called(broker.store(frame), lock)
                 self._settle(frame)
                 lock.renew()
                 looked += frame.read
@@ -216,3 +220,21 @@ class Restoring:
         for name, count in vars(frame.counts).items():
             setattr(counts, name, getattr(counts, name) + count)
         self.damages += frame.damages
+
+
+async def _renewing(doing: asyncio.Future[_Made], lock: ArchiveLock) -> _Made:
+    """What that gives, with the lock renewed meanwhile. Raises what it does, and as ``ArchiveLock.renew``."""
+    while not (await asyncio.wait([doing], timeout=_HEAR_S))[0]:
+        lock.renew()
+    return doing.result()
+
+
+async def _called(call: Coroutine[Any, Any, None], lock: ArchiveLock) -> None:
+    """The same, of a call that nobody waits for where this ends otherwise."""
+    doing = asyncio.ensure_future(call)
+    try:
+        await _renewing(doing, lock)
+    finally:
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait([doing])

@@ -166,4 +166,11 @@ OF_RESTORES: Final = (
         'np.searchsorted(rows["position"], messages.end, "right")',
         ("tests/broker/test_ranges.py",),
     ),
+    Mutant(
+        "renew the lock while a broker or the archive takes long",
+        "qmq/restoring/run.py",
+        "timeout=_HEAR_S))[0]:\n        lock.renew()\n",
+        "timeout=_HEAR_S))[0]:\n        pass\n",
+        ("tests/restoring/test_run.py",),
+    ),
 )

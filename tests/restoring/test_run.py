@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,9 @@ import qmq
 from qmq.errors import ConnectionLost, DirectoryInUse, InvalidOption, UnknownGroup
 from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.files import LocalFiles
+from qmq.restoring import run
+from qmq.restoring.frames import Frame
+from qmq.restoring.target import TargetBroker
 from tests.broker_process import running_broker
 from tests.history.archives import GONE, NOW_US
 from tests.restoring.archived import check_restored, orders_archive, restoring
@@ -120,3 +127,37 @@ async def test_two_at_once_are_refused_and_who_was_killed_is_not_waited_for(tmp_
         ArchiveLock(files, lambda: NOW_US, GONE, lock).__enter__()
         await restoring(tmp_path, url).run()
     check_restored(wanted, tmp_path / "target")
+
+
+@pytest.mark.parametrize("slow", ["begin", "store", "frames"])
+async def test_the_lock_is_renewed_while_others_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """The broker, or an archive in which there is nothing to restore for long."""
+    wanted, renewed = orders_archive(tmp_path, 30), threading.Semaphore(0)
+    plain_renew, plain_call, plain_frames = ArchiveLock.renew, getattr(TargetBroker, slow, None), run.frames_of
+
+    def renew(lock: ArchiveLock) -> None:
+        renewed.release()
+        plain_renew(lock)
+
+    def wait() -> bool:
+        return all(renewed.acquire(timeout=10) for _ in range(5))
+
+    async def call(*given: Any) -> None:
+        assert await asyncio.get_running_loop().run_in_executor(None, wait)
+        assert plain_call is not None
+        await plain_call(*given)
+
+    def frames(*given: Any) -> Iterator[Frame]:
+        assert wait()
+        yield from plain_frames(*given)
+
+    monkeypatch.setattr(run, "_HEAR_S", 0.001)
+    monkeypatch.setattr(ArchiveLock, "renew", renew)
+    if slow == "frames":
+        monkeypatch.setattr(run, "frames_of", frames)
+    else:
+        monkeypatch.setattr(TargetBroker, slow, call)
+    async with running_broker(tmp_path / "target") as url:
+        assert (await restoring(tmp_path, url).run()).counts.restored == len(wanted)
