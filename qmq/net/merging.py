@@ -23,6 +23,9 @@ from qmq.net.pulling import Puller
 #: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
 PATIENCE: Final = 0.05
 
+#: So long (seconds) a most_once group's last few messages are waited for at some brokers, before it is the others' turn.
+TURN: Final = 0.25
+
 
 def make_puller(
     brokers: Brokers,
@@ -38,7 +41,7 @@ def make_puller(
     is_transient = consumer is None
     consumer = make_consumer_id() if consumer is None else consumer
     pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
-    return MergedPuller([_guarded(puller, brokers, group, terms) for puller in pullers])
+    return MergedPuller([_guarded(puller, brokers, group, terms) for puller in pullers], terms.mode == "most_once")
 
 
 def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
@@ -50,16 +53,21 @@ def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) 
 
 
 class MergedPuller:
-    """A consumer's places at several brokers. Pulls of several tasks go one after another."""
+    """A consumer's places at several brokers. Pulls of several tasks go one after another.
 
-    def __init__(self, pullers: Sequence[Puller]) -> None:
+    *is_exact*: what is left over when it leaves would be lost, so all together are never asked for more than is missing.
+    """
+
+    def __init__(self, pullers: Sequence[Puller], is_exact: bool = False) -> None:
         self._pullers = list(pullers)
+        self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()
         self._kept: deque[Run] = deque()  # put back by who follows alone
         self._next = 0  # whom to ask first
         self._slow: set[Puller] = set()  # who was asked and has not answered in time
         self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
+        self._asked: dict[Puller, int] = {}  # for how many, last
         self._max_bytes = PULL_BYTES  # of each answer
         self._lock = asyncio.Lock()
 
@@ -167,16 +175,31 @@ class MergedPuller:
             await self._wait({puller}, 0.0 if puller in self._slow else PATIENCE, taken)
             if puller in self._tasks:
                 self._slow.add(puller)
+                if self._is_exact:
+                    await self._withdraw()
         while not self._is_enough(taken, min_count):
             left = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left is not None and left <= 0:
                 break
-            for puller in self._pullers:
-                if puller not in self._tasks and self._is_in(puller):
-                    self._ask(puller, max_count - _count(taken), left)
-            await self._wait(set(self._tasks), left, taken)
+            for puller, most in self._shares(max_count - _count(taken)):
+                self._ask(puller, most, left)
+            if self._is_exact and len(self._tasks) < len(self._entered):
+                await self._wait(set(self._tasks), TURN if left is None else min(left, TURN), taken)
+                await self._withdraw()
+                self._next = (self._next + 1) % len(self._pullers)
+            else:
+                await self._wait(set(self._tasks), left, taken)
         await self._withdraw()
         self._cut(taken, max_count)
+
+    def _shares(self, missing: int) -> list[tuple[Puller, int]]:
+        """Whom to ask now, and each for how many."""
+        idle = [puller for puller in self._in_order() if puller not in self._tasks]
+        if not self._is_exact or not idle:
+            return [(puller, missing) for puller in idle]
+        each, more = divmod(missing - sum(self._asked[puller] for puller in self._tasks), len(idle))
+        shares = [(puller, each + (at < more)) for at, puller in enumerate(idle)]
+        return [(puller, share) for puller, share in shares if share]
 
     def _in_order(self) -> list[Puller]:
         """Whom to ask: those first that have something left over, then beginning behind the one that gave last."""
@@ -192,7 +215,7 @@ class MergedPuller:
 
     def _ask(self, puller: Puller, most: int, timeout: float | None) -> None:
         task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout, self._max_bytes), name="qmq-pull")
-        self._tasks[puller] = task
+        self._tasks[puller], self._asked[puller] = task, most
 
     async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:
         """Wait until one of these has answered; take what has come from it."""

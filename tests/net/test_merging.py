@@ -86,6 +86,21 @@ async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tm
         assert len({message.id for message in first + rest}) == 8
 
 
+async def test_a_most_once_group_is_never_given_more_than_was_asked_for(tmp_path: Path) -> None:
+    """What lies beyond would be lost when the consumer leaves."""
+    async with several(tmp_path, 3) as brokers, qmq.connect(brokers.url) as client:
+        for count in (1, 2, 4):
+            async with client.subscribe("a", group="g", mode="most_once") as consumer:
+                pulling = asyncio.ensure_future(consumer.pull(max_count=count, min_count=count))
+                await until(lambda: bool(consumer._puller._tasks), "it is parked")  # type: ignore[union-attr]
+                await asyncio.gather(*(put(brokers.one(number), "a", [b"%d" % number] * 4) for number in range(3)))
+                assert len(await pulling) == count
+            async with client.subscribe("a", group="g", mode="most_once") as consumer:
+                rest = 12 - count
+                assert len(await consumer.pull(max_count=100, min_count=rest, timeout=30)) == rest
+                assert await consumer.pull(timeout=0) == []
+
+
 async def test_none_starves_beside_a_broker_with_a_backlog(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers:
         await put(brokers.one(0), "a", [b"backlog"] * 1_000)
