@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
 
+from qmq.names import check_consumer, check_group
 from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
 from qmq.net.options import start_of
@@ -88,7 +89,9 @@ class AdminOfOne:
         self._link = link
 
     async def do(self, action: str, **fields: Any) -> dict[str, Any]:
-        """Ask for *action*: what came of it."""
+        """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's."""
+        if "group" in fields:
+            _check_shown_group(fields["group"])
         answer = await self._link.ask(Kind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
@@ -180,3 +183,11 @@ def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
 
 def _time(time_us: int | None) -> datetime | None:
     return None if time_us is None else utc_from_us(time_us)
+
+
+def _check_shown_group(name: str) -> None:
+    """A group as ``groups`` shows it: of a broadcast group each member is one, GROUP@CONSUMER. Raises InvalidName."""
+    group, at, consumer = name.partition("@") if isinstance(name, str) else (name, "", "")
+    check_group(group)
+    if at:
+        check_consumer(consumer)

@@ -23,7 +23,7 @@ from qmq.net.pulling import Puller
 #: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
 PATIENCE: Final = 0.05
 
-#: So long (seconds) a most_once group's last few messages are waited for at some brokers, before it is the others' turn.
+#: So long (seconds) some brokers are waited for where others get no share, before it is their turn (most_once groups).
 TURN: Final = 0.25
 
 
@@ -55,7 +55,7 @@ def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) 
 class MergedPuller:
     """A consumer's places at several brokers. Pulls of several tasks go one after another.
 
-    *is_exact*: what is left over when it leaves would be lost, so all together are never asked for more than is missing.
+    *is_exact*: what is left over when it leaves would be lost, so they are never asked for more than is missing in all.
     """
 
     def __init__(self, pullers: Sequence[Puller], is_exact: bool = False) -> None:

@@ -92,6 +92,11 @@ async def test_what_is_wrong_is_refused_whichever_broker_says_so(tmp_path: Path)
         async with client.subscribe("a", group="g"):
             with pytest.raises(qmq.InvalidOption):
                 await client.admin.set_group("g", max_attempts=0)
+        for name in ("no\udcff", "", "g@", "g@c@d"):
+            with pytest.raises(qmq.InvalidName):
+                await client.admin.delete_group(name)
+        with pytest.raises(UnknownGroup):
+            await client.admin.delete_group("g@c")
 
 
 async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_path: Path) -> None:
