@@ -137,6 +137,10 @@ class Receiver(ABC):
     async def flush(self) -> None:
         """All acknowledgements are confirmed as far as the client can know."""
 
+    async def rest(self) -> Sequence[tuple[int, bytes]]:
+        """It takes no more: what was acknowledged for it that it has not taken, each with when (monotonic, ns)."""
+        return ()
+
     async def left(self) -> int:
         """How many messages the group has not acknowledged, as the broker says; 0 where it can't be asked."""
         return 0

@@ -148,6 +148,7 @@ async def member(
         assert not isinstance(found, int), "members touch bodies"
         now = time.monotonic_ns()
         came += [(now, int.from_bytes(body[:8], "big")) for body in found]
+    came += [(at, int.from_bytes(body[:8], "big")) for at, body in await receiver.rest()]
     if came:
         await receiver.flush()
     await receiver.close()

@@ -49,9 +49,6 @@ class RocketMq(Peer):
     name = "rocketmq"
     title = "Apache RocketMQ"
     warm_messages = 3_000
-    lacks = {  # noqa: RUF012 nobody changes it
-        "churn": "not its fault: threads of the bench acknowledge for it, and one that leaves no longer counts those",
-    }
     promises = {  # noqa: RUF012 nobody changes it
         Promise.PAGE_CACHE: "flushDiskType=ASYNC_FLUSH",
         Promise.FSYNC: "flushDiskType=SYNC_FLUSH",

@@ -151,7 +151,7 @@ class _Receiving(Receiver):
         self._consumer.startup()
         self._pool = ThreadPoolExecutor(_THREADS)
         self._some = threading.Condition()
-        self._came: list[bytes] = []
+        self._came: list[tuple[int, bytes]] = []
         self._errors: list[BaseException] = []
         self._ends = threading.Event()
         self._started = False
@@ -176,8 +176,9 @@ class _Receiving(Receiver):
                 self._errors.append(error)
                 return
             if messages:
+                now = time.monotonic_ns()
                 with self._some:
-                    self._came += [message.body for message in messages]
+                    self._came += [(now, message.body) for message in messages]
                     self._some.notify()
 
     def _handles(self, message: Any) -> bool:
@@ -199,7 +200,13 @@ class _Receiving(Receiver):
             found, self._came = self._came, []
         if self._errors:
             raise BenchFailed(f"receiving failed: {self._errors[0]!r}")
-        return found
+        return [body for _, body in found]
+
+    async def rest(self) -> Sequence[tuple[int, bytes]]:
+        """Threads that receive at this moment acknowledge what comes."""
+        self._ends.set()
+        self._pool.shutdown()
+        return self._came
 
     async def flush(self) -> None:
         """Each ack had its answer before its message was handed on."""
