@@ -9,11 +9,13 @@ import sys
 import uvloop
 
 from bench.peers import jobs, more_jobs
+from qmq.bench.errors import BenchFailed
 from qmq.bench.worker import gate
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(
-            json.dumps(runner.run({**jobs.JOBS, **more_jobs.JOBS}[sys.argv[1]](gate, **json.loads(sys.argv[2])))),
-            flush=True,
-        )
+    job = {**jobs.JOBS, **more_jobs.JOBS}[sys.argv[1]]
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            print(json.dumps(runner.run(job(gate, **json.loads(sys.argv[2])))), flush=True)
+    except BenchFailed as error:  # it says all: where in the program it was found is nothing to publish
+        sys.exit(str(error))
