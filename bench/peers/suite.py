@@ -84,10 +84,14 @@ class Suite:
 
     def resume(self, found: Mapping[str, Any]) -> None:
         """Go on where an earlier run was ended; steps that failed are tried again. Raises InvalidOption when it moved
-        other amounts."""
+        other amounts, or has numbers of a peer that this run has not."""
         amount = json.loads(json.dumps(self.amount._asdict()))
         if found["amount"] != amount:
             raise InvalidOption(f"the saved run moved other amounts: {found['amount']}, not {amount}")
+        if missing := {peer["name"] for peer in found["peers"]} - {peer.name for peer in self.peers}:
+            raise InvalidOption(
+                f"the saved run has numbers of {', '.join(sorted(missing))} too; name these peers as well"
+            )
         self.done = [list(step) for step in found["steps"]]
         self.rows = rows_of(found["numbers"])
         self.machine, self.date = found["machine"], found["date"]

@@ -107,6 +107,14 @@ def test_a_run_of_other_amounts_is_not_gone_on_with(tmp_path: Path, work: Fails)
         suite(tmp_path, amount=Amount(seconds=1.0)).resume(found)
 
 
+def test_a_run_is_not_gone_on_with_without_some_of_its_peers(tmp_path: Path, work: Fails) -> None:
+    found = json.loads(json.dumps(suite(tmp_path).found()))
+    fewer = suite(tmp_path)
+    fewer.peers = fewer.peers[:2]
+    with pytest.raises(InvalidOption, match="numbers of redis too"):
+        fewer.resume(found)
+
+
 def test_what_takes_too_long_is_ended_whatever_it_waits_for() -> None:
     with pytest.raises(BenchFailed, match="it took more than 0 s, and was ended"), at_most(0.01):
         select.select([], [], [])
