@@ -10,6 +10,7 @@ import asyncio
 import random
 from asyncio import events
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 #: The wall clock at the beginning of the world, in microseconds.
@@ -19,6 +20,8 @@ _THREAD_S: Final = 0.003
 #: How long (seconds) a turn of a loop takes; processes that take so many without a pause go round in a circle.
 _TURN_S: Final = 1e-6
 _MOST_TURNS: Final = 5_000
+#: No coroutine is in so many blocks that wait when they are left.
+_MOST_BLOCKS: Final = 100
 
 
 class Killed(KeyboardInterrupt):
@@ -132,12 +135,23 @@ class Process(asyncio.BaseEventLoop):
             events._set_running_loop(None)
 
     def bury(self) -> None:
-        """Nothing of it is looked at any more."""
-        self._ready.clear()
-        self._scheduled.clear()
+        """Nothing of it is looked at any more, and nothing is left to whoever collects garbage later."""
+        self._closed = True
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._closed = True
+            _end(task.get_coro())
+        self._ready.clear()
+        self._scheduled.clear()
+
+
+def _end(coro: Any) -> None:
+    """Have it leave what it is in, block by block; where one waits for what no longer comes, it is left as well."""
+    for _ in range(_MOST_BLOCKS):
+        if coro.cr_frame is None:
+            return
+        with suppress(BaseException):
+            coro.close()
+    raise AssertionError(f"{coro} does not end")
 
 
 class World:
