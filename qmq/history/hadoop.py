@@ -236,6 +236,8 @@ def _failure(words: str, what: str, name: str) -> OSError | StorageError:
         return StorageFailed(f"{told}; start the DataNodes, and run this again")
     if "minReplication nodes" in words and "no node(s) are excluded" not in text:  # why they are, nobody says
         return StorageFull(f"{told}; make room in HDFS, or start the DataNodes that do not answer, and run this again")
+    if text.startswith("All datanodes "):  # each has ended its part of a block, and none says why
+        return StorageFailed(f"{told}; make room in HDFS, start the DataNodes that do not answer, and run this again")
     if any(sign in words for sign in _FULL):
         return StorageFull(f"{told}; make room in HDFS or raise the quota, and run this again")
     if "SafeModeException" in words or "safe mode" in text:

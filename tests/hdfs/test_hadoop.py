@@ -143,6 +143,7 @@ _NOT_WRITTEN = "java.io.IOException: /a could only be written to 0 of the 1 minR
             StorageFull,
             "DataNodes that do not answer",
         ),
+        ("java.io.IOException: All datanodes [a, b] are bad. Aborting", StorageFailed, "make room in HDFS, start"),
         (_NOT_WRITTEN + " 0 datanode(s) running", StorageFailed, "start the DataNodes"),
         (_OF_HDFS + "server.namenode.SafeModeException: Cannot create", StorageFailed, "left its safe mode"),
         ("org.apache.hadoop.security.AccessControlException: Denied", StorageFailed, "give this user the right"),
