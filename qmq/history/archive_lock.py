@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,8 @@ from qmq.history.files import WritableFiles
 LOCK: Final = "_lock"
 RENEW_US: Final = 10_000_000
 LAPSE_US: Final = 60_000_000
+#: How often it is looked whether it is time to renew it.
+_LOOK_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class ArchiveLock:
         self._clock = clock
         self._holder = holder
         self._renewed_us = 0
+        self._renewing = threading.Lock()
 
     def __enter__(self) -> Self:
         """Take it. Raises DirectoryInUse, naming who has it; StorageFull or StorageFailed."""
@@ -90,10 +95,31 @@ class ArchiveLock:
                 raise
 
     def renew(self) -> None:
-        """Say that this run goes on, if it is time to. Raises as ``confirm`` does."""
-        if self._clock() - self._renewed_us >= RENEW_US:
-            self.confirm()
-            self._write()
+        """Say that this run goes on, if it is time to. Raises as ``confirm`` does. Several threads may call it."""
+        with self._renewing:
+            if self._clock() - self._renewed_us >= RENEW_US:
+                self.confirm()
+                self._write()
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew it as long as the block goes on, however long a call takes there: the sync of a file, its rename.
+
+        That another run has taken it, or that it cannot be written, ``renew`` and ``confirm`` tell the block.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew_until, args=(ended,), name="qmq-archive-lock", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _renew_until(self, ended: threading.Event) -> None:
+        while not ended.wait(_LOOK_EVERY_S):
+            with suppress(StorageError):
+                self.renew()
 
     def confirm(self) -> None:
         """Raises DirectoryInUse when another run has taken it; StorageFailed."""

@@ -43,10 +43,10 @@ def archive_to(
 def open_run(
     source: Path, destination: str, clock: Callable[[], int], settings: Mapping[str, str] | None = None
 ) -> Iterator[Run]:
-    """Take hold of an archive, to archive a data directory. Raises as ``archive_to`` does."""
+    """Take hold of an archive, to archive a data directory, until the block ends. Raises as ``archive_to`` does."""
     if not is_data_directory(source):
         raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
     with writable_files_at(destination, settings) as files:
         files.make_directory("")
-        with ArchiveLock(files, clock, this_process()) as lock:
+        with ArchiveLock(files, clock, this_process()) as lock, lock.renewed():
             yield Run(open_data_directory(source), files, lock)

@@ -34,8 +34,6 @@ from qmq.storage.segment import Owner
 UNFINISHED: Final = "_"
 #: Segments that are copied at once.
 AT_ONCE: Final = 2
-#: How long nothing is heard of copies before the lock is looked at: it is to be renewed meanwhile.
-_HEAR_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -175,10 +173,7 @@ class _Run:
     def _wait_for(self, manifest: Future[Manifest]) -> None:
         """Hear meanwhile of what was copied."""
         while not (manifest.done() and self._told.empty()):
-            try:
-                size = self._told.get(timeout=_HEAR_S)
-            except queue.Empty:  # the disk takes long
-                size = 0
+            size = self._told.get()
             self._lock.renew()
             self._copied_bytes += size
             if size and self._progress is not None:

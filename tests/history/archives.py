@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from itertools import count
 from pathlib import Path
 from typing import Final
 
-from qmq.history.archive_lock import ArchiveLock, Holder, this_process
+import pytest
+
+from qmq.history import archive_lock
+from qmq.history import files as history_files
+from qmq.history.archive_lock import LOCK, RENEW_US, ArchiveLock, Holder, this_process
 from qmq.history.archiving import Archived, archive_segments
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
@@ -27,3 +34,48 @@ def archive(source: Path, to: Path, disk: Disk | None = None, holder: Holder | N
 def files_in(archive: Path) -> dict[str, bytes]:
     """All files of an archive."""
     return {str(path.relative_to(archive)): path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+
+
+class SlowDisk(Disk):
+    """An archive's, which holds one kind of call for files with that ending until the lock was renewed many times."""
+
+    def __init__(self, operation: str, ending: str) -> None:
+        self.held = 0
+        self._operation = operation
+        self._ending = ending
+        self._renewed = threading.Semaphore(0)
+        self._times_us = count(NOW_US, RENEW_US)
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Be the disk of all archives, whose locks are looked at all the time."""
+        patch.setattr(history_files, "Disk", lambda: self)
+        patch.setattr(archive_lock, "_LOOK_EVERY_S", 0.0001)
+
+    def clock(self) -> int:
+        """It is always time to renew."""
+        return next(self._times_us)
+
+    def fsync(self, fd: int) -> None:
+        self._hold("fsync", os.readlink(f"/proc/self/fd/{fd}"))
+        super().fsync(fd)
+
+    def close(self, fd: int) -> None:
+        self._hold("close", os.readlink(f"/proc/self/fd/{fd}"))
+        super().close(fd)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._hold("link", target.name)
+        super().link(source, target)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._hold("rename", target.name)
+        super().rename(source, target)
+        if target.name == LOCK:
+            self._renewed.release()
+
+    def _hold(self, operation: str, name: str) -> None:
+        if operation == self._operation and name.endswith(self._ending):
+            while self._renewed.acquire(blocking=False):
+                """Those from before."""
+            assert all(self._renewed.acquire(timeout=30) for _ in range(10))
+            self.held += 1

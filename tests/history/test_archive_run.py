@@ -10,7 +10,7 @@ from qmq.errors import DirectoryInUse, InvalidOption, StorageFull
 from qmq.history.archive_lock import ArchiveLock
 from qmq.history.archive_run import archive_to
 from qmq.history.files import LocalFiles
-from tests.history.archives import NOW_US
+from tests.history.archives import NOW_US, SlowDisk
 from tests.history.orders import write_orders
 from tests.history.test_archive_lock import ELSEWHERE
 from tests.storage.faults import FaultyDisk
@@ -32,6 +32,21 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
     write_orders(tmp_path / "data", 1)
     with ArchiveLock(LocalFiles(tmp_path), lambda: NOW_US, ELSEWHERE), pytest.raises(DirectoryInUse, match="elsewhere"):
         archive_to(tmp_path / "data", str(tmp_path), lambda: NOW_US)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ending"), [("fsync", ".messages"), ("close", ".messages"), ("rename", ".messages")]
+)
+def test_the_lock_is_renewed_however_long_a_call_takes(
+    operation: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells of bytes meanwhile."""
+    write_orders(tmp_path / "data", 5)
+    disk = SlowDisk(operation, ending)
+    disk.use(monkeypatch)
+    assert archive_to(tmp_path / "data", str(tmp_path / "archive"), disk.clock).copied
+    assert disk.held
+    assert [path.name for path in (tmp_path / "archive").iterdir()] == ["segments"]
 
 
 def test_a_lock_that_cannot_be_given_back_hides_no_error(tmp_path: Path) -> None:

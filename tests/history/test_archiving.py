@@ -5,20 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
-from qmq.history import archiving
 from qmq.history.archive import archived_segments, manifests
-from qmq.history.archive_lock import RENEW_US, ArchiveLock, this_process
-from qmq.history.archiving import _Ended, _Run, archive_segments
+from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.archiving import _Ended, _Run
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.storage.disk import Buffer, Disk
@@ -200,31 +196,6 @@ def test_a_run_that_lost_its_lock_puts_nothing_in_place(tmp_path: Path) -> None:
     with pytest.raises(DirectoryInUse, match="process 7 on elsewhere"):
         archive(source, to, Thief())
     assert "elsewhere" in (to / "_lock").read_text()
-
-
-def test_the_lock_is_renewed_however_long_the_disk_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both copies are synced meanwhile, and nobody tells of bytes."""
-    monkeypatch.setattr(archiving, "_HEAR_S", 0.001)
-    source, to, renewed, time_us = tmp_path / "data", tmp_path / "archive", Counter[str](), count(NOW_US, RENEW_US)
-    write_orders(source, 5)
-
-    class Slow(Disk):
-        def fsync(self, fd: int) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith(".messages"):
-                before, until = renewed["_lock"], time.monotonic() + 60
-                while renewed["_lock"] < before + 20:
-                    assert time.monotonic() < until
-                    os.sched_yield()
-            super().fsync(fd)
-
-        def rename(self, source: Path, target: Path) -> None:
-            super().rename(source, target)
-            renewed[target.name] += 1
-
-    files = LocalFiles(to, Slow())
-    files.make_directory("")
-    with ArchiveLock(files, lambda: next(time_us), this_process()) as lock:
-        assert archive_segments(open_data_directory(source), files, lock, lambda: NOW_US).copied
 
 
 def test_copies_get_their_names_in_order_though_two_are_made_at_once(tmp_path: Path) -> None:

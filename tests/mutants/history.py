@@ -35,10 +35,10 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "renew the lock while a disk takes long",
-        "qmq/history/archiving.py",
-        "self._told.get(timeout=_HEAR_S)",
-        "self._told.get()",
-        ("tests/history/test_archiving.py",),
+        "qmq/history/archive_run.py",
+        "as lock, lock.renewed():",
+        "as lock:",
+        ("tests/history/test_archive_run.py",),
     ),
     Mutant(
         "let the copies of a run that has ended go no further",

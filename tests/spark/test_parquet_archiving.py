@@ -16,12 +16,13 @@ from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
 from qmq.history import file_table
 from qmq.history.archive_lock import ArchiveLock, this_process
+from qmq.history.archive_run import open_run
 from qmq.history.data_directory import open_data_directory
 from qmq.history.file_table import path_of, second_of
 from qmq.history.files import LocalFiles, Progress
 from qmq_spark import parquet_archiving, parquet_files
 from qmq_spark.parquet_archiving import archive_parquet
-from tests.history.archives import GONE, NOW_US, files_in
+from tests.history.archives import GONE, NOW_US, SlowDisk, files_in
 from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import rows_in
 from tests.spark.parquet import DAY_US, archive, files_of, read, table_of, write_days
@@ -234,6 +235,24 @@ def test_a_run_that_lost_its_lock_commits_nothing(tmp_path: Path) -> None:
     with ArchiveLock(files, lambda: NOW_US, this_process()) as lock, pytest.raises(DirectoryInUse, match="elsewhere"):
         archive_parquet(found.files, found.segments, files, lock, "run")
     assert table_of(to).number == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "ending"),
+    [("fsync", ".parquet"), ("close", ".parquet"), ("rename", ".parquet"), ("link", ".table")],
+)
+def test_the_lock_is_renewed_however_long_a_call_takes(
+    operation: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one file is synced nobody tells of bytes."""
+    source, to, disk = tmp_path / "data", tmp_path / "archive", SlowDisk(operation, ending)
+    write_days(source, 1, 6)
+    disk.use(monkeypatch)
+    with open_run(source, str(to), disk.clock) as run:
+        archive_parquet(run.source.files, run.source.segments, run.files, run.lock, "run")
+    assert disk.held
+    monkeypatch.undo()
+    check(source, to)
 
 
 @pytest.mark.parametrize("there_already", [False, True])
