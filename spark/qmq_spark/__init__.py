@@ -9,6 +9,8 @@ Of QMQ it sees the format, and segments as ``qmq.history`` finds them: no broker
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +20,16 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("qmq")`` known to a session, with filters on subject and time pushed down to it."""
+    """Make ``format("qmq")`` known to a session, with filters on subject and time pushed down to it.
+
+    Where all of the session runs on this machine, and nobody has said which Python Spark is to start, it is this one:
+    the ``python3`` that Spark would take may know neither this package nor Arrow.
+    """
     from qmq_spark.source import QmqDataSource
 
+    context = getattr(spark, "sparkContext", None)  # one that is connected to has none
+    named = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
+    if context is not None and context.master.startswith("local") and not named:
+        context.pythonExec = sys.executable
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(QmqDataSource)

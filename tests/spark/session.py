@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +41,7 @@ def environment_of() -> dict[str, str]:
     there = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_CONFIG"}
     known = [there["PYTHONPATH"]] if there.get("PYTHONPATH") else []
     paths = os.pathsep.join([*map(str, PATHS), *known])
-    return {**there, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+    return {**there, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": paths}
 
 
 @contextmanager
@@ -58,7 +57,8 @@ def running(directory: Path) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:  # the JVM keeps what it was started with
         environment = environment_of()
         patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        for name in ("SPARK_LOCAL_IP", "PYTHONPATH", "PYSPARK_PYTHON"):
+        patch.delenv("PYSPARK_PYTHON", raising=False)  # as with who follows the documents
+        for name in ("SPARK_LOCAL_IP", "PYTHONPATH"):
             patch.setenv(name, environment[name])
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

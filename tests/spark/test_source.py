@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+import qmq_spark
 from qmq_spark.options import COLUMNS
 from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, write_orders
@@ -39,6 +41,19 @@ def test_gives_what_a_client_would(spark: SparkSession, directory: Path) -> None
     assert frame.rdd.getNumPartitions() > 2
     assert rows_of(frame) == rows_in(directory)
     assert rows_of(load(spark, f"file://{directory}")) == rows_in(directory)
+
+
+def test_workers_run_the_python_that_asks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine; unless another one is named."""
+    context = spark.sparkContext
+    assert context.pythonExec == sys.executable
+    monkeypatch.setattr(context, "pythonExec", "another")
+    monkeypatch.setenv("PYSPARK_PYTHON", "another")
+    qmq_spark.register(spark)
+    assert context.pythonExec == "another"
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    qmq_spark.register(spark)
+    assert context.pythonExec == sys.executable
 
 
 def test_an_archive_gives_the_same(spark: SparkSession, directory: Path, tmp_path: Path) -> None:
