@@ -136,12 +136,19 @@ class Process(asyncio.BaseEventLoop):
 
     def bury(self) -> None:
         """Nothing of it is looked at any more, and nothing is left to whoever collects garbage later."""
-        self._closed = True
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            _end(task.get_coro())
+        ended: set[asyncio.Task[Any]] = set()
+        events._set_running_loop(self)  # some begin others when they are left
+        try:
+            while left := asyncio.all_tasks(self) - ended:
+                for task in left:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _end(task.get_coro())
+                ended |= left
+        finally:
+            events._set_running_loop(None)
         self._ready.clear()
         self._scheduled.clear()
+        self._closed = True
 
 
 def _end(coro: Any) -> None:
