@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, DirectoryInUse, StorageError, StorageFull
@@ -24,7 +23,7 @@ from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.history.archive import MANIFEST, SEGMENTS, directory_of, manifests
 from qmq.history.archive_lock import LOCK, ArchiveLock
 from qmq.history.data_directory import DataDirectory
-from qmq.history.files import Progress, Reading, WritableFiles
+from qmq.history.files import Files, Progress, Reading, WritableFiles
 from qmq.history.manifest import Manifest
 from qmq.history.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.storage.index import pack_index_header
@@ -212,31 +211,38 @@ class _Run:
         files = self._files
         unfinished = _unfinished(path)
         files.make_directory(path.rpartition("/")[0])
-        index = segment.batches(self._source.files)
-        packed = _packed(segment, index)
         with self._source.files.open(segment.path) as reading:
             size = min(segment.end - segment.base, reading.size())  # less of one that was cut: what is there
             crc = files.copy_in(reading, size, unfinished + MESSAGES, self._copied)
-            messages = _messages_in(reading, segment, index)
-        stamps = index["stored_at_us"]
+            found = _batches_in(reading, segment, self._source.files)
+        index_bytes, index_crc = self._copy_index(segment, unfinished + INDEX)
         manifest = Manifest(
             store_id=segment.store_id.hex(),
             partition=segment.partition,
             base=segment.base,
             end=segment.end,
-            batches=len(index),
-            messages=messages,
-            first_stored_at_us=int(stamps[0]) if len(stamps) else 0,
-            last_stored_at_us=int(stamps[-1]) if len(stamps) else 0,
+            batches=found.batches,
+            messages=found.messages,
+            first_stored_at_us=found.first_stored_at_us,
+            last_stored_at_us=found.last_stored_at_us,
             messages_bytes=size,
             messages_crc=crc,
-            index_bytes=len(packed),
-            index_crc=crc32c(packed),
+            index_bytes=index_bytes,
+            index_crc=index_crc,
             archived_at_us=self._clock(),
         )
-        files.write(unfinished + INDEX, packed)
         self._verify(unfinished, manifest, self._checked)
         return manifest
+
+    def _copy_index(self, segment: SegmentSource, path: str) -> tuple[int, int]:
+        """The index as it is, or as a sealed one is written where there is none; gives its bytes and their crc32c."""
+        if segment.index_path is not None:
+            with self._source.files.open(segment.index_path) as reading:
+                size = reading.size()
+                return size, self._files.copy_in(reading, size, path, self._checked)
+        packed = _packed(segment, segment.batches(self._source.files))
+        self._files.write(path, packed)
+        return len(packed), crc32c(packed)
 
     def _put_in_place(self, path: str, manifest: Manifest) -> None:
         """Give a copy its names, the manifest last."""
@@ -297,7 +303,7 @@ def _unfinished(path: str) -> str:
 
 
 def _packed(segment: SegmentSource, index: Index) -> bytes:
-    """The index as a sealed one is written: equal byte for byte to that of the data directory where there is one."""
+    """The index as a sealed one is written."""
     body = index.tobytes()
     head = pack_index_header(
         Owner(segment.store_id, segment.partition),
@@ -310,14 +316,32 @@ def _packed(segment: SegmentSource, index: Index) -> bytes:
     return head + body
 
 
-def _messages_in(reading: Reading, segment: SegmentSource, index: Index) -> int:
-    """How many messages the batches say that they have."""
-    count = 0
-    for position in index["position"].astype(np.int64).tolist():
-        head = reading.read(position - segment.base, BATCH_HEADER_SIZE)
-        if len(head) == BATCH_HEADER_SIZE and (header := parse_header(head)).magic == BATCH_MAGIC:
-            count += header.messages
-    return count
+class _Batches(NamedTuple):
+    """What there is of a segment; times 0 where that is nothing."""
+
+    batches: int
+    messages: int
+    first_stored_at_us: int
+    last_stored_at_us: int
+
+
+def _batches_in(reading: Reading, segment: SegmentSource, files: Files) -> _Batches:
+    """By its index, and messages by what the batches say that they have."""
+    count = messages = first = last = 0
+    for batches in segment.pieces(files):
+        messages += sum(_messages_at(reading, place) for place in (batches["position"] - segment.base).tolist())
+        if len(batches):
+            first = first if count else int(batches["stored_at_us"][0])
+            last = int(batches["stored_at_us"][-1])
+        count += len(batches)
+    return _Batches(count, messages, first, last)
+
+
+def _messages_at(reading: Reading, offset: int) -> int:
+    head = reading.read(offset, BATCH_HEADER_SIZE)
+    if len(head) < BATCH_HEADER_SIZE or (header := parse_header(head)).magic != BATCH_MAGIC:
+        return 0
+    return header.messages
 
 
 def _remove_unfinished(files: WritableFiles) -> int:

@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
+from qmq.history.files import Reading
 from qmq.history.segments import INDEX, MESSAGES, SegmentSource
 from qmq.net.address import Address, parse_url
 from qmq.net.log_reading import LogReader, Span
@@ -45,6 +46,25 @@ class BrokerReading:
         """The connection stays for others."""
 
 
+class IndexReading:
+    """An index that was made."""
+
+    is_near = True
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As ``Reading.read``."""
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class BrokerFiles:
     """The logs of all brokers of a URL. Not for several threads, nor over a fork."""
 
@@ -71,8 +91,10 @@ class BrokerFiles:
         inside = [name[len(path) :].lstrip("/") for name in names if not path or name.startswith(f"{path}/")]
         return sorted({name.partition("/")[0] for name in inside})
 
-    def open(self, path: str) -> BrokerReading:
+    def open(self, path: str) -> Reading:
         """As ``Files.open``. Raises FileNotFoundError, ConnectionLost."""
+        if path.endswith(INDEX):
+            return IndexReading(self.read_whole(path))
         reader, partition, base, _ = self._parse(path, MESSAGES)
         return BrokerReading(reader, partition, self._span_of(reader, partition, base))
 

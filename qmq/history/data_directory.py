@@ -5,6 +5,7 @@ Its broker may run meanwhile: what is read then ends behind the last batch that 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from qmq.errors import BadBytes, StorageFailed
 from qmq.format.batch import Header
 from qmq.format.layout import INDEX_DTYPE
 from qmq.history.files import Files, LocalFiles
-from qmq.history.segments import INDEX, MESSAGES, SegmentSource, read_index
+from qmq.history.segments import INDEX, MESSAGES, SegmentSource, index_pieces
 from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
 from qmq.storage.disk import Disk
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
@@ -142,7 +143,8 @@ class _Partition:
         if known is not None and known.index_path is not None and known.end == end:
             return known
         try:
-            read_index(self._files, path + INDEX, *self._owner, base, end)
+            for _ in index_pieces(self._files, path + INDEX, *self._owner, base, end):
+                """Looked at to its end."""
         except BadBytes:
             return None
         return SegmentSource(*self._owner, base, end, path + MESSAGES, path + INDEX, None)
@@ -154,7 +156,7 @@ class _Partition:
             found, start = known.found, known.end  # what it had stays as it was
             if start == end:
                 return known._replace(sealed=sealed)
-        positions, stamps = list[int](), list[int]()
+        positions, stamps = array("Q"), array("Q")
 
         def feed(header: Header, _: memoryview) -> None:
             positions.append(header.position)

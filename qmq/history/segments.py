@@ -6,6 +6,7 @@ headers of segments, indexes, what checkpoints say was removed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,9 @@ Index = npt.NDArray[Any]
 
 MESSAGES: Final = ".messages"
 INDEX: Final = ".index"
+#: So many batches of an index are in memory at once: 2 MiB.
+PIECE_BATCHES: Final = 1 << 17
+_BEHIND_ALL: Final = 1 << 63
 
 
 class SegmentSource(NamedTuple):
@@ -47,26 +51,65 @@ class SegmentSource(NamedTuple):
         """Store id and partition."""
         return self.store_id, self.partition
 
-    def batches(self, files: Files) -> Index:
-        """Its batches. Raises BadBytes when the index is not that of this segment, StorageFailed."""
+    def batches(self, files: Files, start: int = 0, until: int = _BEHIND_ALL) -> Index:
+        """Those of its batches that begin at positions [start, until). Raises BadBytes when the index is not that of
+        this segment, StorageFailed.
+        """
+        return np.concatenate([_within(piece, start, until) for piece in self.pieces(files)])
+
+    def outline(self, files: Files) -> tuple[Index, bool]:
+        """Its batches and True; of very many only the first and every so many behind it, and False. Raises as
+        ``batches``.
+        """
+        kept, step = np.empty(0, INDEX_DTYPE), 1
+        for piece in self.pieces(files):
+            kept = np.concatenate((kept, piece[::step]))
+            while len(kept) > PIECE_BATCHES:
+                kept, step = kept[::2], 2 * step
+        return kept, step == 1
+
+    def pieces(self, files: Files) -> Iterator[Index]:
+        """Its batches, some at a time: in a large segment an index is large, too. Raises as ``batches``, maybe behind
+        others: then none was good.
+        """
         if self.found is not None:
-            return self.found
+            yield self.found
+            return
         assert self.index_path is not None
-        return read_index(files, self.index_path, self.store_id, self.partition, self.base, self.end)
+        yield from index_pieces(files, self.index_path, self.store_id, self.partition, self.base, self.end)
 
 
-def read_index(files: Files, path: str, store_id: bytes, partition: int, base: int, end: int) -> Index:
+def index_pieces(files: Files, path: str, store_id: bytes, partition: int, base: int, end: int) -> Iterator[Index]:
     """The batches of a segment up to *end*, by its sealed index, which may go on: in an archive it comes before what
-    tells of it. Raises BadBytes when it is not whole, or another one's; StorageFailed.
+    tells of it. One piece at least. Raises BadBytes when it is not whole, or another one's; StorageFailed.
     """
     try:
-        data = files.read_whole(path)
+        file = files.open(path)
     except FileNotFoundError as error:
         raise BadBytes(f"{path} in {files.name} is missing") from error
-    header = parse_derived(data, INDEX_MAGIC, Path(files.name, path))
-    body = memoryview(data)[DERIVED_HEADER_SIZE:]
-    ours = (header.store_id, header.partition, header.base) == (store_id, partition, base) and header.covered >= end
-    if not header.sealed or not ours or len(body) != header.rows * INDEX_ENTRY_SIZE or crc32c(body) != header.body_crc:
+    try:
+        data = file.read(0, DERIVED_HEADER_SIZE + PIECE_BATCHES * INDEX_ENTRY_SIZE)
+        header = parse_derived(data, INDEX_MAGIC, Path(files.name, path))
+        ours = (header.store_id, header.partition, header.base) == (store_id, partition, base) and header.covered >= end
+        whole = DERIVED_HEADER_SIZE + header.rows * INDEX_ENTRY_SIZE
+        is_good = header.sealed and ours and file.size() == whole
+        body, done, crc = memoryview(data)[DERIVED_HEADER_SIZE:], len(data), 0
+        while is_good:
+            crc = crc32c(body, crc)
+            if len(body) % INDEX_ENTRY_SIZE or (done == whole and crc != header.body_crc):
+                break
+            records = np.frombuffer(body, INDEX_DTYPE)
+            yield records[records["position"] < end]
+            if done == whole:
+                return
+            body = memoryview(file.read(done, min(whole - done, PIECE_BATCHES * INDEX_ENTRY_SIZE)))
+            done += len(body)
+            is_good = len(body) > 0
         raise BadBytes(f"{path} in {files.name} is not the index of the segment beside it")
-    records = np.frombuffer(body, INDEX_DTYPE)
-    return records[records["position"] < end]
+    finally:
+        file.close()
+
+
+def _within(batches: Index, start: int, until: int) -> Index:
+    positions = batches["position"]
+    return batches[(positions >= np.uint64(start)) & (positions < np.uint64(until))]

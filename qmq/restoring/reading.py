@@ -18,7 +18,7 @@ from qmq.format.run import Run
 from qmq.history.archive import manifests
 from qmq.history.files import Files, Reading
 from qmq.history.manifest import Manifest
-from qmq.history.segments import INDEX, MESSAGES, Index, read_index
+from qmq.history.segments import INDEX, MESSAGES, Index, index_pieces
 from qmq.intervals import Intervals
 from qmq.restoring.selection import Selection
 
@@ -111,29 +111,41 @@ class ArchiveReader:
             yield Step(log, start, end, [])
             return
         try:
-            index = read_index(
-                self._files, path + INDEX, bytes.fromhex(manifest.store_id), manifest.partition, manifest.base,
-                manifest.end,
-            )  # fmt: skip
+            for _ in self._pieces(path, manifest):
+                """Looked at to its end, before anything goes by it."""
             file = self._files.open(path + MESSAGES)
         except (BadBytes, FileNotFoundError) as error:
             yield self._unreadable(log, path, start, end, str(error))
             return
         try:
-            yield from self._batches(file, path, manifest, start, end, index)
+            behind = start
+            for index, following in _followed(self._pieces(path, manifest), manifest.end):
+                stop = min(following, end)
+                if behind < stop:
+                    yield from self._batches(file, path, manifest, behind, stop, index, following)
+                    behind = stop
+            if behind < end:
+                yield Step(log, behind, end, [])
         finally:
             file.close()
+
+    def _pieces(self, path: str, manifest: Manifest) -> Iterator[Index]:
+        store_id = bytes.fromhex(manifest.store_id)
+        return index_pieces(
+            self._files, path + INDEX, store_id, manifest.partition, manifest.base, manifest.end
+        )  # fmt: skip
 
     def _unreadable(self, log: str, path: str, start: int, end: int, reason: str) -> Step:
         damage = Damage(f"{self._files.name}/{path}{MESSAGES}", start, end, None, reason)
         return Step(log, start, end, [], damage=damage, is_settled=False)
 
     def _batches(
-        self, file: Reading, path: str, manifest: Manifest, start: int, end: int, index: Index
+        self, file: Reading, path: str, manifest: Manifest, start: int, end: int, index: Index, following: int
     ) -> Iterator[Step]:
+        """What lies at [start, end), where the batches of *index* are, and *following* is behind them."""
         log = log_of(manifest)
         positions = index["position"].astype(np.int64)
-        ends = np.append(positions[1:], manifest.end)
+        ends = np.append(positions[1:], following)
         stamps = index["stored_at_us"]
         selection = self._selection
         in_time = (stamps >= np.uint64(selection.since_us)) & (stamps < np.uint64(selection.until_us))
@@ -227,6 +239,18 @@ def new_parts(run: Run, found: Found) -> list[Run]:
         if known.overlaps(int(positions.min()), int(positions.max()) + 1):
             kept[mine[[position in known for position in positions.tolist()]]] = False
     return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
+
+
+def _followed(pieces: Iterator[Index], end: int) -> Iterator[tuple[Index, int]]:
+    """Each with the position behind its last batch; none is empty."""
+    held: Index | None = None
+    for piece in pieces:
+        if len(piece):
+            if held is not None:
+                yield held, int(piece["position"][0])
+            held = piece
+    if held is not None:
+        yield held, end
 
 
 def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:

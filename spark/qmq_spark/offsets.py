@@ -74,8 +74,9 @@ def before(source: Source, since_us: int) -> Read:
     """All that was stored before a time, as far as what is there tells."""
     found: Read = {}
     for segment in source.segments:
-        batches = segment.batches(source.files)
+        batches, is_whole = segment.outline(source.files)
         at = int(np.searchsorted(batches["stored_at_us"], np.uint64(since_us)))
+        at -= not is_whole and at > 0  # what lies between the two may be later
         if at:
             end = int(batches["position"][at]) if at < len(batches) else segment.end
             found.setdefault(segment.whose, Intervals()).add(0, end)
@@ -135,7 +136,7 @@ def _take(source: Source, stretches: list[tuple[SegmentSource, int, int]], most_
             taken += max(0, high - first)
             _add(reached, source, segment, high, low)
             continue
-        starts = segment.batches(source.files)["position"].astype(np.int64)
+        starts = segment.outline(source.files)[0]["position"].astype(np.int64)
         edges = np.append(starts[(starts > first) & (starts < high)], high)
         at = int(np.searchsorted(edges, first + most_bytes - taken, "right"))
         if at or not taken:

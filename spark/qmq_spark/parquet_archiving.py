@@ -136,14 +136,17 @@ def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done
 
 def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, Stretch]]:
     """A segment from *start* on, cut where a batch is of another day than the one before."""
-    batches = segment.batches(source)
-    batches = batches[batches["position"] >= start]
-    days = (batches["stored_at_us"] // _DAY_US).astype(np.int64)
-    cuts = np.flatnonzero(days[1:] != days[:-1]) + 1
-    edges = [start, *batches["position"][cuts].tolist(), segment.end]
-    firsts = days[[0, *cuts]].tolist() if len(days) else [0]
-    for day, first, last in zip(firsts, edges[:-1], edges[1:], strict=True):
-        yield day, Stretch(segment, first, last)
+    day: int | None = None
+    first = start
+    for batches in segment.pieces(source):
+        later = batches[batches["position"] >= start]
+        days = (later["stored_at_us"] // _DAY_US).astype(np.int64)
+        for at in np.flatnonzero(np.diff(days, prepend=days[:1] if day is None else day)).tolist():
+            cut = int(later["position"][at])
+            yield int(days[at - 1]) if at else day or 0, Stretch(segment, first, cut)
+            first = cut
+        day = int(days[-1]) if len(days) else day
+    yield day or 0, Stretch(segment, first, segment.end)
 
 
 def _rounds(pieces: list[_Piece]) -> Iterator[list[_Piece]]:

@@ -140,11 +140,12 @@ def _stretches(
     start, end = max(segment.base + SEGMENT_HEADER_SIZE, span[0]), min(segment.end, span[1])
     if start >= end:
         return
-    batches = segment.batches(files)
+    batches, is_whole = segment.outline(files)
     positions = batches["position"].astype(np.int64)
     first, behind = np.searchsorted(positions, [start, end]).tolist()
     limits = np.array([wanted.stored_from, wanted.stored_until], np.uint64)
     low, high = np.searchsorted(batches["stored_at_us"], limits).tolist()
+    low -= not is_whole and low > 0  # what lies between the two may be of that time
     if low > first:
         start = int(positions[low]) if low < len(positions) else end
     if high < behind:

@@ -37,9 +37,7 @@ class Stretch(NamedTuple):
 
     def batches(self, files: Files) -> Index:
         """Where they begin. Raises BadBytes, StorageFailed."""
-        index = self.segment.batches(files)
-        low, high = np.searchsorted(index["position"], np.array([self.start, self.end], np.uint64))
-        return index[low:high]
+        return self.segment.batches(files, self.start, self.end)
 
 
 class Damage(NamedTuple):

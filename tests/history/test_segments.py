@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from crc32c import crc32c
 
 from qmq.errors import BadBytes
+from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_DTYPE, INDEX_ENTRY_SIZE
+from qmq.history import segments
 from qmq.history.archive import archived_segments
+from qmq.history.archiving import _batches_in
 from qmq.history.files import LocalFiles
-from qmq.history.segments import read_index
+from qmq.history.segments import SegmentSource, index_pieces
+from qmq.storage.index import pack_index_header
+from qmq.storage.segment import Owner
 from tests.history.archives import archive
 from tests.history.orders import write_orders
 
@@ -20,9 +30,10 @@ def test_takes_its_own_index_only(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path / "archive")
     segment = archived_segments(files)[0]
     path, place = str(segment.index_path), (segment.store_id, segment.partition, segment.base)
-    whole = read_index(files, path, *place, segment.end)
+    (whole,) = index_pieces(files, path, *place, segment.end)
     earlier = int(whole["position"][-1])
-    assert read_index(files, path, *place, earlier)["position"].tolist() == whole["position"][:-1].tolist()
+    (less,) = index_pieces(files, path, *place, earlier)
+    assert less["position"].tolist() == whole["position"][:-1].tolist()
     others = [
         (bytes(6), segment.partition, segment.base, segment.end),
         (segment.store_id, 9, segment.base, segment.end),
@@ -31,11 +42,13 @@ def test_takes_its_own_index_only(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(BadBytes, match="is not the index of the segment"):
-            read_index(files, path, *other)
+            list(index_pieces(files, path, *other))
 
 
+@pytest.mark.parametrize("piece", [4, 1 << 18])
 @pytest.mark.parametrize("at", [0, 20, 70, -1])
-def test_a_rotten_index_is_refused(tmp_path: Path, at: int) -> None:
+def test_a_rotten_index_is_refused(tmp_path: Path, at: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "PIECE_BATCHES", piece)
     write_orders(tmp_path / "data", 60)
     archive(tmp_path / "data", tmp_path / "archive")
     files = LocalFiles(tmp_path / "archive")
@@ -48,4 +61,105 @@ def test_a_rotten_index_is_refused(tmp_path: Path, at: int) -> None:
         segment.batches(files)
     file.unlink()
     with pytest.raises(BadBytes, match="is missing"):
+        segment.batches(files)
+
+
+BATCHES = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalFiles, SegmentSource]:
+    """A segment of many small batches: its index of 24 MB is there, and nothing else."""
+    directory, owner = tmp_path_factory.mktemp("large"), Owner(b"origin", 3)
+    batches = np.empty(BATCHES, INDEX_DTYPE)
+    batches["position"] = np.arange(64, 64 + 300 * BATCHES, 300)
+    batches["stored_at_us"] = np.arange(BATCHES)
+    end = 64 + 300 * BATCHES
+    body = batches.tobytes()
+    head = pack_index_header(owner, 0, sealed=True, covered=end, count=BATCHES, body_crc=crc32c(body))
+    (directory / "large.index").write_bytes(head + body)
+    return LocalFiles(directory), SegmentSource(*owner, 0, end, "large.messages", "large.index", None)
+
+
+class Nothing:
+    """A segment of which nothing is there."""
+
+    is_near = True
+
+    def size(self) -> int:
+        return 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.no_cover  # every allocation is counted already
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda segment, files: segment.batches(files, 3_000_064, 6_000_064)["position"],
+        lambda segment, files: segment.outline(files)[0]["position"],
+        lambda segment, files: [len(piece) for piece in segment.pieces(files)],
+        lambda segment, files: range(_batches_in(Nothing(), segment, files).batches),
+    ],
+    ids=["batches", "outline", "pieces", "what a manifest says"],
+)
+def test_a_large_index_takes_little_memory(read: Callable[..., Any], large: tuple[LocalFiles, SegmentSource]) -> None:
+    files, segment = large
+    tracemalloc.start()
+    try:
+        found = read(segment, files)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{most / 1e6:.1f} MB of an index of {BATCHES * INDEX_ENTRY_SIZE / 1e6:.1f} MB")
+    assert most < 16e6
+    assert len(found) > 10
+
+
+def test_an_outline_begins_with_the_first_and_has_some_of_all(large: tuple[LocalFiles, SegmentSource]) -> None:
+    files, segment = large
+    outline, is_whole = segment.outline(files)
+    assert not is_whole
+    assert segments.PIECE_BATCHES // 2 <= len(outline) <= segments.PIECE_BATCHES
+    gaps = np.diff(outline["position"].astype(np.int64), prepend=64 - 4_800, append=segment.end)
+    assert outline["position"][0] == 64
+    assert gaps.max() <= 2 * 300 * BATCHES // len(outline)
+
+
+def test_pieces_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_orders(tmp_path / "data", 60)
+    archive(tmp_path / "data", tmp_path / "archive")
+    files = LocalFiles(tmp_path / "archive")
+    for segment in archived_segments(files):
+        whole = segment.batches(files)
+        outline, is_whole = segment.outline(files)
+        assert is_whole
+        assert outline.tolist() == whole.tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "PIECE_BATCHES", 4)
+            assert segment.batches(files).tolist() == whole.tolist()
+            low, high = len(whole) // 3, 2 * len(whole) // 3
+            inner = segment.batches(files, int(whole["position"][low]), int(whole["position"][high]))
+            assert inner.tolist() == whole[low:high].tolist()
+            assert max(map(len, segment.pieces(files))) == min(4, len(whole))
+
+
+@pytest.mark.parametrize("kept", [-16, 16, 5, -5])
+def test_an_index_of_another_length_is_refused(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "PIECE_BATCHES", 4)
+    write_orders(tmp_path / "data", 60)
+    archive(tmp_path / "data", tmp_path / "archive")
+    files = LocalFiles(tmp_path / "archive")
+    segment = archived_segments(files)[0]
+    file = tmp_path / "archive" / str(segment.index_path)
+    data = file.read_bytes()
+    file.write_bytes(data[:kept] if kept < 0 else data + bytes(kept))
+    with pytest.raises(BadBytes, match="is not the index"):
+        segment.batches(files)
+    file.write_bytes(data[: DERIVED_HEADER_SIZE - 1])
+    with pytest.raises(BadBytes):
         segment.batches(files)

@@ -132,6 +132,13 @@ OF_HISTORY: Final = (
         ("tests/history/test_segments.py",),
     ),
     Mutant(
+        "read what may be of a time where not all batches are looked at",
+        "spark/qmq_spark/planning.py",
+        "    low -= not is_whole and low > 0",
+        "    low -= 0",
+        ("tests/spark/test_planning.py",),
+    ),
+    Mutant(
         "leave what a broker is writing",
         "qmq/history/data_directory.py",
         "while not sealed and positions and",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.history import segments
 from qmq.history.files import LocalFiles
 from qmq.history.manifest import parse_manifest
 from qmq.intervals import Intervals
@@ -38,6 +39,13 @@ def us_of(row: Row) -> int:
     return int((row["stored_at"] - time_of(0)).total_seconds() * 1_000_000 + 0.5)
 
 
+@pytest.fixture(params=[3, 1 << 18])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many batches of an index are looked at together."""
+    monkeypatch.setattr(segments, "PIECE_BATCHES", request.param)
+
+
+@pytest.mark.usefixtures("pieces")
 def test_random_selections_get_what_they_say(tmp_path: Path) -> None:
     seed = fresh_seed()
     dice = random.Random(seed)
@@ -54,6 +62,7 @@ def test_random_selections_get_what_they_say(tmp_path: Path) -> None:
         assert not any(step.damage for step in steps)
 
 
+@pytest.mark.usefixtures("pieces")
 def test_each_byte_is_in_one_step_and_what_is_done_in_none(tmp_path: Path) -> None:
     orders_archive(tmp_path, 120)
     dice = random.Random(5)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.history import segments
 from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of
@@ -111,7 +112,7 @@ def test_what_comes_before_others_is_read_too(tmp_path: Path) -> None:
         assert sizes.get((*segment.whose, segment.base), 0) + rest == segment.end - segment.base
 
 
-def test_tells_what_was_stored_before_a_time(tmp_path: Path) -> None:
+def test_tells_what_was_stored_before_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_orders(tmp_path, 30)
     source = open_source(str(tmp_path))
     assert before(source, 1) == {}
@@ -124,3 +125,6 @@ def test_tells_what_was_stored_before_a_time(tmp_path: Path) -> None:
         for row in one.batches(source.files)
     ]
     assert all((position in part[whose]) is (stamp < stamps[15]) for whose, position, stamp in starts)
+    monkeypatch.setattr(segments, "PIECE_BATCHES", 4)  # not all of them are looked at
+    part = before(source, stamps[15])
+    assert {stamp < stamps[15] for whose, position, stamp in starts if position in part[whose]} == {True}

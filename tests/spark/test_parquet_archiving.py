@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
-from qmq.history import file_table
+from qmq.history import file_table, segments
 from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.archive_run import open_run
 from qmq.history.data_directory import open_data_directory
@@ -37,6 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_archiving, "ROUND_BYTES", 5_000)
     monkeypatch.setattr(parquet_files, "GATHERED_BYTES", 8_000)
     monkeypatch.setattr(parquet_files, "OWN_BYTES", 3_000)
+    monkeypatch.setattr(segments, "PIECE_BATCHES", 3)
 
 
 def check(source: Path, to: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.history import segments
 from qmq.history.file_table import SegmentKey
 from qmq_spark.planning import SourceView, open_source, plan
 from qmq_spark.reading import Wanted
@@ -16,6 +17,7 @@ from tests.history.archives import archive
 from tests.history.orders import rows_in, write_orders
 from tests.spark import parquet
 from tests.spark.parquet import write_days
+from tests.spark.reads import read
 from tests.storage.stores import segment_files
 
 
@@ -45,6 +47,24 @@ def test_times_spare_segments(tmp_path: Path) -> None:
     parts = plan(source, Wanted(partitions=frozenset([1])), 5_000)
     assert {stretch.segment.partition for part in parts for stretch in part} == {1}
     assert sent
+
+
+@pytest.mark.parametrize("part_bytes", [1, 5_000, 1 << 30])
+def test_where_not_all_batches_are_looked_at_nothing_is_missing(
+    tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a large segment of small batches."""
+    write_orders(tmp_path / "data", 100)
+    archive(tmp_path / "data", tmp_path / "archive")
+    rows, _ = read(tmp_path / "archive")
+    times = sorted({row["stored_at"] for row in rows})
+    monkeypatch.setattr(segments, "PIECE_BATCHES", 5)
+    for first, last in ((0, -1), (7, 9), (30, 80)):
+        since, until = (int(times[at].timestamp() * 1e6 + 0.5) for at in (first, last))
+        wanted = Wanted(stored_from=since, stored_until=until)
+        found, damages = read(tmp_path / "archive", wanted, part_bytes=part_bytes)
+        assert found == [row for row in rows if times[first] <= row["stored_at"] < times[last]]
+        assert damages == []
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
