@@ -146,6 +146,13 @@ OF_HISTORY: Final = (
         ("tests/history/test_data_directory.py",),
     ),
     Mutant(
+        "keep no more of a large segment in memory than of a small one",
+        "spark/qmq_spark/reading.py",
+        "WINDOW_BYTES: Final = 8 << 20",
+        "WINDOW_BYTES: Final = 1 << 30",
+        ("tests/spark/test_memory.py",),
+    ),
+    Mutant(
         "check the data of a batch before Spark gets it",
         "spark/qmq_spark/heads.py",
         "crc32c(window[offset + start : offset + size]) != data_crc",
