@@ -6,7 +6,7 @@ headers of segments, indexes, what checkpoints say was removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +55,7 @@ class SegmentSource(NamedTuple):
         """Those of its batches that begin at positions [start, until). Raises BadBytes when the index is not that of
         this segment, StorageFailed.
         """
-        return np.concatenate([_within(piece, start, until) for piece in self.pieces(files)])
+        return np.concatenate([within(piece, start, until) for piece in self.pieces(files)])
 
     def outline(self, files: Files) -> tuple[Index, bool]:
         """Its batches and True; of very many only the first and every so many behind it, and False. Raises as
@@ -110,6 +110,19 @@ def index_pieces(files: Files, path: str, store_id: bytes, partition: int, base:
         file.close()
 
 
-def _within(batches: Index, start: int, until: int) -> Index:
+def followed(pieces: Iterable[Index], end: int) -> Iterator[tuple[Index, int]]:
+    """Each piece with the position behind its last batch, *end* the last one; none is empty."""
+    held: Index | None = None
+    for piece in pieces:
+        if len(piece):
+            if held is not None:
+                yield held, int(piece["position"][0])
+            held = piece
+    if held is not None:
+        yield held, end
+
+
+def within(batches: Index, start: int, until: int) -> Index:
+    """Those that begin at positions [start, until)."""
     positions = batches["position"]
     return batches[(positions >= np.uint64(start)) & (positions < np.uint64(until))]

@@ -18,7 +18,7 @@ from qmq.format.run import Run
 from qmq.history.archive import manifests
 from qmq.history.files import Files, Reading
 from qmq.history.manifest import Manifest
-from qmq.history.segments import INDEX, MESSAGES, Index, index_pieces
+from qmq.history.segments import INDEX, MESSAGES, Index, followed, index_pieces
 from qmq.intervals import Intervals
 from qmq.restoring.selection import Selection
 
@@ -119,7 +119,7 @@ class ArchiveReader:
             return
         try:
             behind = start
-            for index, following in _followed(self._pieces(path, manifest), manifest.end):
+            for index, following in followed(self._pieces(path, manifest), manifest.end):
                 stop = min(following, end)
                 if behind < stop:
                     yield from self._batches(file, path, manifest, behind, stop, index, following)
@@ -239,18 +239,6 @@ def new_parts(run: Run, found: Found) -> list[Run]:
         if known.overlaps(int(positions.min()), int(positions.max()) + 1):
             kept[mine[[position in known for position in positions.tolist()]]] = False
     return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
-
-
-def _followed(pieces: Iterator[Index], end: int) -> Iterator[tuple[Index, int]]:
-    """Each with the position behind its last batch; none is empty."""
-    held: Index | None = None
-    for piece in pieces:
-        if len(piece):
-            if held is not None:
-                yield held, int(piece["position"][0])
-            held = piece
-    if held is not None:
-        yield held, end
 
 
 def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:

@@ -14,7 +14,7 @@ from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
 from qmq.format.private import is_private
 from qmq.history.files import Files, Reading
-from qmq.history.segments import Index, SegmentSource
+from qmq.history.segments import Index, SegmentSource, followed, within
 from qmq_spark.columns import OF_MESSAGES, Messages
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
 
@@ -35,9 +35,10 @@ class Stretch(NamedTuple):
     start: int
     end: int
 
-    def batches(self, files: Files) -> Index:
-        """Where they begin. Raises BadBytes, StorageFailed."""
-        return self.segment.batches(files, self.start, self.end)
+    def pieces(self, files: Files) -> Iterator[tuple[Index, int]]:
+        """Where they begin, some at a time, with the position behind them. Raises BadBytes, StorageFailed."""
+        mine = (within(piece, self.start, self.end) for piece in self.segment.pieces(files))
+        return followed(mine, self.end)
 
 
 class Damage(NamedTuple):
@@ -100,12 +101,17 @@ class StretchReader:
         except FileNotFoundError as error:
             raise BadBytes(f"{stretch.segment.path} in {self._files.name} is gone; plan the read again") from error
         try:
-            batches = stretch.batches(self._files)
-            first = int(batches["position"][0]) if len(batches) else stretch.end
-            if stretch.start < first:
-                self._damage(stretch.segment, stretch.start, first, None, NO_BATCH)
-            for window in _windows(file, stretch, batches, only_heads=self._only_heads):
-                yield from self._of_window(stretch, window)
+            behind = stretch.start
+            for batches, following in stretch.pieces(self._files):
+                first = int(batches["position"][0])
+                if behind < first:
+                    self._damage(stretch.segment, behind, first, None, NO_BATCH)
+                behind = following
+                base = stretch.segment.base
+                for window in _windows(file, base, batches, following, only_heads=self._only_heads):
+                    yield from self._of_window(stretch, window)
+            if behind < stretch.end:
+                self._damage(stretch.segment, behind, stretch.end, None, NO_BATCH)
         finally:
             file.close()
 
@@ -185,11 +191,10 @@ class _Window(NamedTuple):
     ends: Ints
 
 
-def _windows(file: Reading, stretch: Stretch, batches: Index, *, only_heads: bool) -> Iterator[_Window]:
-    """All batches of a stretch, as many at a time as fit."""
+def _windows(file: Reading, base: int, batches: Index, following: int, *, only_heads: bool) -> Iterator[_Window]:
+    """All these batches, as many at a time as fit; *following* is behind them."""
     positions = batches["position"].astype(np.int64)
-    ends = np.append(positions[1:], stretch.end)
-    base = stretch.segment.base
+    ends = np.append(positions[1:], following)
     first = 0
     while first < len(positions):
         start = int(positions[first])

@@ -8,15 +8,21 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
+from crc32c import crc32c
 
+from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.history import archive_lock
 from qmq.history import files as history_files
 from qmq.history.archive_lock import LOCK, RENEW_US, ArchiveLock, Holder, this_process
 from qmq.history.archiving import Archived, archive_segments
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
+from qmq.history.segments import SegmentSource
 from qmq.storage.disk import Disk
+from qmq.storage.index import pack_index_header
+from qmq.storage.segment import Owner
 
 NOW_US: Final = 1_800_000_000_000_000
 #: One that has ended.
@@ -34,6 +40,18 @@ def archive(source: Path, to: Path, disk: Disk | None = None, holder: Holder | N
 def files_in(archive: Path) -> dict[str, bytes]:
     """All files of an archive."""
     return {str(path.relative_to(archive)): path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+
+
+def large_index(directory: Path, count: int) -> tuple[LocalFiles, SegmentSource]:
+    """A segment of many small batches, 300 bytes each: its index is there, and nothing else."""
+    batches, owner = np.empty(count, INDEX_DTYPE), Owner(b"origin", 3)
+    end = SEGMENT_HEADER_SIZE + 300 * count
+    batches["position"] = np.arange(SEGMENT_HEADER_SIZE, end, 300)
+    batches["stored_at_us"] = np.arange(count)
+    body = batches.tobytes()
+    head = pack_index_header(owner, 0, sealed=True, covered=end, count=count, body_crc=crc32c(body))
+    (directory / "large.index").write_bytes(head + body)
+    return LocalFiles(directory), SegmentSource(*owner, 0, end, "large.messages", "large.index", None)
 
 
 class SlowDisk(Disk):

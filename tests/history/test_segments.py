@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crc32c import crc32c
 
 from qmq.errors import BadBytes
-from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_DTYPE, INDEX_ENTRY_SIZE
+from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_ENTRY_SIZE
 from qmq.history import segments
 from qmq.history.archive import archived_segments
 from qmq.history.archiving import _batches_in
 from qmq.history.files import LocalFiles
 from qmq.history.segments import SegmentSource, index_pieces
-from qmq.storage.index import pack_index_header
-from qmq.storage.segment import Owner
-from tests.history.archives import archive
+from tests.history.archives import archive, large_index
 from tests.history.orders import write_orders
 
 
@@ -70,15 +67,7 @@ BATCHES = 1_500_000
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalFiles, SegmentSource]:
     """A segment of many small batches: its index of 24 MB is there, and nothing else."""
-    directory, owner = tmp_path_factory.mktemp("large"), Owner(b"origin", 3)
-    batches = np.empty(BATCHES, INDEX_DTYPE)
-    batches["position"] = np.arange(64, 64 + 300 * BATCHES, 300)
-    batches["stored_at_us"] = np.arange(BATCHES)
-    end = 64 + 300 * BATCHES
-    body = batches.tobytes()
-    head = pack_index_header(owner, 0, sealed=True, covered=end, count=BATCHES, body_crc=crc32c(body))
-    (directory / "large.index").write_bytes(head + body)
-    return LocalFiles(directory), SegmentSource(*owner, 0, end, "large.messages", "large.index", None)
+    return large_index(tmp_path_factory.mktemp("large"), BATCHES)
 
 
 class Nothing:

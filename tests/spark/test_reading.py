@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from qmq.broker.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.history import segments
 from qmq_spark import reading
 from qmq_spark.planning import open_source
 from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
 from tests.broker.harness import PRODUCER, START_US, Driven
+from tests.history.archives import large_index
 from tests.history.orders import rows_in, time_of, write_orders
 from tests.spark.reads import SCHEMA, read, schema_of
 from tests.storage.stores import NOW_US, Sent, damage, segment_files
@@ -29,15 +32,33 @@ def messages_of(sent: Sent) -> int:
 
 @pytest.mark.parametrize("window_bytes", [1_000, 8 << 20])
 @pytest.mark.parametrize("part_bytes", [2_000, 1 << 20])
+@pytest.mark.parametrize("piece", [3, 1 << 17])
 def test_reads_what_a_client_would(
-    tmp_path: Path, orders: list[Sent], monkeypatch: pytest.MonkeyPatch, window_bytes: int, part_bytes: int
+    tmp_path: Path, orders: list[Sent], monkeypatch: pytest.MonkeyPatch, window_bytes: int, part_bytes: int, piece: int
 ) -> None:
+    monkeypatch.setattr(segments, "PIECE_BATCHES", piece)
     monkeypatch.setattr(reading, "WINDOW_BYTES", window_bytes)
     rows, damages = read(tmp_path, part_bytes=part_bytes)
     assert rows == rows_in(tmp_path)
     assert len(rows) == sum(map(messages_of, orders))
     assert damages == []
     assert len(segment_files(tmp_path)) > 1
+
+
+@pytest.mark.no_cover  # every allocation is counted already
+def test_a_stretch_of_many_batches_takes_little_memory(tmp_path: Path) -> None:
+    """As all of a segment is that is archived as Parquet: where its batches begin is not known of all at once."""
+    files, segment = large_index(tmp_path, 1_500_000)
+    stretch = Stretch(segment, SEGMENT_HEADER_SIZE, segment.end)
+    tracemalloc.start()
+    try:
+        behind = [behind for _, behind in stretch.pieces(files)]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{most / 1e6:.1f} MB of an index of 24.0 MB")
+    assert most < 16e6
+    assert behind[-1] == segment.end
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 7])
