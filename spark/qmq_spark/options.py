@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    DataType,
     IntegerType,
     LongType,
     MapType,
@@ -25,21 +24,21 @@ from qmq.errors import InvalidOption
 if TYPE_CHECKING:
     from qmq_spark.reading import Wanted
 
-#: The columns, in this order.
+#: The columns, in this order. Spark does not look, message by message, whether there is what is never missing.
 COLUMNS: Final = StructType(
     [
-        StructField("subject", StringType()),
-        StructField("lane", IntegerType()),
-        StructField("partition", IntegerType()),
-        StructField("position", LongType()),
-        StructField("sequence", LongType()),
-        StructField("message_id", StringType()),
+        StructField("subject", StringType(), False),
+        StructField("lane", IntegerType(), False),
+        StructField("partition", IntegerType(), False),
+        StructField("position", LongType(), False),
+        StructField("sequence", LongType(), False),
+        StructField("message_id", StringType(), False),
         StructField("key", StringType()),
-        StructField("tags", ArrayType(StringType())),
-        StructField("properties", MapType(StringType(), StringType())),
-        StructField("created_at", TimestampType()),
-        StructField("stored_at", TimestampType()),
-        StructField("body", BinaryType()),
+        StructField("tags", ArrayType(StringType(), False), False),
+        StructField("properties", MapType(StringType(), StringType(), False), False),
+        StructField("created_at", TimestampType(), False),
+        StructField("stored_at", TimestampType(), False),
+        StructField("body", BinaryType(), False),
     ]
 )
 #: Those of the view of damages.
@@ -106,13 +105,12 @@ class ReadOptions:
 
     def check(self, schema: StructType) -> None:
         """Raise InvalidOption for a column that there is not."""
-        known: dict[str, DataType] = {field.name: field.dataType for field in self.columns.fields}
+        known = {field.name: field.dataType.simpleString() for field in self.columns.fields}
         for field in schema.fields:
-            if known.get(field.name) != field.dataType:
-                there = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-                raise InvalidOption(
-                    f"there is no column {field.name} {field.dataType.simpleString()}; there are {there}"
-                )
+            kind = field.dataType.simpleString()  # which leaves open whether there may be none
+            if known.get(field.name) != kind:
+                there = ", ".join(f"{name} {kind}" for name, kind in known.items())
+                raise InvalidOption(f"there is no column {field.name} {kind}; there are {there}")
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:

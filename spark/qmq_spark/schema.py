@@ -8,20 +8,28 @@ import pyarrow as pa
 
 _TIME: Final = pa.timestamp("us", "UTC")
 
+_TEXT: Final = pa.string()
+
+
+def _there(name: str, kind: pa.DataType) -> pa.Field:
+    """A column that every message has."""
+    return pa.field(name, kind, nullable=False)
+
+
 #: All columns, in their order.
 SCHEMA: Final = pa.schema(
     [
-        ("subject", pa.string()),
-        ("lane", pa.int32()),
-        ("partition", pa.int32()),
-        ("position", pa.int64()),
-        ("sequence", pa.int64()),
-        ("message_id", pa.string()),
-        ("key", pa.string()),
-        ("tags", pa.list_(pa.string())),
-        ("properties", pa.map_(pa.string(), pa.string())),
-        ("created_at", _TIME),
-        ("stored_at", _TIME),
-        ("body", pa.binary()),
+        _there("subject", _TEXT),
+        _there("lane", pa.int32()),
+        _there("partition", pa.int32()),
+        _there("position", pa.int64()),
+        _there("sequence", pa.int64()),
+        _there("message_id", _TEXT),
+        pa.field("key", _TEXT),
+        _there("tags", pa.list_(_there("element", _TEXT))),
+        _there("properties", pa.map_(_TEXT, _there("value", _TEXT))),
+        _there("created_at", _TIME),
+        _there("stored_at", _TIME),
+        _there("body", pa.binary()),
     ]
 )

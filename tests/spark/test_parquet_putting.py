@@ -21,8 +21,9 @@ PATH = "parquet/date=2026-01-01/only_subject=a/run-0-0.parquet"
 
 def made() -> ParquetFile:
     file = ParquetFile("a", SCHEMA)
-    columns = {name: [None] for name in SCHEMA.names}
-    file.write(pa.table({**columns, "stored_at": pa.array([7], SCHEMA.field("stored_at").type)}, schema=SCHEMA))
+    texts: dict[str, Any] = {"subject": "a", "message_id": "0" * 32, "key": None, "body": b""}
+    row = {**dict.fromkeys(SCHEMA.names, 7), **texts, "tags": [], "properties": []}
+    file.write(pa.Table.from_pylist([row], SCHEMA))
     file.finish()
     return file
 

@@ -68,6 +68,10 @@ def test_chosen_columns_and_filters(spark: SparkSession, directory: Path) -> Non
     assert "body" not in load(spark, directory, body="false").columns
     narrow = spark.read.format("qmq").schema("position long, subject string").load(str(directory))
     assert sorted(tuple(row) for row in narrow.collect()) == sorted((row["position"], row["subject"]) for row in rows)
+    assert [field.name for field in load(spark, directory).schema if field.nullable] == ["key"]
+    loose = spark.read.format("qmq").schema("tags array<string>, properties map<string,string>").load(str(directory))
+    assert all(field.nullable for field in loose.schema)
+    assert loose.where("tags is null or properties is null").count() == 0
     middle = rows[len(rows) // 2]["stored_at"]
     chosen = load(spark, directory).where("subject like 'hotel.%'").where(f"stored_at >= timestamp'{middle}'")
     assert rows_of(chosen) == [row for row in rows if row["subject"][:6] == "hotel." and row["stored_at"] >= middle]
