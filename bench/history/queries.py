@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import qmq_spark
+from bench.history.ready import ReadySource
 from bench.history.watching import Memory, cpu_s
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ _SETTINGS: Final = {
 
 
 class Job(NamedTuple):
-    """Places to read, each with its queries by name; the session's cores and memory; where it may write."""
+    """Places to read, each with its queries by name, and how many messages are there; where it may write; the session's
+    cores and memory.
+    """
 
     queries: list[tuple[str, str]]
+    messages: int
     scratch: str
     cores: int = 2
     memory: str = "1g"
@@ -71,6 +75,12 @@ def _write_nowhere(session: SparkSession, place: str) -> list[list[Any]]:
     return []
 
 
+def _write_ready_nowhere(session: SparkSession, place: str) -> list[list[Any]]:
+    ready = session.read.format("ready").option("rows", session.conf.get("bench.rows")).load(place)
+    ready.write.format("noop").mode("overwrite").save()
+    return []
+
+
 def _check(session: SparkSession, place: str) -> list[list[Any]]:
     frame = session.read.format("qmq").schema("subject string, body binary").load(place)
     frame.createOrReplaceTempView("checked")
@@ -87,12 +97,15 @@ def _write_parquet(session: SparkSession, place: str) -> list[list[Any]]:
         return [[session.read.parquet(directory).count()]]
 
 
+#: What Spark itself takes: see ``ready``.
+READY: Final = "noop write, all columns, batches ready before"
 QUERIES: Final[dict[str, Callable[..., list[list[Any]]]]] = {
     "count by subject": _count_subjects,
     "count by subject, all columns but the body": _count_subjects_of_all_but_bodies,
     "sum of lengths, bodies alone": _sum_lengths_of_bodies_alone,
     "sum of lengths, all columns": _sum_lengths,
     "noop write, all columns": _write_nowhere,
+    READY: _write_ready_nowhere,
     "Parquet by Spark": _write_parquet,
     "check": _check,
 }
@@ -111,6 +124,8 @@ def main() -> None:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     qmq_spark.register(session)
+    session.dataSource.register(ReadySource)
+    session.conf.set("bench.rows", str(job.messages))
     _say({"query": "session", "seconds": time.perf_counter() - began, "cpu_s": cpu_s(), "rows": []})
     memory = Memory()
     with memory.watched():
