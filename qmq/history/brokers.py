@@ -1,26 +1,24 @@
 """The message logs of live brokers, as a tree that is read over the wire.
 
-    <store id>-<partition>/<base>.messages, .index
+    <store id>-<partition>/<base>.messages
 
-The paths are those of an archive. An index is made when it is asked for, from what the broker knows.
+The paths are those of an archive; where batches begin the broker is asked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
 import numpy as np
-from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
 from qmq.history.files import Reading
-from qmq.history.segments import INDEX, MESSAGES, SegmentSource
+from qmq.history.segments import MESSAGES, Index, SegmentSource
 from qmq.net.address import Address, parse_url
 from qmq.net.log_reading import LogReader, Span
-from qmq.storage.index import pack_index_header
-from qmq.storage.segment import Owner
 
 SCHEME: Final = "qmq://"
 
@@ -46,25 +44,6 @@ class BrokerReading:
         """The connection stays for others."""
 
 
-class IndexReading:
-    """An index that was made."""
-
-    is_near = True
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def size(self) -> int:
-        return len(self._data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """As ``Reading.read``."""
-        return self._data[offset : offset + size]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 class BrokerFiles:
     """The logs of all brokers of a URL. Not for several threads, nor over a fork."""
 
@@ -87,32 +66,38 @@ class BrokerFiles:
 
     def names(self, path: str) -> list[str]:
         """As ``Files.names``."""
-        names = [source.path for source in self.segments()] + [str(source.index_path) for source in self.segments()]
+        names = [source.path for source in self.segments()]
         inside = [name[len(path) :].lstrip("/") for name in names if not path or name.startswith(f"{path}/")]
         return sorted({name.partition("/")[0] for name in inside})
 
     def open(self, path: str) -> Reading:
         """As ``Files.open``. Raises FileNotFoundError, ConnectionLost."""
-        if path.endswith(INDEX):
-            return IndexReading(self.read_whole(path))
-        reader, partition, base, _ = self._parse(path, MESSAGES)
+        reader, partition, base = self._parse(path)
         return BrokerReading(reader, partition, self._span_of(reader, partition, base))
 
     def read_whole(self, path: str) -> bytes:
-        """As ``Files.read_whole``: an index is made here."""
-        if path.endswith(MESSAGES):
-            reading = self.open(path)
-            return reading.read(0, reading.size())
-        reader, partition, base, store_id = self._parse(path, INDEX)
-        span = self._span_of(reader, partition, base)
-        body = reader.batches(partition, base, span.end)
-        count = len(body) // INDEX_ENTRY_SIZE
-        if count and not _ascends(body):
-            raise BadBytes(f"{self.name}/{path}: what the broker says of its batches makes no sense")
-        head = pack_index_header(
-            Owner(store_id, partition), base, sealed=True, covered=span.end, count=count, body_crc=crc32c(body)
-        )
-        return head + body
+        """As ``Files.read_whole``."""
+        reading = self.open(path)
+        return reading.read(0, reading.size())
+
+    def pieces(self, segment: SegmentSource, start: int, until: int) -> Iterator[Index]:
+        """As ``Telling.pieces``. Raises BadBytes when the segment is gone, or what is told makes no sense;
+        ConnectionLost.
+        """
+        try:
+            reader, partition, base = self._parse(segment.path)
+            self._span_of(reader, partition, base)
+        except FileNotFoundError as error:
+            raise BadBytes(f"{error}: it is gone") from error
+        start, until = max(start, base), min(until, segment.end)
+        yield np.empty(0, INDEX_DTYPE)
+        for data in reader.batches(partition, start, until) if start < until else ():
+            piece = np.frombuffer(data[: len(data) // INDEX_ENTRY_SIZE * INDEX_ENTRY_SIZE], INDEX_DTYPE)
+            places = np.concatenate(([start - 1], piece["position"].astype(np.int64), [until]))
+            if data.nbytes != piece.nbytes or (places[1:] <= places[:-1]).any():
+                raise BadBytes(f"{self.name}/{segment.path}: what the broker says of its batches makes no sense")
+            yield piece
+            start = int(places[-2]) + 1
 
     def _meet(self) -> None:
         """Connect to the next address. Raises ConnectionLost."""
@@ -131,16 +116,16 @@ class BrokerFiles:
             raise FileNotFoundError(f"{self.name} has no segment at position {base} of partition {partition}")
         return spans[0]
 
-    def _parse(self, path: str, suffix: str) -> tuple[LogReader, int, int, bytes]:
+    def _parse(self, path: str) -> tuple[LogReader, int, int]:
         directory, _, name = path.partition("/")
         store, _, partition = directory.partition("-")
         with suppress(ValueError):
-            if name.endswith(suffix):
-                store_id, base = bytes.fromhex(store), int(name.removesuffix(suffix), 16)
+            if name.endswith(MESSAGES):
+                store_id, base = bytes.fromhex(store), int(name.removesuffix(MESSAGES), 16)
                 while store_id not in self._readers and self._left:
                     self._meet()
                 if store_id in self._readers:
-                    return self._readers[store_id], int(partition), base, store_id
+                    return self._readers[store_id], int(partition), base
         raise FileNotFoundError(f"{self.name} has no {path}")
 
 
@@ -149,16 +134,7 @@ def _segments_of(store_id: bytes, reader: LogReader) -> list[SegmentSource]:
     while partition < partitions:
         partitions, spans = reader.segments(partition)
         for span in spans:
-            path = f"{store_id.hex()}-{partition}/{span.base:016x}"
-            found.append(
-                SegmentSource(
-                    store_id, partition, span.base, span.end, path + MESSAGES, path + INDEX, None, span.sealed
-                )
-            )
+            path = f"{store_id.hex()}-{partition}/{span.base:016x}{MESSAGES}"
+            found.append(SegmentSource(store_id, partition, span.base, span.end, path, None, None, span.sealed))
         partition += 1
     return found
-
-
-def _ascends(body: bytes) -> bool:
-    positions = np.frombuffer(body, INDEX_DTYPE)["position"]
-    return bool((positions[1:] > positions[:-1]).all())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class SegmentSource(NamedTuple):
     #: Behind the last batch.
     end: int
     path: str
-    #: Where its batches begin; None where they had to be looked for.
+    #: Where its batches begin; None where they had to be looked for, or the tree is asked.
     index_path: str | None
     #: Those that were looked for.
     found: Index | None
@@ -55,7 +55,7 @@ class SegmentSource(NamedTuple):
         """Those of its batches that begin at positions [start, until). Raises BadBytes when the index is not that of
         this segment, StorageFailed.
         """
-        return np.concatenate([within(piece, start, until) for piece in self.pieces(files)])
+        return np.concatenate(list(self.pieces(files, start, until)))
 
     def outline(self, files: Files) -> tuple[Index, bool]:
         """Its batches and True; of very many only the first and every so many behind it, and False. Raises as
@@ -68,15 +68,27 @@ class SegmentSource(NamedTuple):
                 kept, step = kept[::2], 2 * step
         return kept, step == 1
 
-    def pieces(self, files: Files) -> Iterator[Index]:
-        """Its batches, some at a time: in a large segment an index is large, too. Raises as ``batches``, maybe behind
+    def pieces(self, files: Files, start: int = 0, until: int = _BEHIND_ALL) -> Iterator[Index]:
+        """The same, some at a time: in a large segment an index is large, too. Raises as ``batches``, maybe behind
         others: then none was good.
         """
         if self.found is not None:
-            yield self.found
-            return
-        assert self.index_path is not None
-        yield from index_pieces(files, self.index_path, self.store_id, self.partition, self.base, self.end)
+            found = iter((self.found,))
+        elif self.index_path is not None:
+            found = index_pieces(files, self.index_path, self.store_id, self.partition, self.base, self.end)
+        else:
+            assert isinstance(files, Telling)
+            found = files.pieces(self, start, until)
+        for piece in found:
+            yield within(piece, start, until)
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A tree without indexes, which tells where batches begin."""
+
+    def pieces(self, segment: SegmentSource, start: int, until: int) -> Iterator[Index]:
+        """Of a segment those that begin at positions [start, until), in one piece at least. Raises BadBytes."""
 
 
 def index_pieces(files: Files, path: str, store_id: bytes, partition: int, base: int, end: int) -> Iterator[Index]:

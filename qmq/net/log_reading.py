@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -76,16 +76,17 @@ class LogReader:
             if not fields["more"] or not fields["rows"]:
                 return fields["partitions"], found
 
-    def batches(self, partition: int, start: int, end: int) -> bytes:
-        """Where batches begin at positions [start, end): INDEX_DTYPE records. Raises ConnectionLost, StorageError."""
-        records = bytearray()
+    def batches(self, partition: int, start: int, end: int) -> Iterator[memoryview]:
+        """Where batches begin at positions [start, end), as many at a time as the broker tells: INDEX_DTYPE records.
+
+        Raises ConnectionLost, StorageError.
+        """
         after: int | None = start
         while after is not None:
             request = wire.BATCHES.pack(after, end, partition)
             frame = self._surely(lambda: _checked(self._ask(Kind.BATCHES, request)))  # noqa: B023 (called at once)
-            records += frame.payload
+            yield frame.payload
             after = wire.unpack_meta(frame.meta)["after"]
-        return bytes(records)
 
     def read(self, partition: int, position: int, size: int) -> bytes:
         """*size* bytes from *position* on, over the ends of segments; fewer where the log ends, or begins in between.

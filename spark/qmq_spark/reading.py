@@ -14,7 +14,7 @@ from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
 from qmq.format.private import is_private
 from qmq.history.files import Files, Reading
-from qmq.history.segments import Index, SegmentSource, followed, within
+from qmq.history.segments import Index, SegmentSource, followed
 from qmq_spark.columns import OF_MESSAGES, Messages
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
 
@@ -37,8 +37,7 @@ class Stretch(NamedTuple):
 
     def pieces(self, files: Files) -> Iterator[tuple[Index, int]]:
         """Where they begin, some at a time, with the position behind them. Raises BadBytes, StorageFailed."""
-        mine = (within(piece, self.start, self.end) for piece in self.segment.pieces(files))
-        return followed(mine, self.end)
+        return followed(self.segment.pieces(files, self.start, self.end), self.end)
 
 
 class Damage(NamedTuple):

@@ -57,7 +57,7 @@ def test_names_are_those_of_an_archive(broker: BrokerProcess) -> None:
         (first, second) = files.names("")
         assert (first.rpartition("-")[2], second.rpartition("-")[2]) == ("0", "1")
         stems = [path.stem for path in segment_files(broker.path)]
-        assert files.names(first) == sorted(f"{stem}{suffix}" for stem in stems for suffix in (".messages", ".index"))
+        assert files.names(first) == sorted(f"{stem}.messages" for stem in stems)
         assert files.names("nothing") == []
         for path in (f"{first}/x.messages", "0-0/0000000000000000.messages", f"{first}/{stems[0]}.manifest"):
             with pytest.raises(FileNotFoundError):
@@ -74,10 +74,39 @@ def test_a_broker_that_is_missing_is_not_passed_over(
         files.segments()
 
 
-def test_batches_that_make_no_sense_are_refused(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_stretch_only_its_batches_are_asked_for(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
     with closing(BrokerFiles(broker.url)) as files:
-        index = files.segments()[0].index_path
-        assert index is not None
-        monkeypatch.setattr(brokers.LogReader, "batches", lambda *_: bytes(32))
+        segment = files.segments()[0]
+        whole = segment.batches(files)["position"].tolist()
+        tell = log_reading.LogReader.batches
+
+        def batches(self: log_reading.LogReader, partition: int, start: int, end: int) -> Iterator[memoryview]:
+            asked.append((start, end))
+            for data in tell(self, partition, start, end):
+                yield from (data[at : at + 16] for at in range(0, len(data), 16))
+
+        monkeypatch.setattr(log_reading.LogReader, "batches", batches)
+        assert segment.batches(files, whole[1], whole[3])["position"].tolist() == whole[1:3]
+        assert segment.batches(files, 0, segment.base).tolist() == []
+        assert segment.batches(files)["position"].tolist() == whole
+    assert asked == [(whole[1], whole[3]), (segment.base, segment.end)]
+
+
+def test_a_segment_that_is_gone_has_no_batches(broker: BrokerProcess) -> None:
+    with closing(BrokerFiles(broker.url)) as files:
+        segment = files.segments()[0]
+        gone = segment._replace(base=0, path=f"{segment.path.partition('/')[0]}/{0:016x}.messages")
+        with pytest.raises(BadBytes, match="gone"):
+            gone.batches(files)
+
+
+@pytest.mark.parametrize("told", [bytes(32), b"\xff" * 16, b"short"])
+def test_batches_that_make_no_sense_are_refused(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, told: bytes
+) -> None:
+    with closing(BrokerFiles(broker.url)) as files:
+        segment = files.segments()[0]
+        monkeypatch.setattr(brokers.LogReader, "batches", lambda *_: iter([memoryview(told)]))
         with pytest.raises(BadBytes, match="makes no sense"):
-            files.read_whole(index)
+            segment.batches(files)
