@@ -69,6 +69,9 @@ class ArchiveLock:
         self._name = files.name if path == LOCK else f"{files.name}/{path}"
         self._clock = clock
         self._holder = holder
+        self._draft = f"{path}.{holder.process}"
+        #: Its names in the tree, while it is held: nobody else's to remove.
+        self.names: Final = frozenset((path, self._draft))
         self._renewed_us = 0
         self._renewing = threading.Lock()
 
@@ -132,9 +135,8 @@ class ArchiveLock:
         return json.dumps({**asdict(self._holder), "renewed_at_us": self._renewed_us}).encode() + b"\n"
 
     def _write(self) -> None:
-        draft = f"{self._path}.{self._holder.process}"
-        self._files.write(draft, self._text())
-        self._files.rename(draft, self._path)
+        self._files.write(self._draft, self._text())
+        self._files.rename(self._draft, self._path)
 
     def _read(self) -> tuple[Holder | None, int]:
         """Who has it, and when it was renewed; None where nobody has, or the file is not one of ours."""

@@ -21,7 +21,7 @@ from qmq.errors import BadBytes, DirectoryInUse, StorageError, StorageFull
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.history.archive import MANIFEST, SEGMENTS, directory_of, manifests
-from qmq.history.archive_lock import LOCK, ArchiveLock
+from qmq.history.archive_lock import ArchiveLock
 from qmq.history.data_directory import DataDirectory
 from qmq.history.files import Files, Progress, Reading, WritableFiles
 from qmq.history.manifest import Manifest
@@ -116,7 +116,7 @@ class _Run:
                 wanted.append((path, segment))
         self._total = sum(segment.end - segment.base for _, segment in wanted)
         self._copy_all(wanted)
-        self._done.removed = _remove_unfinished(self._files)
+        self._done.removed = _remove_unfinished(self._files, self._lock)
         return self._done
 
     def _vouches(self, segment: SegmentSource, path: str, manifest: Manifest) -> bool:
@@ -344,9 +344,9 @@ def _messages_at(reading: Reading, offset: int) -> int:
     return header.messages
 
 
-def _remove_unfinished(files: WritableFiles) -> int:
+def _remove_unfinished(files: WritableFiles, lock: ArchiveLock) -> int:
     """Remove what killed runs have left: this one has finished, and no other runs."""
-    left = [name for name in files.names("") if name.startswith(UNFINISHED) and name != LOCK]
+    left = [name for name in files.names("") if name.startswith(UNFINISHED) and name not in lock.names]
     for directory in files.names(SEGMENTS):
         names = files.names(f"{SEGMENTS}/{directory}")
         left += [f"{SEGMENTS}/{directory}/{name}" for name in names if name.startswith(UNFINISHED)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from qmq.errors import StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history.archive_lock import LOCK, ArchiveLock
+from qmq.history.archive_lock import ArchiveLock
 from qmq.history.file_table import (
     PARQUET,
     TABLES,
@@ -107,7 +107,7 @@ def archive_parquet(
         table = _Round(source, files, lock, f"{run}-{number}", done, read).run(table, pieces_of)
     table, done.bad_files = merge_small(files, lock, table, run)
     _count_files(done, before, table)
-    left = list(_unlisted(files, table, before))
+    left = list(_unlisted(files, table, before, lock))
     if left and table.number == before.number:
         # Whoever wrote them and only seems to be dead can list them no more: the number that it waits for is taken.
         table = table.with_more((), (), ())
@@ -240,7 +240,7 @@ def _count_files(done: ArchivedTables, before: FileTable, table: FileTable) -> N
     done.merged = len(known - listed)
 
 
-def _unlisted(files: Files, table: FileTable, before: FileTable) -> Iterator[str]:
+def _unlisted(files: Files, table: FileTable, before: FileTable, lock: ArchiveLock) -> Iterator[str]:
     """What killed runs have left, and what was merged before this one, which has finished; no other runs. What was
     merged now stays for those who are reading it.
     """
@@ -252,4 +252,4 @@ def _unlisted(files: Files, table: FileTable, before: FileTable) -> Iterator[str
     base = table.base.number if table.base is not None else 0
     tables = {second_of(base), *(path_of(number) for number in (table.number, table.number - 1, base))}
     yield from (path for name in files.names(TABLES) if (path := f"{TABLES}/{name}") not in tables)
-    yield from (name for name in files.names("") if name.startswith("_") and name != LOCK)
+    yield from (name for name in files.names("") if name.startswith("_") and name not in lock.names)

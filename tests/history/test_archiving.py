@@ -140,6 +140,17 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
     assert leftovers > 10
 
 
+def test_the_lock_that_is_being_renewed_is_no_leftover(tmp_path: Path) -> None:
+    """Its thread writes while the run cleans up."""
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_orders(source, 1)
+    archive(source, to)
+    for process in (os.getpid(), 999_999_999):
+        (to / f"_lock.{process}").write_bytes(b"half")
+    assert archive(source, to).removed == 1
+    assert [path.name for path in to.glob("_*")] == [f"_lock.{os.getpid()}"]
+
+
 def test_killed_while_it_replaces_a_segment(tmp_path: Path) -> None:
     """The beginning that was archived stays readable until the whole segment is there."""
     source, before = tmp_path / "data", tmp_path / "before"
