@@ -82,10 +82,9 @@ def _beside(
     if row.peer == OURS or row.unit in _NEITHER or row.what.endswith(" sent"):
         return None
     like = likes.get((row.peer, row.client, row.way), row.way)
+    asked = row._replace(peer=OURS, client="", way="", value=0.0)
     same = {
-        other.way: found
-        for other, found in all_rounds.items()
-        if other.peer == OURS and (other.work, other.promise, other.what) == (row.work, row.promise, row.what)
+        other.way: found for other, found in all_rounds.items() if other._replace(client="", way="", value=0.0) == asked
     }
     # Of what only another way of QMQ tells, that one.
     ours = same.get(like) or next(iter(same.values()), {})

@@ -43,6 +43,14 @@ def test_of_times_less_is_better() -> None:
     assert told["kafka", "linger 0"] == (0.5, 2.0)
 
 
+def test_a_rate_is_held_against_a_rate() -> None:
+    """A backlog has both under one name: how fast sends are, and how fast beside those without it."""
+    both = [row(peer, "bulk", rate) for peer, rate in (("qmq", 900), ("kafka", 300))]
+    shares = [row(peer, "bulk", share, "of the same without") for peer, share in (("qmq", 0.9), ("kafka", 0.6))]
+    made = numbers([(0, one) for one in (*both, *shares)], list(registry.PEERS.values()))
+    assert [number.beside for number in made] == [None, pytest.approx(3.0), None, pytest.approx(1.5)]
+
+
 def test_what_was_asked_for_has_no_ratio() -> None:
     for unit in ("cpu s", "messages", "consumers"):
         told = found((0, row("qmq", "bulk", 900, unit)), (0, row("kafka", "bulk", 300, unit)))
