@@ -59,7 +59,8 @@ def everything(url: str) -> list[bytes]:
     try:
         _, spans = reader.segments(0)
         start, end = spans[0].base, spans[-1].end
-        return [repr(spans).encode(), reader.batches(0, start, end), reader.read(0, start, end - start)]
+        batches = b"".join(reader.batches(0, start, end))
+        return [repr(spans).encode(), batches, reader.read(0, start, end - start)]
     finally:
         reader.close()
 
