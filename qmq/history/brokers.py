@@ -88,7 +88,7 @@ class BrokerFiles:
             reader, partition, base = self._parse(segment.path)
             self._span_of(reader, partition, base)
         except FileNotFoundError as error:
-            raise BadBytes(f"{error}: it is gone") from error
+            raise BadBytes(f"{error}: it is gone; plan the read again") from error
         start, until = max(start, base), min(until, segment.end)
         yield np.empty(0, INDEX_DTYPE)
         for data in reader.batches(partition, start, until) if start < until else ():
