@@ -143,13 +143,19 @@ class Printer:
         """Print until the count or the time is up. Raises QmqError, and OSError when stdout is closed."""
         if self._left == 0:
             return
+        failure: Exception | None = None
         async with (
             connect(server) as client,
             subscribed(client) as subscription,
         ):
-            with Counting("received", shown=sys.stderr.isatty() and not self._on_terminal) as counting:
-                while self._left != 0 and await self._print_some(subscription):
-                    counting.show(self._printed)
+            try:
+                with Counting("received", shown=sys.stderr.isatty() and not self._on_terminal) as counting:
+                    while self._left != 0 and await self._print_some(subscription):
+                        counting.show(self._printed)
+            except Exception as error:  # no fault of the messages: it may not end the consumer's block, or they failed
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def _print_some(self, subscription: Consumer) -> bool:
         """Print what one pull brings; False when the time was up."""

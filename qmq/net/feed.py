@@ -53,6 +53,12 @@ class Feed(Generic[M]):
             self._puller.put_back(left)
         return await self._puller.pull(max_count, min_count, timeout, max_bytes)
 
+    async def leave(self, error: BaseException | None) -> None:
+        """Have the puller leave. An Exception as *error* fails what was handed out and has no disposition."""
+        if isinstance(error, Exception) and not self._puller.is_alone:
+            release(self.take_rest())
+        await self._puller.leave(error)
+
     def take_rest(self) -> list[Run]:
         """What was not come to: it does not come any more."""
         run, coming = self._current

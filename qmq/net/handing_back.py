@@ -42,7 +42,7 @@ class _Waiting(NamedTuple):
         waiter = self.waiter
         if waiter is None:
             if error is not None:
-                log.debug("what was released was refused: %s", error)
+                log.debug("a nack or release that nobody waits for was refused: %s", error)
         elif not waiter.done():
             if error is None:
                 waiter.set_result(None)
@@ -75,11 +75,15 @@ class HandingBack:
 
     def release(self, holding: Holding, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
+        self.hand_back_soon(holding, Back(start, end, Verdict.RELEASE))
+
+    def hand_back_soon(self, holding: Holding, back: Back) -> None:
+        """Hand messages back in the background; does nothing when one has a disposition, or is not in flight."""
         try:
-            holding.take_back(start, end)
+            holding.take_back(back.start, back.end)
         except Fenced:
-            return  # it has a verdict, or is not held: as good as released
-        self._gather(_Waiting(holding, Back(start, end, Verdict.RELEASE), None))
+            return
+        self._gather(_Waiting(holding, back, None))
 
     def _gather(self, waiting: _Waiting) -> None:
         if not self._gathered:
@@ -115,7 +119,13 @@ class HandingBack:
                     one.tell(error)
                 return
             for number, one in enumerate(some):
-                one.tell(refused.get(number))
+                refusal, start, end = refused.get(number), one.back.start, one.back.end
+                if refusal is not None and end - start > 1:  # one of its messages may be the cause: try its halves
+                    middle = (start + end) // 2
+                    self._gather(one._replace(back=one.back._replace(end=middle)))
+                    self._gather(one._replace(back=one.back._replace(start=middle)))
+                else:
+                    one.tell(refusal)
 
     async def _bring_some(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
         """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""

@@ -232,12 +232,7 @@ class Holder:
 
     async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
         """A handler has raised: its message comes again."""
-        delay_us = None
-        if isinstance(error, Retry):
-            try:
-                delay_us = check_delay(error.after)
-            except InvalidOption as wrong:
-                error = wrong
+        delay_us, error = _delay_of(error)
         if not isinstance(error, Retry):
             self._warn(error)
         try:
@@ -245,6 +240,21 @@ class Holder:
             await self.backs.hand_back(holding, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
+
+    def fail_open(self, error: Exception) -> None:
+        """Nack all messages that came and have no disposition: the program ends its work on them by *error*."""
+        holding = self.holding
+        ranges = [] if holding is None else holding.open()
+        if holding is None or not ranges:
+            return
+        delay_us, error = _delay_of(error)
+        reason = reason_of(error)
+        log.warning(
+            "consumer %s: its block was left by %s: %d messages that were given to it have failed", self._consumer,
+            type(error).__name__, sum(end - start for start, end in ranges),
+        )  # fmt: skip
+        for start, end in ranges:
+            self.backs.hand_back_soon(holding, Back(start, end, Verdict.NACK, delay_us, reason))
 
     def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""
@@ -314,3 +324,15 @@ class Holder:
                 "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
                 "until a client here reaches it again", self._consumer, unconfirmed,
             )  # fmt: skip
+
+
+def _delay_of(error: Exception) -> tuple[int | None, Exception]:
+    """The delay in microseconds that *error* asks for (None: the group's), and the error that counts: a Retry whose
+    delay is none is an InvalidOption.
+    """
+    if not isinstance(error, Retry):
+        return None, error
+    try:
+        return check_delay(error.after), error
+    except InvalidOption as wrong:
+        return None, wrong

@@ -153,6 +153,8 @@ class Holding:
             raise ProtocolError("the broker's answer has other messages than it says")
         lease = Lease(self, ranges)
         if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # as mostly, where few come at a time
+            if ranges[0] > self.expected:
+                self._done.add(self.expected, ranges[0])
             self._name(runs[0], ranges[0], ranges[2], lease)
             self.expected = ranges[0] + ranges[1]
             return [runs[0]]
@@ -162,6 +164,8 @@ class Holding:
         for first, count, attempt in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
             if first < self.expected:
                 raise ProtocolError(f"the broker gives pull sequence {first} again, and {self.expected} was expected")
+            if first > self.expected:  # those between had a disposition before, and do not come any more
+                self._done.add(self.expected, first)
             sequence, end = first, first + count
             while sequence < end:
                 if run is None:
@@ -216,6 +220,11 @@ class Holding:
         """It has no verdict yet."""
         self._settle()
         return self.fenced is None and sequence >= self._floor and sequence not in self._done
+
+    def open(self) -> list[tuple[int, int]]:
+        """The ranges of messages that came and have no disposition yet."""
+        self._settle()
+        return [] if self.fenced is not None else self._done.missing(self._floor, self.expected)
 
     def take_back(self, start: int, end: int) -> None:
         """These are about to be handed back. Raises Fenced when one has a verdict, or is not held any more."""

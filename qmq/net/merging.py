@@ -17,6 +17,7 @@ from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.holder import Holder
+from qmq.net.kept import release
 from qmq.net.options import PULL_BYTES, Start, check_pull, make_consumer_id
 from qmq.net.pulling import Puller
 
@@ -64,6 +65,7 @@ class MergedPuller:
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()
         self._kept: deque[Run] = deque()  # put back by who follows alone
+        self._taken: list[Run] = []  # by the pull that is under way
         self._next = 0  # whom to ask first
         self._slow: set[Puller] = set()  # who was asked and has not answered in time
         self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
@@ -125,12 +127,19 @@ class MergedPuller:
         await puller.enter()
         self._entered.add(puller)
 
-    async def leave(self) -> None:
-        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription."""
+    async def leave(self, error: BaseException | None = None) -> None:
+        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. *error*: as ``Puller.leave``."""
+        if isinstance(error, Exception) and not self.is_alone:
+            release(self._on_the_way())
         for task in self._entering:
             task.cancel()
         await asyncio.gather(*self._entering, return_exceptions=True)
-        await asyncio.gather(*(puller.leave() for puller in self._pullers))
+        await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
+
+    def _on_the_way(self) -> list[Run]:
+        """What a pull under way has taken, and has not handed out."""
+        done = [task for task in self._tasks.values() if task.done() and not task.cancelled() and not task.exception()]
+        return [*self._taken, *(run for task in done for run in task.result())]
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
@@ -154,7 +163,7 @@ class MergedPuller:
                 await self._lock.acquire()
         except TimeoutError:
             return []
-        taken = self._take_kept(max_count)
+        taken = self._taken = self._take_kept(max_count)
         self._max_bytes = max_bytes
         try:
             await self._pull_alone(taken, max_count, min_count, deadline)
@@ -163,6 +172,7 @@ class MergedPuller:
             self.put_back(taken)
             raise
         finally:
+            self._taken = []
             self._lock.release()
         return taken
 

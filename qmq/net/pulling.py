@@ -122,14 +122,18 @@ class Puller:
         await self._subscribing.enter()
         self._inside = True
 
-    async def leave(self) -> None:
+    async def leave(self, error: BaseException | None = None) -> None:
         """Unsubscribe, which hands back what is held; whoever waits for messages gets UnknownSubscription.
 
-        Acknowledgements are brought to the broker before, as far as there is time.
+        Acknowledgements are brought to the broker before, as far as there is time. An Exception as *error* fails what
+        was handed out and has no disposition.
         """
         self._inside = False
         self._asking.withdraw()
         self._asking.wake()
+        if self.holder is not None and isinstance(error, Exception):
+            release(self._kept.take(self._kept.count))
+            self.holder.fail_open(error)
         if self._unused is not None:
             self._unused.cancel()
         if self._mending is not None:

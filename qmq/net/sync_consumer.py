@@ -131,9 +131,9 @@ class SyncConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave: the broker forgets the subscription."""
+        """As ``Consumer.__aexit__``: an Exception fails what the program was given and has no disposition."""
         if self._session.pid == os.getpid():
-            self._session.run(self._puller.leave())
+            self._session.run(self._feed.leave(error))
 
     def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""

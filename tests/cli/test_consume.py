@@ -160,10 +160,14 @@ def test_a_signal_ends_it_and_nothing_is_lost(broker: BrokerProcess, number: sig
 
 def test_a_closed_pipe_ends_it_quietly(broker: BrokerProcess) -> None:
     send(broker, "pipe", *numbers(100_000))
-    with qmq_process("consume", "pipe", "--group", "g", "--server", broker.url) as process:
+    with qmq_process("consume", "pipe", "--group", "pipe", "--server", broker.url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"0\n"
         process.stdout.close()
         assert process.wait(30) == 1
         assert process.stderr.read() == b""
+    assert qmq("consume", "pipe", "--group", "pipe", "--timeout", "0", server=broker.url).exit_code == 0
+    rows = [json.loads(line) for line in qmq("groups", "--json", server=broker.url).stdout.splitlines()]
+    (in_retry,) = [row["in_retry"] for row in rows if row["group"] == "pipe"]
+    assert in_retry == 0, "that nobody reads what it prints is no fault of the messages"

@@ -72,6 +72,13 @@ def test_messages_are_numbered_across_runs_and_gaps() -> None:
     holding, _ = made()
     assert numbers(holding.number(runs(3, 4), [10, 5, 1, 20, 2, 3])) == [(10, 3, 1), (13, 2, 1), (20, 2, 3)]
     assert holding.expected == 22
+    assert holding.open() == [(10, 15), (20, 22)]
+    holding.ack(12, 21)
+    assert holding.open() == [(10, 12), (21, 22)]
+    (run,) = holding.number(runs(2), [30, 2, 1])
+    assert (run.pull_sequence, holding.open()) == (30, [(10, 12), (21, 22), (30, 32)])
+    holding.fence(Fenced("silent"))
+    assert holding.open() == []
 
 
 @pytest.mark.parametrize("ranges", [[10, 2, 1], [10, 4, 1], [10, 3], [10, 1, 1, 10, 2, 1], [9, 3, 1], []])

@@ -1,0 +1,219 @@
+"""A consumer's block that is left: the fate of what its program was given, and of what comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import qmq
+from qmq.net import wire
+from qmq.net.holding import Verdict
+from qmq.net.wire import Kind
+from tests.broker_process import BrokerProcess, broker_process
+from tests.net.scripted import backs_of
+from tests.net.several import put, several
+from tests.net.test_handlers import given as pulled
+
+MANY = 6
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("leaving") / "data") as started:
+        yield started
+
+
+class Broken(Exception):
+    """Raised by a program."""
+
+
+async def attempts(client: qmq.Client, subject: str, group: str, count: int = MANY) -> dict[bytes, int]:
+    """The attempt that each message of the group has now."""
+    found = dict[bytes, int]()
+    async with client.subscribe(subject, group=group) as consumer, asyncio.timeout(60):
+        while len(found) < count:  # what comes again does not wait for the rest
+            found |= {message.body: message.attempt for message in await consumer.pull()}
+    return found
+
+
+async def test_a_message_that_ends_its_program_each_time_dies(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("poison", b"bad")
+        found = []
+        for _ in range(2):
+            with suppress(Broken):
+                async with client.subscribe("poison", group="poison", max_attempts=2, retry_delays=[0]) as consumer:
+                    async for message in consumer:
+                        found.append(message.attempt)
+                        raise Broken("no such hotel")
+        assert found == [1, 2]
+        letters = [letter async for letter in client.admin.dead_letters("poison")]
+        assert [(letter.attempts, letter.reason) for letter in letters] == [(2, "Broken: no such hotel")]
+
+
+async def test_a_loop_fails_what_it_was_given_and_releases_what_it_has_not_come_to(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("loop", [b"%d" % number for number in range(MANY)])
+        with suppress(Broken):
+            async with client.subscribe("loop", group="loop", retry_delays=[0]) as consumer:
+                async for message in consumer:
+                    if message.body == b"4":
+                        raise Broken
+                    if message.body in (b"0", b"2"):
+                        message.ack()
+        # 1 and 3 were given too, and had no disposition; 5 was not.
+        assert await attempts(client, "loop", "loop", 4) == {b"1": 2, b"3": 2, b"4": 2, b"5": 1}
+
+
+@pytest.mark.parametrize("columns", [False, True])
+async def test_all_of_a_pulled_list_was_given(broker: BrokerProcess, columns: bool) -> None:
+    subject = f"listed.{columns}"
+    async with qmq.connect(broker.url) as client:
+        await client.send_many(subject, [b"%d" % number for number in range(MANY)])
+        with suppress(Broken):
+            async with client.subscribe(subject, group=subject, retry_delays=[0]) as consumer:
+                some = await (consumer.pull_batch if columns else consumer.pull)(4, 4, timeout=30)
+                some[0].ack()
+                await some[1].nack(delay=0, reason="by hand")
+                some[2].release()
+                raise Broken
+        assert await attempts(client, subject, subject, 5) == {b"1": 2, b"2": 1, b"3": 2, b"4": 1, b"5": 1}
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()])
+async def test_what_ends_tasks_and_programs_releases_all(broker: BrokerProcess, error: BaseException) -> None:
+    subject = f"ended.{type(error).__name__}"
+    async with qmq.connect(broker.url) as client:
+        await client.send_many(subject, [b"%d" % number for number in range(MANY)])
+        with suppress(type(error)):
+            async with client.subscribe(subject, group=subject) as consumer:
+                await consumer.pull(4, 4, timeout=30)
+                raise error
+        assert set((await attempts(client, subject, subject)).values()) == {1}
+
+
+async def test_a_message_whose_own_block_has_failed_is_not_failed_twice(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("twice", [b"0", b"1"])
+        with suppress(Broken):
+            async with client.subscribe("twice", group="twice", retry_delays=[0]) as consumer:
+                first, _ = await consumer.pull(2, 2, timeout=30)
+                async with first:
+                    raise ValueError("its own")
+                raise Broken
+        assert await attempts(client, "twice", "twice", 2) == {b"0": 2, b"1": 2}
+
+
+async def test_retry_picks_the_delay_of_what_its_program_was_given(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send("later", b"0")
+        with suppress(qmq.Retry):
+            async with client.subscribe("later", group="later", retry_delays=[3_600]) as consumer:
+                await consumer.pull(1, timeout=30)
+                raise qmq.Retry("not yet", after=0)
+        assert await attempts(client, "later", "later", 1) == {b"0": 2}
+
+
+async def test_what_was_given_fails_also_where_its_pull_sequences_have_gaps(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("gaps", [b"%d" % number for number in range(MANY)])
+        options = {"group": "gaps", "consumer": "c"}
+        lost = qmq.connect(broker.url)
+        await lost.__aenter__()  # and its process ends: it never leaves
+        before = lost.subscribe("gaps", **options, retry_delays=[0])  # type: ignore[arg-type]
+        await before.__aenter__()
+        some = await before.pull(MANY, MANY, timeout=30)
+        for number in (1, 3):
+            some[number].ack()
+        await before.flush()
+        with suppress(Broken):
+            async with client.subscribe("gaps", **options) as consumer:  # type: ignore[arg-type]
+                came = await consumer.pull(4, 4, timeout=30)
+                assert [message.body for message in came] == [b"0", b"2", b"4", b"5"]
+                raise Broken
+        assert set((await attempts(client, "gaps", "gaps", 4)).values()) == {2}
+        await before.__aexit__(None, None, None)
+        await lost.__aexit__(None, None, None)
+
+
+async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> None:
+    """The broker refuses a range of which it has taken one message back: its parts are brought again."""
+    async with pulled(b"0", b"1", b"2", b"3") as (s, messages):
+        messages[0].ack()
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(Broken, Broken("no such hotel"), None))
+        frame = await s.peer.frame(Kind.HAND_BACK)
+        assert backs_of(frame) == [(1, 4, Verdict.NACK, None, "Broken: no such hotel")]
+        s.peer.answer(Kind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
+        frame = await s.peer.frame(Kind.HAND_BACK)
+        assert [back[:2] for back in backs_of(frame)] == [(1, 2), (2, 4)]
+        s.peer.answer(Kind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
+        frame = await s.peer.frame(Kind.ACK)
+        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        await s.peer.unsubscribed()
+        await leaving
+
+
+async def test_what_was_given_fails_at_each_of_several_brokers(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"%d-%d" % (number, i) for i in range(3)])
+        with suppress(Broken):
+            async with client.subscribe("a", group="g", retry_delays=[0]) as consumer:
+                for message in await consumer.pull(4, 4, timeout=30):
+                    if message.body.endswith(b"-0"):
+                        message.ack()
+                raise Broken
+        found = await attempts(client, "a", "g", 4)
+        assert sorted(found.values()) == [1, 1, 2, 2]
+
+
+async def test_what_a_pull_of_another_task_has_brought_is_released(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        await put(brokers.one(0), "a", [b"0", b"1"])
+        with suppress(Broken):
+            async with client.subscribe("a", group="g", retry_delays=[0]) as consumer:
+                (given,) = await consumer.pull(1, timeout=30)
+                waiting = asyncio.ensure_future(consumer.pull(5, min_count=5))
+                while not consumer._puller._taken:  # type: ignore[union-attr]  # noqa: ASYNC110  # it has no event
+                    await asyncio.sleep(0)
+                raise Broken
+        with pytest.raises(qmq.QmqError):
+            await waiting
+        found = await attempts(client, "a", "g", 2)
+        assert found == {given.body: 2, (b"1" if given.body == b"0" else b"0"): 1}
+
+
+def given(consumer: qmq.SyncConsumer, count: int) -> dict[bytes, int]:
+    """The next messages, and the attempt that each has now."""
+    found = dict[bytes, int]()
+    while len(found) < count:
+        pulled = consumer.pull(timeout=30)
+        assert pulled, f"{len(found)} of {count}"
+        found |= {message.body: message.attempt for message in pulled}
+    return found
+
+
+def test_the_client_without_asyncio_fails_what_its_program_was_given(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many("sync.loop", [b"%d" % number for number in range(MANY)])
+        options = {"max_attempts": 2, "retry_delays": [0]}
+        with suppress(Broken), client.subscribe("sync.loop", group="sync", **options) as consumer:  # type: ignore[arg-type]
+            for message in consumer:
+                if message.body == b"1":
+                    raise Broken("no such hotel")
+                message.ack()
+        with suppress(Broken), client.subscribe("sync.loop", group="sync") as consumer:
+            assert given(consumer, 5) == {b"1": 2, b"2": 1, b"3": 1, b"4": 1, b"5": 1}
+            raise Broken("no such hotel")
+        (letter,) = client.admin.dead_letters("sync")
+        assert (letter.attempts, letter.reason) == (2, "Broken: no such hotel")
+        with suppress(KeyboardInterrupt), client.subscribe("sync.loop", group="sync") as consumer:
+            assert set(given(consumer, 4).values()) == {2}
+            raise KeyboardInterrupt
+        with client.subscribe("sync.loop", group="sync") as consumer:
+            assert set(given(consumer, 4).values()) == {2}
