@@ -209,7 +209,10 @@ class HandingBack:
 
 def left(consumer: str) -> Fenced:
     """Why no verdict is taken any more."""
-    return Fenced(f"consumer {consumer} has left: what it held and had no verdict was handed back")
+    return Fenced(
+        f"consumer {consumer} has left the block of its subscription: what had no disposition then was handed back; "
+        "call nack and reject inside the block of `client.subscribe(...)`"
+    )
 
 
 def packed(backs: Sequence[Back], subscription: int) -> tuple[dict[str, Any], bytes]:

@@ -60,7 +60,7 @@ class Holder:
         #: Other verdicts on their way.
         self.backs = HandingBack(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
-        self._warned_of_dropped = False
+        self._warned_of_dropped = self._warned_of_late = False
         self._closed = False
 
     # --- who we are --------------------------------------------------------------------------------------------------
@@ -240,6 +240,9 @@ class Holder:
             await self.backs.hand_back(holding, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
+            holding.late(
+                "the failure", sequence, sequence + 1, f"message {whole[0].id(whole[1])}" if whole else "a message"
+            )
 
     def fail_open(self, error: Exception) -> None:
         """Nack all messages that came and have no disposition: the program ends its work on them by *error*."""
@@ -255,6 +258,21 @@ class Holder:
         )  # fmt: skip
         for start, end in ranges:
             self.backs.hand_back_soon(holding, Back(start, end, Verdict.NACK, delay_us, reason))
+
+    @property
+    def has_left(self) -> bool:
+        """The program has left the consumer's block, or its client is closed."""
+        return self._closed or (self.loop is not None and self.loop.is_closed())
+
+    def late(self, call: str, shown: object) -> None:
+        """[any thread] Warn of the first disposition that came after the consumer's block."""
+        if not self._warned_of_late:
+            self._warned_of_late = True
+            log.warning(
+                "consumer %s: %s of %s came after its block was left, and changes nothing: what had no disposition "
+                "then was handed back, and comes again; call it inside the block of `client.subscribe(...)`",
+                self._consumer, call, shown,
+            )  # fmt: skip
 
     def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""

@@ -44,6 +44,10 @@ class Owner(Protocol):
     #: Acknowledgements that were refused, as what they were for is not held any more.
     refused: int
 
+    @property
+    def has_left(self) -> bool:
+        """The program has left the consumer's block."""
+
     def want_send(self) -> None:
         """There is something to send."""
 
@@ -60,6 +64,9 @@ class Owner(Protocol):
 
     def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""
+
+    def late(self, call: str, shown: object) -> None:
+        """[any thread] Tell that *call* of *shown* came after the program had left the consumer's block."""
 
 
 #: A run, and which of its messages.
@@ -195,7 +202,9 @@ class Holding:
         """These are handled. What has a verdict already keeps it."""
         self._settle()
         if self.fenced is not None:
-            self.owner.refused += sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
+            lost = sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
+            self.late("ack()", start, end, f"{lost} messages")
+            self.owner.refused += lost
             self._done.add(start, end)
             return
         if end - start == 1 and start >= self._floor and start not in self._done:
@@ -234,6 +243,13 @@ class Holding:
         if start < self._floor or self._done.overlaps(start, end):
             raise Fenced("this message was acknowledged or handed back before")
         self._done.add(start, end)
+
+    def late(self, call: str, start: int, end: int, shown: object) -> None:
+        """[any thread] Have *call* of these messages told of, where it comes after the consumer's block and one of them
+        has no disposition.
+        """
+        if self.owner.has_left and self._done.missing(max(start, self._floor), end):
+            self.owner.late(call, shown)
 
     def moved(self, start: int, end: int) -> None:
         """What was to be handed back is elsewhere: here it is handled."""

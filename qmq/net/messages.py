@@ -109,7 +109,8 @@ class Message:
     def ack(self) -> None:
         """It is handled: the group does not see it again. Confirmed in the background; ``Consumer.flush`` waits for it.
 
-        Does nothing for who follows alone, and when it has a verdict already.
+        Does nothing for who follows alone, and when it has a verdict already. After the consumer's block it changes
+        nothing, as the message was handed back when that ended: the first such call is warned of in the log.
         """
         holder = self._run.holder
         if holder is not None:
@@ -117,11 +118,14 @@ class Message:
             if holder.tail == number:
                 holder.tail = number + 1
             else:
+                if holder.fenced is not None:
+                    holder.late("ack()", number, number + 1, self)
                 holder.ack(number, number + 1)
 
     async def nack(self, delay: float | None = None, reason: str = "") -> None:
         """It could not be handled: the group gets it again after *delay* seconds (None: the group's own for this
-        attempt). Returns once the broker has that durably. Raises Fenced and InvalidOption.
+        attempt). Returns once the broker has that durably. Raises InvalidOption, and Fenced where it is not held any
+        more, as after the consumer's block.
         """
         await self._hand_back(Verdict.NACK, delay, reason)
 
@@ -130,9 +134,13 @@ class Message:
         await self._hand_back(Verdict.REJECT, None, reason)
 
     def release(self) -> None:
-        """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt."""
+        """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt. After the consumer's
+        block as ``ack``.
+        """
         holder = self._run.holder
         if holder is not None:
+            if holder.fenced is not None:
+                holder.late("release()", self._number, self._number + 1, self)
             holder.owner.release(holder, self._number, self._number + 1)
 
     async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
@@ -146,6 +154,8 @@ class Message:
     async def __aenter__(self) -> Self:
         holder = self._run.holder
         if holder is not None:
+            if holder.fenced is not None:
+                holder.late("`async with message`", self._number, self._number + 1, self)
             holder.begin(asyncio.current_task())
         return self
 
@@ -168,7 +178,7 @@ class Message:
             self.ack()
             return False
         if not isinstance(error, Exception):
-            self.release()
+            holder.owner.release(holder, self._number, self._number + 1)
             return False
         await holder.owner.failed(holder, self._number, error, (self._run, self._index))
         return True

@@ -32,10 +32,12 @@ class SyncMessage(Message):
         holder = self._run.holder
         if holder is not None:
             owner = holder.owner
+            if holder.fenced is not None:
+                holder.late("ack()", self._number, self._number + 1, self)
             try:
                 owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
             except RuntimeError:  # the client is closed
-                log.debug("message %s is acknowledged too late: its client is closed", self.id)
+                holder.late("ack()", self._number, self._number + 1, self)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """As ``Message.nack``."""
@@ -49,11 +51,16 @@ class SyncMessage(Message):
         """As ``Message.release``."""
         holder = self._run.holder
         if holder is not None:
-            owner = holder.owner
-            try:
-                owner.loop.call_soon_threadsafe(owner.release, holder, self._number, self._number + 1)
-            except RuntimeError:  # the client is closed
-                log.debug("message %s is released too late: its client is closed", self.id)
+            if holder.fenced is not None:
+                holder.late("release()", self._number, self._number + 1, self)
+            self._release()
+
+    def _release(self) -> None:
+        holder = self._run.holder
+        try:
+            holder.owner.loop.call_soon_threadsafe(holder.owner.release, holder, self._number, self._number + 1)
+        except RuntimeError:  # the client is closed
+            holder.late("release()", self._number, self._number + 1, self)
 
     def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
         holder = self._run.holder
@@ -64,7 +71,10 @@ class SyncMessage(Message):
             waiting = asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop)
         except RuntimeError:
             verdict.close()
-            raise Fenced("the client is closed: what it held and had no verdict was handed back") from None
+            raise Fenced(
+                "the client is closed: what had no disposition then was handed back; call nack and reject inside "
+                "the block of `client.subscribe(...)`"
+            ) from None
         waiting.result()
 
     def __enter__(self) -> Self:
@@ -81,12 +91,12 @@ class SyncMessage(Message):
         if holder is None:
             return False
         if not isinstance(error, Exception):
-            self.release()
+            self._release()
             return False
         try:
             self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
-        except Fenced as fenced:
-            log.debug("message %s failed too late: %s", self.id, fenced)
+        except Fenced:  # the client is closed
+            holder.late("the failure", self._number, self._number + 1, self)
         return True
 
 

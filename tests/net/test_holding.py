@@ -25,6 +25,7 @@ class Desk:
     def __init__(self) -> None:
         self.loop = None
         self.refused = 0
+        self.has_left = False
         self.sends = 0
         self.let_go: list[tuple[int, int]] = []
 
@@ -42,6 +43,9 @@ class Desk:
 
     def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
         self.let_go += stretches
+
+    def late(self, call: str, shown: object) -> None:
+        raise AssertionError
 
 
 class Worker:

@@ -217,3 +217,135 @@ def test_the_client_without_asyncio_fails_what_its_program_was_given(broker: Bro
             raise KeyboardInterrupt
         with client.subscribe("sync.loop", group="sync") as consumer:
             assert set(given(consumer, 4).values()) == {2}
+
+
+# --- too late --------------------------------------------------------------------------------------------------------
+
+
+async def late(client: qmq.Client, subject: str, consumer: str = "c") -> list[qmq.Message]:
+    """Messages whose consumer's block was left."""
+    await client.send_many(subject, [b"%d" % number for number in range(MANY)])
+    async with client.subscribe(subject, group=subject, consumer=consumer) as subscription:
+        return await subscription.pull(MANY, MANY, timeout=30)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "after its block was left" in record.getMessage()]
+
+
+async def use(message: qmq.Message, error: BaseException | None = None) -> None:
+    async with message:
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("call", ["ack", "release", "use"])
+async def test_a_disposition_that_comes_too_late_is_warned_of_once(
+    broker: BrokerProcess, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qmq.connect(broker.url) as client:
+        messages = await late(client, f"late.{call}")
+        assert warnings(caplog) == []
+        for message in messages:
+            if call == "use":
+                await use(message)
+            else:
+                getattr(message, call)()
+        (said,) = warnings(caplog)
+        assert said.startswith(f"consumer c: {'`async with message`' if call == 'use' else call + '()'} of <Message ")
+        assert messages[0].id in said
+        assert "inside the block of `client.subscribe(...)`" in said
+        assert set((await attempts(client, f"late.{call}", f"late.{call}")).values()) == {1}
+
+
+async def test_a_handler_that_outlives_its_block_is_warned_of(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qmq.connect(broker.url) as client:
+        for subject, error in (("outlives.well", None), ("outlives.badly", ValueError("no such hotel"))):
+            await client.send(subject, b"1")
+            may_end = asyncio.Event()
+
+            async def work(message: qmq.Message, may_end: asyncio.Event, error: Exception | None) -> None:
+                async with message:
+                    await may_end.wait()
+                    if error is not None:
+                        raise error
+
+            async with client.subscribe(subject, group=subject) as consumer:
+                (message,) = await consumer.pull(1, timeout=30)
+                working = asyncio.create_task(work(message, may_end, error))
+                await asyncio.sleep(0)
+            caplog.clear()
+            may_end.set()
+            await working
+            (said,) = warnings(caplog)
+            assert message.id in said
+
+
+async def test_a_nack_or_reject_that_comes_too_late_is_refused(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        messages = await late(client, "late.nack")
+        for disposition in (messages[0].nack(), messages[1].reject("bad address")):
+            with pytest.raises(qmq.Fenced, match=r"consumer c has left .* inside the block"):
+                await disposition
+        assert set((await attempts(client, "late.nack", "late.nack")).values()) == {1}
+
+
+async def test_a_batch_that_is_acknowledged_too_late_is_warned_of(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("late.batch", [b"%d" % number for number in range(MANY)])
+        async with client.subscribe("late.batch", group="late.batch", consumer="c") as consumer:
+            batch = await consumer.pull_batch(MANY, MANY, timeout=30)
+            batch[0].ack()
+        batch.ack()
+        (said,) = warnings(caplog)
+        assert said.startswith("consumer c: ack() of 5 messages")
+
+
+async def test_a_second_disposition_after_the_block_is_nothing_to_warn_of(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("done", [b"1", b"2"])
+        async with client.subscribe("done", group="done") as consumer:
+            messages = await consumer.pull(2, 2, timeout=30)
+            messages[0].ack()
+            await messages[1].nack()
+        for message in messages:
+            message.ack()
+            message.release()
+        assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("call", ["ack", "release", "use", "fail"])
+def test_the_client_without_asyncio_warns_of_it_too(
+    broker: BrokerProcess, call: str, closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = f"late.sync.{call}.{closed}"
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many(subject, [b"0", b"1"])
+        with client.subscribe(subject, group=subject, consumer="c") as consumer:
+            messages = consumer.pull(2, 2, timeout=30)
+        if not closed:
+            dispose(messages, call)
+    if closed:
+        dispose(messages, call)
+    (said,) = warnings(caplog)
+    assert said.startswith("consumer c: ")
+    assert messages[0].id in said
+
+
+def dispose(messages: list[qmq.SyncMessage], call: str) -> None:
+    for message in messages:
+        if call == "ack":
+            message.ack()
+        elif call == "release":
+            message.release()
+        else:
+            with message:
+                if call == "fail":
+                    raise ValueError("no such hotel")

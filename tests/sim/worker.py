@@ -41,6 +41,7 @@ class Worker:
         self.holding: Holding | None = None
         #: As Holding wants of whom it belongs to.
         self.refused = 0
+        self.has_left = False
         self.connection = 0
         self.subscription: int | None = None
         self.got: dict[int, Got] = {}
