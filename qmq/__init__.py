@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from qmq.net.options import Durability
     from qmq.net.receipts import Receipt, Receipts
     from qmq.net.sync import SyncClient
-    from qmq.net.sync_consumer import SyncConsumer, SyncMessage
+    from qmq.net.sync_consumer import SyncConsumer, SyncMessage, SyncMessageBatch
 
 __all__ = [
     "Admin",
@@ -86,6 +86,7 @@ __all__ = [
     "SyncClient",
     "SyncConsumer",
     "SyncMessage",
+    "SyncMessageBatch",
     "TooManyGroups",
     "TooManyProducers",
     "TooManySubjects",
@@ -115,6 +116,7 @@ _LAZY: Final = {
     "SyncClient": "qmq.net.sync",
     "SyncConsumer": "qmq.net.sync_consumer",
     "SyncMessage": "qmq.net.sync_consumer",
+    "SyncMessageBatch": "qmq.net.sync_consumer",
 }
 
 

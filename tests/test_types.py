@@ -47,6 +47,12 @@ def synchronous() -> None:
         reveal_type(client.send("a", b"1"))                             # qmq.net.receipts.Receipt
         with client.subscribe("a", group="g") as consumer:
             reveal_type(consumer.pull())                                # list[qmq.net.sync_consumer.SyncMessage]
+            sync_batch = consumer.pull_batch()
+            reveal_type(sync_batch)                                     # qmq.net.sync_consumer.SyncMessageBatch
+            reveal_type(sync_batch[0])                                  # qmq.net.sync_consumer.SyncMessage
+            reveal_type(sync_batch[:2])                                 # list[qmq.net.sync_consumer.SyncMessage]
+            reveal_type(next(iter(sync_batch)).nack())                  # None
+            reveal_type(next(reversed(sync_batch)))                     # qmq.net.sync_consumer.SyncMessage
             for message in consumer:
                 reveal_type(message)                                    # qmq.net.sync_consumer.SyncMessage
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 
@@ -235,6 +235,8 @@ class MessageBatch(Sequence[Message]):
 
     __slots__ = ("_runs", "_starts", "_total")
 
+    _kind: ClassVar[type[Message]] = Message
+
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         self._starts: list[int] = []  # made when a message is asked for by number
@@ -259,10 +261,10 @@ class MessageBatch(Sequence[Message]):
             self._starts = (np.cumsum(counts) - counts).tolist()
         number = bisect_right(self._starts, index) - 1
         run, index = self._runs[number], index - self._starts[number]
-        return Message(run, run.pull_sequence + index, run.body(index))
+        return self._kind(run, run.pull_sequence + index, run.body(index))
 
     def __iter__(self) -> Iterator[Message]:
-        return each_message(self._runs, Message)
+        return each_message(self._runs, self._kind)
 
     def ack(self) -> None:
         """All of them are handled, as ``Message.ack``."""
@@ -345,4 +347,4 @@ class MessageBatch(Sequence[Message]):
         return values
 
     def __repr__(self) -> str:
-        return f"<MessageBatch of {self._total} messages>"
+        return f"<{type(self).__name__} of {self._total} messages>"

@@ -1,4 +1,4 @@
-"""The consumer without asyncio, and its messages."""
+"""The consumer without asyncio, its messages and their batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from qmq.errors import Fenced, InvalidOption
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.feed import Feed
 from qmq.net.merging import MergedPuller
-from qmq.net.messages import Message, MessageBatch, messages_of
+from qmq.net.messages import Message, MessageBatch, each_message, messages_of
 from qmq.net.options import BATCH_BYTES, PULL_BYTES
 from qmq.net.pulling import Puller
 from qmq.net.session import Session
@@ -100,6 +100,38 @@ class SyncMessage(Message):
         return True
 
 
+class SyncMessageBatch(MessageBatch):
+    """The messages of one ``SyncConsumer.pull_batch``: as ``MessageBatch``, but each is a ``SyncMessage``."""
+
+    __slots__ = ()
+
+    _kind = SyncMessage
+
+    @overload  # type: ignore[override]  # a list of SyncMessage is no list of Message
+    def __getitem__(self, index: int) -> SyncMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SyncMessage]: ...
+    def __getitem__(self, index: int | slice) -> SyncMessage | list[SyncMessage]:
+        return super().__getitem__(index)  # type: ignore[return-value]  # made by _kind
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        return each_message(self._runs, SyncMessage)
+
+    def __reversed__(self) -> Iterator[SyncMessage]:
+        return (self[index] for index in range(len(self) - 1, -1, -1))
+
+    def ack(self) -> None:
+        """As ``MessageBatch.ack``; for any thread."""
+        runs = [run for run in self._runs if run.holder is not None]
+        if not runs:
+            return
+        try:
+            runs[0].holder.owner.loop.call_soon_threadsafe(super().ack)
+        except RuntimeError:  # the client is closed
+            for run in runs:
+                run.holder.late("ack()", run.pull_sequence, run.pull_sequence + run.count, self)
+
+
 class SyncConsumer:
     """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
 
@@ -149,9 +181,9 @@ class SyncConsumer:
         """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
         return messages_of(self._pull(max_count, min_count, timeout, PULL_BYTES), SyncMessage)
 
-    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> MessageBatch:
+    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> SyncMessageBatch:
         """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
-        return MessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
+        return SyncMessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
 
     def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""

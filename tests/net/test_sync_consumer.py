@@ -52,6 +52,63 @@ def test_the_verdicts_are_plain_calls_and_done_when_they_return(broker: BrokerPr
             consumer.flush()
 
 
+def test_a_batch_has_messages_without_asyncio(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many("batch", [b"nacked", b"rejected", b"released", b"failed", b"acked", b"acked"])
+        with client.subscribe("batch", group="batch", retry_delays=[3_600]) as consumer:
+            batch = consumer.pull_batch(6, min_count=6, timeout=30)
+            assert type(batch) is qmq.SyncMessageBatch
+            assert {type(message) for message in (*batch, *batch[:2], batch[-1], *reversed(batch))} == {qmq.SyncMessage}
+            batch[0].nack(reason="later")
+            batch[1].reject("bad address")
+            batch[2].release()
+            with batch[3]:
+                raise ValueError("no such room")
+            for message in batch[4:]:
+                message.ack()
+            consumer.flush()
+            (group,) = client.admin.groups("batch")
+            assert (group.in_retry, group.dead, group.in_flight) == (3, 1, 0)
+            (again,) = consumer.pull_batch(timeout=30)
+            assert (again.body, again.attempt) == (b"released", 1)
+
+
+def test_a_batch_is_acknowledged_on_the_thread_of_its_loop(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")  # so that the loop refuses calls of other threads
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many("whole", [b"%d" % number for number in range(10)])
+        with client.subscribe("whole", group="whole") as consumer:
+            for _ in range(2):
+                consumer.pull_batch(5, min_count=5, timeout=30).ack()
+                consumer.flush()
+            (group,) = client.admin.groups("whole")
+            assert (group.ready, group.in_flight) == (0, 0)
+        with client.subscribe("whole", start="first") as alone:
+            alone.pull_batch(5, min_count=5, timeout=30).ack()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_batch_that_is_acknowledged_too_late_is_warned_of(
+    broker: BrokerProcess, closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = f"late.batch.{closed}"
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many(subject, [b"0", b"1"])
+        with client.subscribe(subject, group=subject, consumer="c") as consumer:
+            batch = consumer.pull_batch(2, min_count=2, timeout=30)
+        if not closed:
+            batch.ack()
+            with pytest.raises(Fenced, match="2 acknowledgements"):
+                consumer.flush()
+    if closed:
+        batch.ack()
+    (said,) = [record.getMessage() for record in caplog.records if "after its block" in record.getMessage()]
+    assert said.startswith("consumer c: ack() of ")
+    assert "2 messages" in said
+
+
 def test_who_follows_alone_can_hand_nothing_back(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client:
         client.send("alone", b"0")
