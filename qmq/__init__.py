@@ -60,6 +60,7 @@ __all__ = [
     "Consumer",
     "ConsumerInfo",
     "DeadLetter",
+    "Durability",
     "Fenced",
     "GroupInfo",
     "GroupMismatch",
@@ -106,6 +107,7 @@ _LAZY: Final = {
     "Consumer": "qmq.net.consumer",
     "ConsumerInfo": "qmq.net.admin",
     "DeadLetter": "qmq.net.admin",
+    "Durability": "qmq.net.options",
     "GroupInfo": "qmq.net.admin",
     "Message": "qmq.net.messages",
     "MessageBatch": "qmq.net.messages",
@@ -120,14 +122,16 @@ _LAZY: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'qmq' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of qmq's
 
-    value = globals()[name] = getattr(import_module(module), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        module = _LAZY.get(name)
+        if module is None:
+            raise AttributeError(f"module 'qmq' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(module), name)
+        return value
 
 
 def __dir__() -> list[str]:

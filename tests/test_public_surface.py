@@ -11,7 +11,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import qmq
 
@@ -36,6 +36,9 @@ def surface() -> Iterator[str]:
 
 
 def lines_of(name: str, value: Any) -> Iterator[str]:
+    if get_origin(value) is Literal:
+        yield f"qmq.{name} = {value}"
+        return
     if not inspect.isclass(value):
         yield f"qmq.{name}{signature(value)}"
         return
@@ -69,7 +72,7 @@ def test_the_public_surface_is_the_stored_one() -> None:
 
 def test_everything_exported_is_there_and_documented() -> None:
     for name in qmq.__all__:
-        assert inspect.getdoc(getattr(qmq, name)), name
+        assert inspect.getdoc(value := getattr(qmq, name)) or get_origin(value) is Literal, name
     assert set(qmq.__all__) <= set(dir(qmq))
     assert list(qmq.__all__) == sorted(qmq.__all__)
 

@@ -9,6 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+import qmq
+
 #: Nothing of qmq runs.
 pytestmark = pytest.mark.no_cover
 
@@ -56,6 +58,9 @@ def synchronous() -> None:
             for message in consumer:
                 reveal_type(message)                                    # qmq.net.sync_consumer.SyncMessage
 
+def options(durability: qmq.Durability) -> None:
+    reveal_type(durability)                                             # Literal['flush'] | Literal['append']
+
 def errors(error: qmq.SendFailed) -> None:
     reveal_type(error.retryable)                                        # bool
     reveal_type(error.failures)                                         # list[qmq.errors.SendFailure]
@@ -69,6 +74,12 @@ async def wrong(client: qmq.Client) -> None:
     await client.send("a", b"1", durability="maybe")
     client.subscribe("a", group=7)
     client.send_nowait("a", b"1", propertys={})
+    client.sned("a", b"1")
+    qmq.conect()
+    try:
+        await client.flush()
+    except qmq.SendTimeout:
+        pass
 """
 
 
@@ -99,4 +110,10 @@ def test_misuse_is_found(tmp_path: Path) -> None:
     path = fresh(tmp_path, "misuse")
     found = mypy(path, MISUSE)
     lines = {int(line.removeprefix(f"{path}:").split(":")[0]) for line in found[:-1]}
-    assert lines == {5, 6, 7, 8}
+    assert lines == {5, 6, 7, 8, 9, 10, 13}
+
+
+def test_every_exported_name_is_known(tmp_path: Path) -> None:
+    path = fresh(tmp_path, "exported")
+    found = mypy(path, "import qmq\n" + "".join(f"qmq.{name}\n" for name in qmq.__all__))
+    assert found[-1].startswith("Success"), found
