@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from qmq.net.options import Durability
     from qmq.net.receipts import Receipt, Receipts
     from qmq.net.sync import SyncClient
+    from qmq.net.sync_admin import SyncAdmin
     from qmq.net.sync_consumer import SyncConsumer, SyncMessage, SyncMessageBatch
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "StorageFailed",
     "StorageFull",
     "SubjectInfo",
+    "SyncAdmin",
     "SyncClient",
     "SyncConsumer",
     "SyncMessage",
@@ -115,6 +117,7 @@ _LAZY: Final = {
     "Receipts": "qmq.net.receipts",
     "SealedLog": "qmq.net.admin",
     "SubjectInfo": "qmq.net.client",
+    "SyncAdmin": "qmq.net.sync_admin",
     "SyncClient": "qmq.net.sync",
     "SyncConsumer": "qmq.net.sync_consumer",
     "SyncMessage": "qmq.net.sync_consumer",

@@ -42,6 +42,7 @@ async def asynchronous() -> None:
             reveal_type(batch[0])                                       # qmq.net.messages.Message
         async for subject in client.subjects("a."):
             reveal_type(subject.messages)                               # int
+        reveal_type(await client.admin.set_group("g", tags=["t"], retry_delays=[1.5])) # dict[str, Any]
 
 def synchronous() -> None:
     with qmq.connect_sync() as client:
@@ -57,6 +58,12 @@ def synchronous() -> None:
             reveal_type(next(reversed(sync_batch)))                     # qmq.net.sync_consumer.SyncMessage
             for message in consumer:
                 reveal_type(message)                                    # qmq.net.sync_consumer.SyncMessage
+
+def administered(client: qmq.SyncClient) -> None:
+    reveal_type(client.admin)                                           # qmq.net.sync_admin.SyncAdmin
+    reveal_type(client.admin.set_group("g", tags=["t"], max_attempts=3)) # dict[str, Any]
+    reveal_type(client.admin.cancel("00"))                              # bool
+    reveal_type(client.admin.delete_dead("g", all=True))                # int
 
 def options(durability: qmq.Durability) -> None:
     reveal_type(durability)                                             # Literal['flush'] | Literal['append']
@@ -74,6 +81,8 @@ async def wrong(client: qmq.Client) -> None:
     await client.send("a", b"1", durability="maybe")
     client.subscribe("a", group=7)
     client.send_nowait("a", b"1", propertys={})
+    await client.admin.set_group("g", max_atempts=3)
+    await client.admin.set_group("g", max_attempts=None)
     client.sned("a", b"1")
     qmq.conect()
     try:
@@ -110,7 +119,7 @@ def test_misuse_is_found(tmp_path: Path) -> None:
     path = fresh(tmp_path, "misuse")
     found = mypy(path, MISUSE)
     lines = {int(line.removeprefix(f"{path}:").split(":")[0]) for line in found[:-1]}
-    assert lines == {5, 6, 7, 8, 9, 10, 13}
+    assert lines == {5, 6, 7, 8, 9, 10, 11, 12, 15}
 
 
 def test_every_exported_name_is_known(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def retry(group: str, ids: tuple[str, ...], server: str) -> None:
 
     async def change() -> int:
         async with connect(server) as client:
-            return await client.admin.retry_dead(group, ids or None)
+            return await client.admin.retry_dead(group, ids or None, all=not ids)
 
     click.echo(f"{run(change())} handed out again")
 
@@ -65,7 +65,7 @@ def delete(group: str, ids: tuple[str, ...], server: str) -> None:
 
     async def change() -> int:
         async with connect(server) as client:
-            return await client.admin.delete_dead(group, ids or None)
+            return await client.admin.delete_dead(group, ids or None, all=not ids)
 
     click.echo(f"{run(change())} deleted")
 

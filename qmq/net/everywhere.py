@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
 from qmq.net import listing
 from qmq.net.admin import AdminOfOne, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.brokers import Brokers
+from qmq.net.group_settings import ChangedSettings
 
 _Action = Literal["retry_dead", "delete_dead"]
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Admin:
         found = await self._listed(lambda admin: admin.consumers(group))
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
-    async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
+    async def set_group(self, group: str, **settings: Unpack[ChangedSettings]) -> dict[str, Any]:
         """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption, BrokersMissed."""
         found = await self._changed(lambda admin: admin.set_group(group, **settings))
         return dict(next(iter(found.values())))
@@ -85,18 +86,25 @@ class Admin:
         if unknown and not known:
             raise unknown[0]
 
-    async def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """Hand out dead letters again (all, or those with these message ids), as if for the first time; how many."""
-        return await self._change_dead("retry_dead", group, ids)
+    async def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+        """Hand out dead letters again, as if for the first time: those with these message ids, or *all*; how many.
 
-    async def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
-        """Delete dead letters (all, or those with these message ids) for good; how many."""
-        return await self._change_dead("delete_dead", group, ids)
+        Raises InvalidOption without either, UnknownGroup, BrokersMissed.
+        """
+        return await self._change_dead("retry_dead", group, ids, all)
 
-    async def _change_dead(self, action: _Action, group: str, ids: Sequence[str] | None) -> int:
+    async def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+        """Delete dead letters for good: those with these message ids, or *all*; how many. Raises as ``retry_dead``."""
+        return await self._change_dead("delete_dead", group, ids, all)
+
+    async def _change_dead(self, action: _Action, group: str, ids: Iterable[str] | None, every: bool) -> int:
+        if ids is None and not every:
+            raise InvalidOption(f"give ids, or all=True for every dead letter of group {group!r}")
         if ids is None:
             return sum((await self._changed(lambda admin: admin.change_dead(action, group, None))).values())
-        wanted = {one.lower() for one in ids}
+        if every:
+            raise InvalidOption("give either ids or all=True, not both")
+        wanted = _lowered(ids)
         letters = [letter async for letter in self.dead_letters(group) if letter.id in wanted]
         absent = wanted - {letter.id for letter in letters}
         if absent and self.missed:
@@ -178,3 +186,11 @@ class Admin:
                 refusal.add_note(f"done at {', '.join(told.answers)}")
             raise refusal
         return told
+
+
+def _lowered(ids: Iterable[str]) -> set[str]:
+    """Message ids as a dead letter has its own. Raises InvalidOption."""
+    listed = list(ids)
+    if isinstance(ids, str) or not all(isinstance(one, str) for one in listed):
+        raise InvalidOption(f"ids must be a list of message ids, not {ids!r:.80}")
+    return {one.lower() for one in listed}

@@ -36,6 +36,19 @@ class GroupSettings(TypedDict, total=False):
     max_handling: float | None
 
 
+class ChangedSettings(TypedDict, total=False):
+    """What ``set_group`` may change: as ``GroupSettings``, and ``tags``: only messages with one of these; none: all."""
+
+    max_attempts: int
+    max_lapses: int
+    max_unacked: int
+    max_unacked_bytes: int
+    retry_delays: Iterable[float]
+    expire_after: float
+    max_handling: float
+    tags: Iterable[str]
+
+
 class Terms(NamedTuple):
     """How a consumer takes part in its group: the mode, and the settings of a new group as the broker takes them."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
 from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.everywhere import Admin
-from qmq.net.group_settings import GroupSettings
+from qmq.net.group_settings import ChangedSettings
 
 _AT_ONCE: Final = 500
 
@@ -40,7 +40,7 @@ class SyncAdmin:
         found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
         return found
 
-    def set_group(self, group: str, **settings: Unpack[GroupSettings]) -> dict[str, Any]:
+    def set_group(self, group: str, **settings: Unpack[ChangedSettings]) -> dict[str, Any]:
         """As ``Admin.set_group``."""
         found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, **settings))
         return found
@@ -68,13 +68,17 @@ class SyncAdmin:
         while page := self._run(some):
             yield from page
 
-    def retry_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+    def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
         """As ``Admin.retry_dead``."""
-        return int(self._run(lambda admin: admin.retry_dead(group, ids)))
+        return int(self._run(lambda admin: admin.retry_dead(group, ids, all=all)))
 
-    def delete_dead(self, group: str, ids: Sequence[str] | None = None) -> int:
+    def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
         """As ``Admin.delete_dead``."""
-        return int(self._run(lambda admin: admin.delete_dead(group, ids)))
+        return int(self._run(lambda admin: admin.delete_dead(group, ids, all=all)))
+
+    def cancel(self, message_id: str) -> bool:
+        """As ``Admin.cancel``."""
+        return bool(self._run(lambda admin: admin.cancel(message_id)))
 
     def seal(self) -> list[SealedLog]:
         """As ``Admin.seal``."""

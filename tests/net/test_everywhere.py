@@ -112,7 +112,7 @@ async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_p
             with pytest.raises(qmq.InvalidOption, match="1 of these"):
                 await client.admin.delete_dead("g", [ids[0], "00" * 16])
             assert await client.admin.delete_dead("g", [ids[0], ids[3]]) == 2
-            assert await client.admin.retry_dead("g") == 4
+            assert await client.admin.retry_dead("g", all=True) == 4
             messages = await consumer.pull(min_count=4, timeout=30)
             assert sorted(message.id for message in messages) == sorted({*ids} - {ids[0], ids[3]})
             for message in messages:
