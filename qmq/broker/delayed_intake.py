@@ -13,7 +13,7 @@ from qmq.broker.partitions import Numbers, Partition, Staged
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.batch import CheckedBatch
 from qmq.format.due import due_times
-from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US
+from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.names import check_subject
 from qmq.storage.store import Store
 
@@ -87,8 +87,8 @@ class Delayed:
         latest = int(due_times(view, batch.header, wall_us).max())
         if latest > wall_us + MAX_DELAY_US + DELIVER_UNIT_US:
             raise InvalidOption(
-                f"a message is to be delivered in {(latest - wall_us) / _DAY_US:.1f} days; at most "
-                f"{MAX_DELAY_US // _DAY_US} days are allowed"
+                f"a message is to be delivered in {(latest - wall_us) / _DAY_US:.1f} days; at most {MAX_DELAY_SHOWN} "
+                "are allowed"
             )
         unknown = [name for name in batch.names if self._store.subject_number(name) is None]
         for name in unknown:

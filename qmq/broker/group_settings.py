@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from qmq.errors import InvalidOption
+from qmq.format.layout import MAX_DELAY_SHOWN, MAX_DELAY_US
 
 RETRY_DELAYS_US: Final = tuple(s * 1_000_000 for s in (5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200))
 
 MOST_RETRY_DELAYS: Final = 64
 MOST_TAGS: Final = 32
 MOST_TAG_BYTES: Final = 255
-#: No time that a group sets is longer.
-MOST_US: Final = 2 * 366 * 86_400 * 1_000_000
 
 
 class GroupSettings(NamedTuple):
@@ -39,14 +38,15 @@ class GroupSettings(NamedTuple):
         return cls._make(tuple(field) if isinstance(field, list) else field for field in fields)
 
 
+_TIME: Final = f"0 seconds to {MAX_DELAY_SHOWN}"
 #: Whole numbers from and to, as their files can hold them.
 _BOUNDS: Final = {
     "max_attempts": (1, 65_535),
     "max_lapses": (1, 255),
     "max_unacked": (1, 1_000_000),
     "max_unacked_bytes": (1, 1 << 40),
-    "expire_after_us": (0, MOST_US),
-    "max_handling_us": (0, MOST_US),
+    "expire_after_us": (0, MAX_DELAY_US),
+    "max_handling_us": (0, MAX_DELAY_US),
 }
 
 
@@ -68,9 +68,9 @@ def differing(given: Mapping[str, Any], actual: GroupSettings) -> dict[str, Any]
 def _checked(name: str, value: object) -> Any:
     if name == "retry_delays_us":
         delays = tuple(value) if isinstance(value, list | tuple) else ()
-        if not 1 <= len(delays) <= MOST_RETRY_DELAYS or not all(_is_between(one, 0, MOST_US) for one in delays):
+        if not 1 <= len(delays) <= MOST_RETRY_DELAYS or not all(_is_between(one, 0, MAX_DELAY_US) for one in delays):
             raise InvalidOption(
-                f"retry_delays must be 1 to {MOST_RETRY_DELAYS} delays of {_span(0, MOST_US)} each, not {value!r:.80}"
+                f"retry_delays must be 1 to {MOST_RETRY_DELAYS} delays of {_TIME} each, not {value!r:.80}"
             )
         return delays
     if name == "tags":
@@ -82,7 +82,7 @@ def _checked(name: str, value: object) -> Any:
         return tuple(dict.fromkeys(tags))
     least, most = _BOUNDS[name]
     if not _is_between(value, least, most):
-        span = _span(least, most) if name.endswith("_us") else f"a whole number from {least} to {most}"
+        span = _TIME if name.endswith("_us") else f"a whole number from {least} to {most}"
         raise InvalidOption(f"{_shown(name)} must be {span}, not {_in_user_units(name, value)!r:.80}")
     return value
 
@@ -97,10 +97,6 @@ def _is_tag(value: object) -> bool:
 
 def _shown(name: str) -> str:
     return name.removesuffix("_us")
-
-
-def _span(least_us: int, most_us: int) -> str:
-    return f"{least_us / 1e6:g} to {most_us // 1_000_000} seconds"
 
 
 def _in_user_units(name: str, value: object) -> object:

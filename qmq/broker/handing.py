@@ -11,7 +11,6 @@ import numpy as np
 from qmq.broker.carrying import Many
 from qmq.broker.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.effects import Place
-from qmq.broker.group_settings import MOST_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
@@ -24,7 +23,7 @@ from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.broker.retries import PASSED_AFTER_US
 from qmq.broker.sharing import Share, share_of
 from qmq.errors import InvalidOption
-from qmq.format.layout import ENTRY_DTYPE
+from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.storage.store import Store
 
 EXPIRED_REASON: Final = "expired"
@@ -126,8 +125,8 @@ class Handing:
         for verdict in {back.verdict for back in backs}:
             if verdict not in tuple(Verdict):
                 raise InvalidOption(f"verdict {verdict} is none of {', '.join(one.name.lower() for one in Verdict)}")
-        if max(back.delay_us or 0 for back in backs) > MOST_US:
-            raise InvalidOption(f"a message comes again after {MOST_US // 1_000_000} seconds (two years) at most")
+        if max(back.delay_us or 0 for back in backs) > MAX_DELAY_US:
+            raise InvalidOption(f"a message comes again after {MAX_DELAY_SHOWN} at most")
         refused = ledger.hand_back(member, backs, self.now.wall_us)
         self.members.look(ledger)
         return refused

@@ -11,7 +11,6 @@ from __future__ import annotations
 from qmq.broker.commands import HandOver, Now, Send
 from qmq.broker.delivery import Delivery
 from qmq.broker.effects import Effect, HandedOver, Refused, Sent
-from qmq.broker.group_settings import MOST_US
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
 from qmq.broker.kinds import Verdict
@@ -21,7 +20,7 @@ from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
-from qmq.format.layout import HANDED_FLAGS, RUN_REPLAYED
+from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
 from qmq.storage.store import Store
 
@@ -42,8 +41,10 @@ class HandOvers:
         ledger = self._ledger(command)
         if command.verdict not in (Verdict.NACK, Verdict.REJECT):
             raise InvalidOption("what is handed over was nacked or rejected")
-        if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MOST_US):
-            raise InvalidOption("attempts are counted from 1, and a message comes again after two years at most")
+        if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MAX_DELAY_US):
+            raise InvalidOption(
+                f"attempts are counted from 1, and a message comes again after {MAX_DELAY_SHOWN} at most"
+            )
         batch = check_batch(command.batch, BatchLimits(flags=HANDED_FLAGS, run_flags=RUN_REPLAYED))
         if batch.header.messages != 1:
             raise BadBatch(f"one message is handed over at a time, not {batch.header.messages}")

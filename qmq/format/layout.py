@@ -82,8 +82,10 @@ HANDED_FLAGS: Final = KNOWN_FLAGS & ~HAS_DELIVER_AT
 DELAY_END_US: Final = 1 << 50
 #: deliver_at is rounded up to this.
 DELIVER_UNIT_US: Final = 10_000
-#: The furthest deliver_at from now: two years.
+#: The longest time after which a message may be delivered, expire or come again, and the longest that a group may set.
 MAX_DELAY_US: Final = 731 * 86_400 * 1_000_000
+#: As errors name it.
+MAX_DELAY_SHOWN: Final = f"{MAX_DELAY_US // 86_400_000_000} days (two years)"
 
 #: (flag, bytes a message) of the optional columns, in file order.
 OPTIONAL_COLUMNS: Final = (

@@ -118,11 +118,11 @@ class Client:
         """Send one message; returns once it is stored.
 
         It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
-        datetime), at most two years ahead and never early by the broker's clock. *expire* seconds after it was
-        stored, or fell due, it is a dead letter for groups that were not given it. Sends that are in flight together go
-        as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError
-        before anything is sent; SendFailed when it was not stored; SendUnknown when nobody can say. A send that is
-        cancelled may still be stored.
+        datetime), at most 731 days (two years) ahead and never early by the broker's clock. *expire* seconds after it
+        was stored, or fell due, it is a dead letter for groups that were not given it. Sends that are in flight
+        together go as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError before anything is sent;
+        SendFailed when it was not stored; SendUnknown when nobody can say. A send that is cancelled may still be
+        stored.
         """
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is None and not tags and not properties and not due and expire is None

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
 from qmq.errors import InvalidOption
+from qmq.net.timing import microseconds_of
 
 Mode = Literal["reliable", "most_once", "broadcast"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
@@ -15,8 +16,6 @@ _COUNTS: Final = ("max_attempts", "max_lapses", "max_unacked", "max_unacked_byte
 _SECONDS: Final = {"expire_after": "expire_after_us", "max_handling": "max_handling_us"}
 _DELAYS: Final = ("retry_delays", "retry_delays_us")
 SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
-#: No time that a group sets is longer, in seconds.
-_MOST_SECONDS: Final = 2 * 366 * 86_400
 
 
 class GroupSettings(TypedDict, total=False):
@@ -78,9 +77,9 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidOption(f"{name} must be a whole number, not {value!r:.80}")
             packed[name] = value
         elif name == _DELAYS[0]:
-            packed[_DELAYS[1]] = [_microseconds(name, one) for one in _listed(name, "delays in seconds", value)]
+            packed[_DELAYS[1]] = [microseconds_of(name, one) for one in _listed(name, "delays in seconds", value)]
         elif name in _SECONDS:
-            packed[_SECONDS[name]] = _microseconds(name, value)
+            packed[_SECONDS[name]] = microseconds_of(name, value)
         elif name == "tags":
             packed[name] = [_text(one) for one in _listed(name, "texts", value)]
         else:
@@ -98,12 +97,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise InvalidOption(f"a tag must be a str, not {value!r:.80}")
     return value
-
-
-def _microseconds(name: str, value: object) -> int:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST_SECONDS:
-        raise InvalidOption(f"{name} must be seconds from 0 to {_MOST_SECONDS} (two years), not {value!r:.80}")
-    return round(value * 1_000_000)
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
+from qmq.net.timing import microseconds_of
 
 #: So many stretches of acknowledgements go in one frame.
 MOST_INTERVALS: Final = 2_000
@@ -418,8 +419,4 @@ def reason_of(error: Exception) -> str:
 
 def check_delay(delay: float | None) -> int | None:
     """Microseconds of a delay in seconds. Raises InvalidOption."""
-    if delay is None:
-        return None
-    if not isinstance(delay, int | float) or isinstance(delay, bool) or not 0 <= delay <= 2 * 366 * 86_400:
-        raise InvalidOption(f"delay must be a number of seconds from 0 to two years, not {delay!r}")
-    return int(delay * 1_000_000)
+    return None if delay is None else microseconds_of("delay", delay)

@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Final
 
 from qmq.errors import InvalidOption
-from qmq.format.layout import DELAY_END_US, MAX_DELAY_US
+from qmq.format.layout import DELAY_END_US, MAX_DELAY_SHOWN, MAX_DELAY_US
 
-_DAY_S: Final = 86_400
+_DAY_US: Final = 86_400_000_000
+#: Seconds since 1970 in which no calendar is left.
+_FAR: Final = 1e15
 
 
 def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> int:
@@ -21,17 +23,21 @@ def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> i
     if delay is not None and deliver_at is not None:
         raise InvalidOption("give either delay or deliver_at, not both")
     if delay is not None:
-        delay_us = _microseconds("delay", delay)
-        _check_limit(delay_us)
-        return max(0, delay_us)
+        return microseconds_of("delay", delay)
     if deliver_at is None:
         return 0
     if isinstance(deliver_at, datetime):
         if deliver_at.tzinfo is None:
             raise InvalidOption("deliver_at has no time zone; use an aware datetime, as datetime.now(UTC) + ...")
         deliver_at = deliver_at.timestamp()
-    at_us = _microseconds("deliver_at", deliver_at)
-    _check_limit(at_us - time.time_ns() // 1_000 - _DAY_S * 1_000_000)  # the broker knows better what time it is
+    if isinstance(deliver_at, bool) or not isinstance(deliver_at, int | float) or not abs(deliver_at) < _FAR:
+        raise InvalidOption(f"deliver_at must be a number of seconds since 1970, not {deliver_at!r:.80}")
+    at_us = math.ceil(deliver_at * 1_000_000)
+    ahead_us = at_us - time.time_ns() // 1_000
+    if ahead_us > MAX_DELAY_US + _DAY_US:  # the broker knows better what time it is
+        raise InvalidOption(
+            f"a message is to be delivered in {ahead_us / _DAY_US:.1f} days; at most {MAX_DELAY_SHOWN} are allowed"
+        )
     return at_us if at_us >= DELAY_END_US else 0
 
 
@@ -41,23 +47,18 @@ def expire_at_of(expire: float | None) -> int:
     """
     if expire is None:
         return 0
-    expire_us = _microseconds("expire", expire)
-    if not 0 < expire_us <= MAX_DELAY_US:
-        raise InvalidOption(
-            f"expire must be above 0 and at most {MAX_DELAY_US // 1_000_000} seconds, not {expire!r:.80}"
-        )
+    expire_us = microseconds_of("expire", expire)
+    if not expire_us:
+        raise InvalidOption(f"expire must be above 0 seconds, not {expire!r:.80}; leave it out for never")
     return expire_us
 
 
-def _microseconds(name: str, seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise InvalidOption(f"{name} must be a number of seconds, not {seconds!r:.80}")
-    return math.ceil(seconds * 1_000_000)
+def microseconds_of(name: str, seconds: object) -> int:
+    """A time that a caller gives in seconds, as microseconds; a shorter one than that counts as one.
 
-
-def _check_limit(delay_us: int) -> None:
-    if delay_us > MAX_DELAY_US:
-        raise InvalidOption(
-            f"a message is to be delivered in {delay_us / 1e6 / _DAY_S:.1f} days; at most "
-            f"{MAX_DELAY_US // 1_000_000 // _DAY_S} days are allowed"
-        )
+    Raises InvalidOption where it is none, negative, or longer than MAX_DELAY_US.
+    """
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAX_DELAY_US / 1_000_000:  # type: ignore[operator]  # it is a number
+        raise InvalidOption(f"{name} must be a number of seconds from 0 to {MAX_DELAY_SHOWN}, not {seconds!r:.80}")
+    return max(round(seconds * 1_000_000), int(seconds > 0))  # type: ignore[operator]

@@ -109,7 +109,7 @@ def test_more_than_two_years_is_refused_with_the_limit(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     (refused,) = driven.do(command(driven, "a", [MAX_DELAY_US + S]))
     assert isinstance(refused, Refused)
-    assert "at most 731 days are allowed" in str(refused.error)
+    assert "at most 731 days (two years) are allowed" in str(refused.error)
     driven.produced = 0
     delay(driven, "a", MAX_DELAY_US)
     driven.close()

@@ -97,17 +97,21 @@ async def test_a_delay_that_is_none_is_a_failure_of_the_handler(caplog: pytest.L
         handling = asyncio.ensure_future(handle(message, qmq.Retry("soon", after=-0.1)))
         verdict, number, delay_us, reason = await handed_back(s)
         assert (verdict, number, delay_us) == (Verdict.NACK, 0, None), "after the delay of the group"
-        assert reason == "InvalidOption: delay must be a number of seconds from 0 to two years, not -0.1"
+        wanted = "InvalidOption: delay must be a number of seconds from 0 to 731 days (two years), not -0.1"
+        assert reason == wanted
         await handling
         assert "a handler has failed" in caplog.text
 
 
 async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1") as (s, (message,)):
+        errors = list[Exception]()
+        s.consumer.on_error = errors.append
         handling = asyncio.ensure_future(handle(message, qmq.Retry(after=2.5)))
         assert (await handed_back(s))[:3] == (Verdict.NACK, 0, 2_500_000)
         await handling
         assert "failed" not in caplog.text
+        assert errors == []
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])

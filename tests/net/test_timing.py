@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from qmq.errors import InvalidOption
 from qmq.format.layout import DELAY_END_US, MAX_DELAY_US
-from qmq.net.timing import deliver_at_of
+from qmq.net.group_settings import packed_settings
+from qmq.net.holding import check_delay
+from qmq.net.timing import deliver_at_of, expire_at_of
 
 
 def test_delays_stay_delays_and_times_stay_times() -> None:
     assert deliver_at_of(None, None) == 0
     assert deliver_at_of(1.5, None) == 1_500_000
     assert deliver_at_of(1e-9, None) == 1  # rounded up: never early
-    assert deliver_at_of(0, None) == deliver_at_of(-3, None) == 0
+    assert deliver_at_of(0, None) == deliver_at_of(-0.0, None) == 0
     assert deliver_at_of(MAX_DELAY_US / 1e6, None) == MAX_DELAY_US < DELAY_END_US
     at = datetime.now(UTC) + timedelta(days=2)
     assert deliver_at_of(None, at) == deliver_at_of(None, at.timestamp())
@@ -27,15 +30,38 @@ def test_delays_stay_delays_and_times_stay_times() -> None:
     ("delay", "deliver_at", "says"),
     [
         (1.0, 1.0, "either delay or deliver_at"),
-        (float("nan"), None, "delay must be a number of seconds, not nan"),
-        ("3", None, "delay must be a number of seconds, not '3'"),
+        (-1, None, r"delay must be a number of seconds from 0 to 731 days \(two years\), not -1"),
+        (-1e-9, None, "not -1e-09"),
+        (float("nan"), None, "delay must be a number of seconds .*, not nan"),
+        ("3", None, "delay must be a number of seconds .*, not '3'"),
         (True, None, "delay must be a number"),
         (None, datetime(2030, 1, 1), "no time zone"),  # noqa: DTZ001
         (None, "tomorrow", "deliver_at must be a number of seconds"),
-        (MAX_DELAY_US / 1e6 + 1, None, "in 731.0 days; at most 731 days are allowed"),
-        (None, 1e11, "at most 731 days are allowed"),
+        (MAX_DELAY_US / 1e6 + 1, None, r"from 0 to 731 days \(two years\), not 63158401"),
+        (10**400, None, r"from 0 to 731 days \(two years\), not 1000"),
+        (None, 1e11, r"at most 731 days \(two years\) are allowed"),
     ],
 )
 def test_what_cannot_be_is_refused(delay: float | None, deliver_at: float | None, says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         deliver_at_of(delay, deliver_at)
+
+
+TIMES = [
+    lambda seconds: deliver_at_of(seconds, None),
+    expire_at_of,
+    check_delay,
+    lambda seconds: packed_settings({"expire_after": seconds})["expire_after_us"],
+    lambda seconds: packed_settings({"retry_delays": [seconds]})["retry_delays_us"][0],
+]
+
+
+@pytest.mark.parametrize("given", TIMES)
+def test_every_time_that_is_given_has_the_same_bounds(given: Callable[[float], int]) -> None:
+    most = MAX_DELAY_US // 1_000_000
+    assert given(most) == MAX_DELAY_US
+    assert given(0.07) == 70_000
+    assert given(1e-9) == 1, "it is not nothing, which may mean never"
+    for wrong in (most + 1, -1, 2 * 366 * 86_400, float("inf")):
+        with pytest.raises(InvalidOption, match=r"to 731 days \(two years\), not "):
+            given(wrong)
