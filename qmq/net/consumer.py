@@ -35,7 +35,9 @@ class Consumer:
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
-        """Called with the error for each such piece, when it is set. What it raises is logged."""
+        """Called, when it is set, with each error but ``qmq.Retry`` by which the program left `async with message`, and
+        with a BadBatch for each piece that ``damaged`` counts. What it raises itself is logged.
+        """
         return self._puller.on_error
 
     @on_error.setter

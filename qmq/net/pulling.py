@@ -91,7 +91,7 @@ class Puller:
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
-        """Called with the error for each such piece, and with what handlers raise, when it is set."""
+        """Called with the error for each such piece, and with what handlers raise but Retry, when it is set."""
         return self._on_error
 
     @on_error.setter
