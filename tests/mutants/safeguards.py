@@ -327,8 +327,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "refuse acknowledgements of what is not held",
         "qmq/net/holding.py",
-        "        if self.fenced is not None:\n            self.owner.refused +=",
-        "        if False:\n            self.owner.refused +=",
+        "        if self.fenced is not None:\n            lost = sum(",
+        "        if False:\n            lost = sum(",
         ("tests/net/test_holding.py",),
     ),
     Mutant(
@@ -340,10 +340,24 @@ SAFEGUARDS: Final = (
         ("tests/net/test_handing_back.py",),
     ),
     Mutant(
+        "bring the parts of a range of which one message was refused",
+        "qmq/net/handing_back.py",
+        "if refusal is not None and end - start > 1:",
+        "if False:",
+        ("tests/net/test_leaving.py",),
+    ),
+    Mutant(
+        "release what a loop has not come to when its block is left by an exception",
+        "qmq/net/feed.py",
+        "if isinstance(error, Exception) and not self._puller.is_alone:",
+        "if False:",
+        ("tests/net/test_leaving.py",),
+    ),
+    Mutant(
         "tell whose message was refused, of those that are handed back together",
         "qmq/net/handing_back.py",
-        "                one.tell(refused.get(number))\n",
-        "                one.tell()\n",
+        "                    one.tell(refusal)\n",
+        "                    one.tell()\n",
         ("tests/net/test_handing_back.py",),
     ),
     Mutant(
