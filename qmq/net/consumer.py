@@ -17,6 +17,13 @@ class Consumer:
     """Takes messages of a group, or follows alone. Made by ``Client.subscribe``, used as ``async with``.
 
     Several tasks may share one consumer; their pulls go one after another.
+
+    When an Exception ends its block, it has failed the messages that the program was given and that have no disposition
+    (ack, nack, release, reject): each counts an attempt with the exception as the reason, comes again after the group's
+    delay (or that of ``qmq.Retry``), and is dead when that was its last. A loop is given each message that it comes to;
+    ``pull`` and ``pull_batch`` give all that they return. What the program was not given is released, and so is
+    everything where the block ends by itself, or by CancelledError, KeyboardInterrupt, SystemExit or GeneratorExit:
+    that counts as no attempt.
     """
 
     def __init__(self, puller: Puller | MergedPuller) -> None:
@@ -52,14 +59,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave: the broker forgets the subscription, and messages without a disposition go to others.
-
-        When an Exception ends the block, it has failed the messages that the program was given and that have no
-        disposition: each counts an attempt, comes again after the group's delay (or that of ``qmq.Retry``), and is dead
-        when that was its last. A loop is given each message that it comes to, ``pull`` and ``pull_batch`` give all that
-        they return. What the program was not given is released, and so is everything where the block ends by itself, or
-        by CancelledError, KeyboardInterrupt or SystemExit: that counts as no attempt.
-        """
+        """Leave: the broker forgets the subscription, and messages without a disposition are handed back."""
         await self._feed.leave(error)
 
     async def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:

@@ -60,7 +60,9 @@ class Holder:
         #: Other verdicts on their way.
         self.backs = HandingBack(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
-        self._warned_of_dropped = self._warned_of_late = False
+        self._warned_of_dropped = False
+        #: What was warned of once; a consumer's holders at several brokers share it.
+        self.warned_of: set[str] = set()
         self._closed = False
 
     # --- who we are --------------------------------------------------------------------------------------------------
@@ -266,8 +268,8 @@ class Holder:
 
     def late(self, call: str, shown: object) -> None:
         """[any thread] Warn of the first disposition that came after the consumer's block."""
-        if not self._warned_of_late:
-            self._warned_of_late = True
+        if "late" not in self.warned_of:
+            self.warned_of.add("late")
             log.warning(
                 "consumer %s: %s of %s came after its block was left, and changes nothing: what had no disposition "
                 "then was handed back, and comes again; call it inside the block of `client.subscribe(...)`",
@@ -345,9 +347,11 @@ class Holder:
 
 
 def _delay_of(error: Exception) -> tuple[int | None, Exception]:
-    """The delay in microseconds that *error* asks for (None: the group's), and the error that counts: a Retry whose
-    delay is none is an InvalidOption.
+    """The delay in microseconds that *error* asks for (None: the group's), and the error that counts: the only one of a
+    group, as of tasks, and an InvalidOption for a Retry whose delay is none.
     """
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     if not isinstance(error, Retry):
         return None, error
     try:

@@ -409,7 +409,9 @@ def check_reason(reason: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What a handler has raised, as a reason."""
+    """What a handler has raised, as a reason; of several errors the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
     name = type(error).__name__
     try:
         return check_reason(f"{name}: {error}")

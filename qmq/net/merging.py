@@ -61,6 +61,8 @@ class MergedPuller:
 
     def __init__(self, pullers: Sequence[Puller], is_exact: bool = False) -> None:
         self._pullers = list(pullers)
+        for holder in self.holders[1:]:
+            holder.warned_of = self.holders[0].warned_of
         self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()

@@ -135,7 +135,8 @@ class SyncMessageBatch(MessageBatch):
 class SyncConsumer:
     """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
 
-    In the child of a fork it subscribes anew at the first call.
+    In the child of a fork it subscribes anew at the first call. An exception that ends its block fails the messages
+    that the program was given and that have no disposition, as of ``Consumer``.
     """
 
     def __init__(self, here: Callable[[], Session], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
@@ -175,7 +176,7 @@ class SyncConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """As ``Consumer.__aexit__``: an Exception fails what the program was given and has no disposition."""
+        """Leave: the broker forgets the subscription, and messages without a disposition are handed back."""
         if self._session.pid == os.getpid():
             self._session.run(self._feed.leave(error))
 

@@ -85,7 +85,7 @@ async def test_all_of_a_pulled_list_was_given(broker: BrokerProcess, columns: bo
         assert await attempts(client, subject, subject, 5) == {b"1": 2, b"2": 1, b"3": 2, b"4": 1, b"5": 1}
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()])
 async def test_what_ends_tasks_and_programs_releases_all(broker: BrokerProcess, error: BaseException) -> None:
     subject = f"ended.{type(error).__name__}"
     async with qmq.connect(broker.url) as client:
@@ -117,6 +117,27 @@ async def test_retry_picks_the_delay_of_what_its_program_was_given(broker: Broke
                 await consumer.pull(1, timeout=30)
                 raise qmq.Retry("not yet", after=0)
         assert await attempts(client, "later", "later", 1) == {b"0": 2}
+
+
+async def test_the_error_of_a_task_is_the_reason_not_that_of_its_group(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client:
+        await client.send_many("tasks", [b"0", b"1"])
+
+        async def work(message: qmq.Message) -> None:
+            if message.body == b"0":
+                raise Broken("no such hotel")
+            async with message:
+                await asyncio.Event().wait()
+
+        with suppress(ExceptionGroup):
+            async with client.subscribe("tasks", group="tasks", max_attempts=1) as consumer:
+                messages = await consumer.pull(2, 2, timeout=30)
+                async with asyncio.TaskGroup() as tasks:
+                    for message in reversed(messages):
+                        tasks.create_task(work(message))
+        letters = [letter async for letter in client.admin.dead_letters("tasks")]
+        assert [(letter.id, letter.reason) for letter in letters] == [(messages[0].id, "Broken: no such hotel")]
+        assert await attempts(client, "tasks", "tasks", 1) == {b"1": 1}, "it was cancelled, and released"
 
 
 async def test_what_was_given_fails_also_where_its_pull_sequences_have_gaps(broker: BrokerProcess) -> None:
@@ -239,12 +260,15 @@ async def use(message: qmq.Message, error: BaseException | None = None) -> None:
             raise error
 
 
+@pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("call", ["ack", "release", "use"])
 async def test_a_disposition_that_comes_too_late_is_warned_of_once(
-    broker: BrokerProcess, call: str, caplog: pytest.LogCaptureFixture
+    broker: BrokerProcess, call: str, closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    subject = f"late.{call}.{closed}"
     async with qmq.connect(broker.url) as client:
-        messages = await late(client, f"late.{call}")
+        async with qmq.connect(broker.url) as other:
+            messages = await late(other if closed else client, subject)
         assert warnings(caplog) == []
         for message in messages:
             if call == "use":
@@ -255,7 +279,7 @@ async def test_a_disposition_that_comes_too_late_is_warned_of_once(
         assert said.startswith(f"consumer c: {'`async with message`' if call == 'use' else call + '()'} of <Message ")
         assert messages[0].id in said
         assert "inside the block of `client.subscribe(...)`" in said
-        assert set((await attempts(client, f"late.{call}", f"late.{call}")).values()) == {1}
+        assert set((await attempts(client, subject, subject)).values()) == {1}
 
 
 async def test_a_handler_that_outlives_its_block_is_warned_of(
@@ -303,6 +327,19 @@ async def test_a_batch_that_is_acknowledged_too_late_is_warned_of(
         batch.ack()
         (said,) = warnings(caplog)
         assert said.startswith("consumer c: ack() of 5 messages")
+
+
+async def test_what_comes_too_late_at_several_brokers_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            await put(brokers.one(number), "a", [b"x"])
+        async with client.subscribe("a", group="g") as consumer:
+            messages = await consumer.pull(2, 2, timeout=30)
+        for message in messages:
+            message.ack()
+        assert len(warnings(caplog)) == 1
 
 
 async def test_a_second_disposition_after_the_block_is_nothing_to_warn_of(
