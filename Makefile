@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills mutants bench-peers bench-history
+.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -64,6 +64,10 @@ kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every m
 
 consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP, ROUNDS=100 faults (SEED=... for the same again)
 	@$(BIN)/python -m tests.faults.consumer_kills --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+
+soak: env  ## everything at half load with kills, MINUTES=60, BROKERS=1 or 2: flat, whole? (SEED=... RATE=... OUT=DIR)
+	@scripts/with-matplotlib -m tests.soak --minutes $(or $(MINUTES),60) --brokers $(or $(BROKERS),1) \
+		$(if $(SEED),--seed $(SEED)) $(if $(RATE),--rate $(RATE)) $(if $(OUT),--out $(OUT))
 
 mutants: env  ## switch off each safeguard, one at a time: some test must fail (ARGS='NAME'... for some)
 	@$(BIN)/python -m tests.mutants $(ARGS)
