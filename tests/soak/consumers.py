@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ import qmq
 from tests.soak.ledger import Ledger
 from tests.soak.plan import NAMED, Group
 from tests.soak.samples import Meter
+from tests.soak.senders import end_of_stdin
 
 CONFIRM_S: Final = 0.3
 _LAST_FLUSH_S: Final = 60.0
@@ -101,7 +102,7 @@ class Program:
 
     async def failing(self, client: qmq.Client, ended: asyncio.Future[Any]) -> None:
         """Handle messages of which a share fails, in each way in which it may."""
-        settings = {"max_attempts": 4, "retry_delays": [0.2, 0.5, 1.0]}
+        settings: dict[str, Any] = {"max_attempts": 4, "retry_delays": [0.2, 0.5, 1.0]}
         await self._take_part(client, NAMED["shipping"], self._with_failures, ended, **settings)
 
     async def batches(self, client: qmq.Client, ended: asyncio.Future[Any]) -> None:
@@ -112,7 +113,7 @@ class Program:
         """Two members of a broadcast."""
         async with asyncio.TaskGroup() as members:
             for row in NAMED["news"].rows:
-                options = {"mode": "broadcast", "consumer": row.partition("@")[2], "row": row}
+                options: dict[str, Any] = {"mode": "broadcast", "consumer": row.partition("@")[2], "row": row}
                 members.create_task(self._take_part(client, NAMED["news"], self._one_by_one, ended, **options))
             await asyncio.wait([ended])
 
@@ -125,15 +126,18 @@ class Program:
             )
             is_first = False
             seconds = self.chance.uniform(2.0, 12.0)
-            if self.chance.random() < 0.5:
-                with suppress(asyncio.CancelledError, TimeoutError):
-                    async with asyncio.timeout(seconds):
+            try:
+                if self.chance.random() < 0.5:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await stay
+                else:
+                    await asyncio.wait([stay, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                    if ended.done():
                         await stay
-            else:
-                await asyncio.wait([stay, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    stay.cancel()
-            await asyncio.wait([stay])
+            finally:
+                stay.cancel()
+                await asyncio.wait([stay])
             if stay.cancelled():
                 self.meter.count("cancelled handlers")
             elif error := stay.exception():
@@ -141,8 +145,7 @@ class Program:
 
     def sync(self) -> None:
         """Handle messages in a program without asyncio."""
-        group, ended = NAMED["mail"], threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        group, ended = NAMED["mail"], end_of_stdin()
         hands = Hands(self.ledger, group.rows[0], self.meter)
         with (
             qmq.connect_sync(self.url) as client,
@@ -167,7 +170,7 @@ class Program:
         self,
         client: qmq.Client,
         group: Group,
-        work: Callable[[qmq.Consumer, Hands], Awaitable[None]],
+        work: Callable[[qmq.Consumer, Hands], Coroutine[Any, Any, None]],
         ended: asyncio.Future[Any],
         *,
         row: str | None = None,

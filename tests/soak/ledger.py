@@ -123,9 +123,9 @@ class Ledger:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def bury(self, row: Row, ids: Iterable[str]) -> int:
-        """These are dead letters, or were; how many of them nobody has a receipt of."""
-        wanted = np.unique(np.array([id_number(one) for one in ids], np.uint64))
+    def bury(self, row: Row, ids: Iterable[int]) -> int:
+        """These, by their `id_number`, are dead letters, or were; how many of them nobody has a receipt of."""
+        wanted = np.unique(np.fromiter(ids, np.uint64))
         found = 0
         for chunk in self._chunks():
             dead = np.isin(self.ids[chunk], wanted) & (self.sent[chunk] != 0)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Row = Mapping[str, Any]
+Line = list[float | None]
 _MIB: Final = 1 << 20
 _COLUMNS: Final = 3
 _BROKERS: Final = ("broker-1", "broker-2")
+
+
+class Panel(NamedTuple):
+    """Lines by name; None is a gap."""
+
+    title: str
+    lines: dict[str, Line]
+    is_log: bool = False
 
 
 def draw(path: Path) -> bool:
@@ -60,69 +69,72 @@ def draw(path: Path) -> bool:
     return True
 
 
-Panel = tuple[str, dict[str, list[float | None]], bool]
-
-
 def panels(rows: Sequence[Row]) -> list[Panel]:
-    """Title, lines by name, and whether the axis is logarithmic."""
+    """What the picture shows of these samples."""
     names = sorted({name for row in rows for name in row["processes"]})
     brokers = [name for name in names if name in _BROKERS]
-    clients = [name for name in names if name not in _BROKERS and not name.startswith("audit")]
+    clients = [name for name in names if name not in _BROKERS]
+    steady = [name for name in clients if not name.startswith("audit")]
     groups = sorted({name for row in rows for name in row["groups"]})
-    kinds = sorted({kind for row in rows for found in row["disk"].values() for kind in found["bytes"]})
-    of_process: Callable[[str, str, float], list[float | None]] = lambda name, what, unit: [  # noqa: E731
-        row["processes"][name][what] / unit if name in row["processes"] else None for row in rows
-    ]
-    found: list[Panel] = [
-        ("brokers: own memory (RssAnon), MiB", {name: of_process(name, "rss_anon", _MIB) for name in brokers}, False),
-        ("clients: own memory (RssAnon), MiB", {name: of_process(name, "rss_anon", _MIB) for name in clients}, False),
-        ("brokers: open files and threads", {
-            f"{name} {what}": of_process(name, what, 1) for name in brokers for what in ("files", "threads")
-        }, False),
-        ("CPU, processors", {name: _rates(rows, lambda row, name=name: _cpu(row, [name])) for name in brokers}
-            | {"all clients": _rates(rows, lambda row: _cpu(row, [n for n in names if n not in _BROKERS]))}, False),
-        ("messages a second", {
-            label: _rates(rows, lambda row, what=what: float(sum(one.get(what, 0) for one in row["counts"].values())))
-            for label, what in (("sent", "sends acknowledged"), ("handed out", "got"), ("handled", "handled"))
-        }, False),
-        ("sends, ms", _latencies(rows, "send"), True),
-        ("end to end, ms", _latencies(rows, "end to end"), True),
-        ("not handled yet, by group", {
-            name: [
-                sum(row["groups"][name][what] for what in ("ready", "in_flight", "in_retry")) if name in row["groups"]
-                else None for row in rows
-            ] for name in groups
-        }, False),
-        ("dead letters, by group", {
-            name: [row["groups"][name]["dead"] if name in row["groups"] else None for row in rows] for name in groups
-        }, False),
+    files = {f"{name} {what}": _seen(rows, name, what) for name in brokers for what in ("files", "threads")}
+    busy = {name: _rates(rows, _cpu(rows, [name])) for name in brokers}
+    counted = {"sent": "sends acknowledged", "handed out": "got", "handled": "handled"}
+    found = [
+        Panel("brokers: own memory (RssAnon), MiB", {name: _seen(rows, name, "rss_anon", _MIB) for name in brokers}),
+        Panel("clients: own memory (RssAnon), MiB", {name: _seen(rows, name, "rss_anon", _MIB) for name in steady}),
+        Panel("brokers: open files and threads", files),
+        Panel("CPU, processors", {**busy, "clients": _rates(rows, _cpu(rows, clients))}),
+        Panel("messages a second", {what: _rates(rows, _counted(rows, name)) for what, name in counted.items()}),
+        Panel("load of the whole machine", {"load": [row["load"] for row in rows]}),
+        Panel("sends, ms", _latencies(rows, "send"), is_log=True),
+        Panel("end to end, ms", _latencies(rows, "end to end"), is_log=True),
+        Panel("not handled yet, by group", {
+            name: _of_group(rows, name, ("ready", "in_flight", "in_retry")) for name in groups
+        }),
+        Panel("dead letters, by group", {name: _of_group(rows, name, ("dead",)) for name in groups}),
     ]  # fmt: skip
-    found.append(("load of the whole machine", {"load": [row["load"] for row in rows]}, False))
     for broker in brokers:
-        for what, unit, title in (("bytes", _MIB, "disk, MiB"), ("files", 1, "files on disk")):
-            lines: dict[str, list[float | None]] = {
-                kind: [row["disk"][broker][what].get(kind, 0) / unit for row in rows] for kind in kinds
-            }
-            found.append((f"{broker}: {title}", {kind: line for kind, line in lines.items() if any(line)}, False))
+        found.append(Panel(f"{broker}: disk, MiB", _on_disk(rows, broker, "bytes", _MIB)))
+        found.append(Panel(f"{broker}: files on disk", _on_disk(rows, broker, "files", 1)))
     return found
 
 
-def _cpu(row: Row, names: Sequence[str]) -> float | None:
-    seconds = [row["processes"][name]["cpu"] for name in names if name in row["processes"]]
-    return sum(seconds) if len(seconds) == len(names) else None
+def _seen(rows: Sequence[Row], name: str, what: str, unit: float = 1) -> Line:
+    """Of a process; None while it does not run."""
+    return [row["processes"][name][what] / unit if name in row["processes"] else None for row in rows]
 
 
-def _rates(rows: Sequence[Row], value: Callable[[Row], float | None]) -> list[float | None]:
-    """By how much a count grew each second; None where a process began anew."""
-    found: list[float | None] = [None]
-    for before, row in pairwise(rows):
-        old, new = value(before), value(row)
-        grown = None if old is None or new is None else (new - old) / max(row["at"] - before["at"], 0.001)
-        found.append(None if grown is None or grown < 0 else grown)
+def _of_group(rows: Sequence[Row], name: str, what: Sequence[str]) -> Line:
+    return [sum(row["groups"][name][one] for one in what) if name in row["groups"] else None for row in rows]
+
+
+def _on_disk(rows: Sequence[Row], broker: str, what: str, unit: float) -> dict[str, Line]:
+    kinds = sorted({kind for row in rows for kind, number in row["disk"][broker][what].items() if number})
+    return {kind: [row["disk"][broker][what].get(kind, 0) / unit for row in rows] for kind in kinds}
+
+
+def _cpu(rows: Sequence[Row], names: Sequence[str]) -> list[dict[int, float]]:
+    """Seconds so far of each process that runs, by pid."""
+    return [
+        {seen["pid"]: seen["cpu"] for name, seen in row["processes"].items() if name in names} for row in rows
+    ]  # fmt: skip
+
+
+def _counted(rows: Sequence[Row], what: str) -> list[dict[int, float]]:
+    return [{0: float(sum(counts.get(what, 0) for counts in row["counts"].values()))} for row in rows]
+
+
+def _rates(rows: Sequence[Row], counts: Sequence[Mapping[int, float]]) -> Line:
+    """By how much counts grew each second, of what was there at both ends; None where nothing was."""
+    found: Line = [None]
+    for (before, old), (row, new) in pairwise(zip(rows, counts, strict=True)):
+        both = old.keys() & new.keys()
+        grown = sum(new[one] - old[one] for one in both) / max(row["at"] - before["at"], 0.001)
+        found.append(grown if both else None)
     return found
 
 
-def _latencies(rows: Sequence[Row], what: str) -> dict[str, list[float | None]]:
+def _latencies(rows: Sequence[Row], what: str) -> dict[str, Line]:
     return {percent: [row["latency"][what][percent] for row in rows] for percent in ("p50", "p99")}
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
+from array import array
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 
 import qmq
 from tests.soak.flatness import Series
-from tests.soak.ledger import Account, Ledger
+from tests.soak.ledger import Account, Ledger, id_number
 from tests.soak.plan import GROUPS, NAMED
 from tests.soak.samples import Meter, disk, machine_load, percentile_ms, process
 from tests.soak.senders import SENDERS
@@ -73,12 +74,13 @@ class Soak:
         self.struck: Counter[str] = Counter()
         self.faults: list[str] = []
         self.kills: list[tuple[float, int]] = []
-        self.series: dict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
+        #: Points one behind the other, (time, value, life) each: an hour has many.
+        self.series: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
         self._chance = random.Random(wanted.seed)
         self._every = min(5.0, wanted.seconds / 60)
         self._began = time.monotonic()
         self._over = asyncio.Event()
-        self._dead: defaultdict[str, set[str]] = defaultdict(set)
+        self._deleted: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
         self._before: dict[str, Any] = {}
         self._segments: dict[str, frozenset[str]] = {}
 
@@ -128,7 +130,7 @@ class Soak:
         ordered = [Meter(stage.ledger.directory, name) for name in ("shipping-1", "shipping-2")]
         try:
             await stage.start()
-            start, at_start = time.monotonic(), 0
+            start, since, at_start = time.monotonic(), 0.0, 0
             while (passed := time.monotonic() - start) < _MEASURE_S:
                 if passed < _WARM_UP_S:
                     at_start, since = copied.counts()["got"], passed
@@ -210,7 +212,7 @@ class Soak:
                         self._chance.shuffle(letters)
                         again, gone = letters[::2], letters[1::2]
                         # A delete that the broker's end cut short may have been done.
-                        self._dead[group].update(gone)
+                        self._deleted[group].extend(map(id_number, gone))
                         if again:
                             self.struck["redriven"] += await client.admin.retry_dead(group, again)
                         if gone:
@@ -286,11 +288,14 @@ class Soak:
         return {name: dict(counts) for name, counts in found.items()}
 
     def _point(self, kind: str, name: str, at: float, value: float, life: int = 0) -> None:
-        self.series[kind, name].append((at, value, life))
+        self.series[kind, name].extend((at, value, life))
 
     def all_series(self) -> list[Series]:
         """Everything that is to be flat."""
-        return [Series(name, kind, points) for (kind, name), points in sorted(self.series.items())]
+        return [
+            Series(name, kind, [(at, value, int(life)) for at, value, life in np.array(points).reshape(-1, 3).tolist()])
+            for (kind, name), points in sorted(self.series.items())
+        ]
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -320,8 +325,8 @@ class Soak:
         """Note what is dead at the end, and what was deleted."""
         for group in GROUPS:
             for row in group.rows:
-                left = {letter.id async for letter in client.admin.dead_letters(row) if letter.id}
-                unknown = ledger.bury(ledger.row(row), left | self._dead[row])
+                left = [id_number(letter.id) async for letter in client.admin.dead_letters(row) if letter.id]
+                unknown = ledger.bury(ledger.row(row), [*left, *self._deleted[row]])
                 if unknown:
                     self.struck["dead letters without a receipt"] += unknown
 

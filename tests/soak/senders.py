@@ -96,6 +96,18 @@ class Sender:
         self.meter.count("sends failed", len(numbers))
 
 
+def end_of_stdin() -> threading.Event:
+    """Set once stdin has ended: a process without asyncio is to leave then."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return ended
+
+
 async def send_by_asyncio(ledger: Ledger, url: str, number: int) -> None:
     """Send one by one, all at once, and whole blocks by `send_many`."""
     sender = Sender(ledger, number)
@@ -142,8 +154,7 @@ async def send_by_asyncio(ledger: Ledger, url: str, number: int) -> None:
 def send_by_sync(ledger: Ledger, url: str, number: int) -> None:
     """Send one after another, and whole blocks by `send_many`, in a program without asyncio."""
     sender = Sender(ledger, number)
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    ended = end_of_stdin()
     with qmq.connect_sync(url, send_timeout=PATIENCE_S) as client:
         print("ready", flush=True)
         while not ended.wait(_TICK_S):

@@ -30,7 +30,7 @@ _LAPSE_MS: Final = 5_000
 _MIB: Final = 1 << 20
 _START_S: Final = 60.0
 #: Longer than a last flush takes.
-_LEAVE_S: Final = 150.0
+_LEAVE_S: Final = 90.0
 
 
 def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]:
@@ -93,8 +93,11 @@ class Child:
 
     async def _ended(self, expected: int) -> None:
         assert self._process is not None
-        async with asyncio.timeout(_LEAVE_S):
-            code = await self._process.wait()
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            raise AssertionError(f"{self.name} did not end within {_LEAVE_S:g} s: {self.last_words()}") from None
         assert code == expected, f"{self.name} ended with {code}: {self.last_words()}"
 
     @property

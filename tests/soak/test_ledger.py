@@ -96,7 +96,7 @@ def test_many_lost_messages_are_counted_and_some_named(ledger: Ledger) -> None:
 def test_a_dead_letter_is_no_loss_if_it_was_handed_out(ledger: Ledger) -> None:
     row = copy_of(ledger)
     row.handled[17] = row.confirmed[17] = 0
-    assert ledger.bury(row, [message_id(17), message_id(17), message_id(999_999)]) == 1
+    assert ledger.bury(row, map(id_number, [message_id(17), message_id(17), message_id(999_999)])) == 1
     account = ledger.check()
     assert account.is_good, str(account)
     assert account.rows["copy"]["dead"] == 1
@@ -109,7 +109,7 @@ def test_what_died_unseen_must_have_had_an_expiry(ledger: Ledger) -> None:
     old, young = int(np.flatnonzero(expiring)[0]), int(np.flatnonzero(~expiring)[0])
     for number in (old, young):
         forget(row, number)
-    ledger.bury(row, [message_id(old), message_id(young)])
+    ledger.bury(row, map(id_number, [message_id(old), message_id(young)]))
     account = ledger.check()
     assert account.named == {"copy: dead, and never handed out": [young]}
     assert account.rows["copy"]["never handed out, expired"] == 2
