@@ -228,12 +228,16 @@ class Program:
 
     async def _with_failures(self, consumer: qmq.Consumer, hands: Hands) -> None:
         while True:
-            for message in await consumer.pull(max_count=50, timeout=1.0):
-                number = hands.got(message)
-                try:
-                    await self._judge(message, number, hands)
-                except qmq.Fenced:
-                    self.meter.count("fenced")
+            messages = await consumer.pull(max_count=50, timeout=1.0)
+            async with asyncio.TaskGroup() as handlers:
+                for message in messages:
+                    handlers.create_task(self._handle(message, hands.got(message), hands))
+
+    async def _handle(self, message: qmq.Message, number: int, hands: Hands) -> None:
+        try:
+            await self._judge(message, number, hands)
+        except qmq.Fenced:
+            self.meter.count("fenced")
 
     async def _judge(self, message: qmq.Message, number: int, hands: Hands) -> None:
         luck = self.chance.random()

@@ -29,13 +29,17 @@ SLOW: Final = ("audit-1", "audit-2")
 _LAPSE_MS: Final = 5_000
 _MIB: Final = 1 << 20
 _START_S: Final = 60.0
+#: For so long messages are kept at least, but in the shortest runs.
+_LEAST_KEPT_S: Final = 50.0
 #: Longer than a last flush takes.
 _LEAVE_S: Final = 90.0
 
 
-def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]:
-    """Small segments, and a retention that is reached after an eighth of the run."""
-    kept = max(int(rate * MEAN_BYTES * seconds / 8 / brokers), 6 * _MIB)
+def broker_settings(rate: float, seconds: float) -> dict[str, Any]:
+    """Small segments, and a retention that is reached after an eighth of the run, but not so soon that a group which a
+    busy machine holds up for some seconds misses messages.
+    """
+    kept = max(int(rate * MEAN_BYTES * max(seconds / 8, min(_LEAST_KEPT_S, seconds / 3))), 6 * _MIB)
     return {
         "partitions": 2,
         "checkpoint_ms": 1_000,
