@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import random
 import shutil
@@ -32,6 +33,8 @@ def main() -> int:
     path = given.out or Path(tempfile.mkdtemp(prefix="qmq-soak-")) / "soak"
     path.mkdir(parents=True)
     path = path.resolve()
+    (path / "logs").mkdir()
+    logging.basicConfig(filename=path / "logs" / "soak.log", format="%(asctime)s %(name)s %(message)s")
     # What clients keep on this machine is of this soak.
     os.environ["QMQ_STATE_DIR"] = str(path / "state")
     print(f"seed {given.seed}; samples, logs and data in {path}", flush=True)

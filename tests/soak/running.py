@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import shutil
@@ -26,6 +27,8 @@ from tests.soak.plan import GROUPS, NAMED
 from tests.soak.samples import Meter, disk, machine_load, percentile_ms, process
 from tests.soak.senders import SENDERS
 from tests.soak.stage import SLOW, STEADY, Stage, broker_settings
+
+log = logging.getLogger("soak")
 
 #: Each of these must have struck.
 FAULTS: Final = (
@@ -181,6 +184,7 @@ class Soak:
             away = self._chance.choice((0.0, 1.0, 3.0))
             if len(stage.brokers) > 1 and turn % 4 == 3:
                 away = 8.0  # longer than clients wait before they send elsewhere
+            print(f"after {self._passed() / 60:.1f} minutes: kill -9 of broker {number + 1}", flush=True)
             self.kills.append((self._passed(), number))
             await stage.restart_broker(number, away)
             self.struck["broker killed"] += 1
@@ -219,7 +223,7 @@ class Soak:
                             self.struck["deleted"] += await client.admin.delete_dead(group, gone)
                 except (TimeoutError, qmq.QmqError) as error:
                     self.struck["dead letters not reached"] += 1
-                    self._note(f"dead letters of {group}: {error!r}")
+                    log.warning("dead letters of %s: %r", group, error)
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -343,10 +347,6 @@ class Soak:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             self.faults.append(f"qmq verify {directory.name} ended with {done.returncode}: {done.stdout[-2_000:]}")
-
-    def _note(self, what: str) -> None:
-        with (self.path / "logs" / "soak.log").open("a") as log:
-            log.write(f"{self._passed():8.1f} {what}\n")
 
     def _passed(self) -> float:
         return time.monotonic() - self._began
