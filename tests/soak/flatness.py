@@ -29,7 +29,7 @@ class Tolerance(NamedTuple):
 #: By the kind of series, in its unit.
 TOLERANCES: Final = {
     "memory": Tolerance(0.05, 4 * _MIB),
-    "files": Tolerance(0.10, 8),
+    "files": Tolerance(0.20, 8),
     "threads": Tolerance(0.0, 4),  # an executor of asyncio fills up slowly
     "disk": Tolerance(0.25, 8 * _MIB),
     "disk files": Tolerance(0.25, 16),

@@ -122,7 +122,7 @@ class Soak:
     def _stage(self, path: Path, rate: float) -> Stage:
         seconds = self.wanted.seconds + _MEASURE_S
         ledger = Ledger.create(path / "ledger", self.wanted.seed, len(SENDERS), int(rate * seconds * 1.2))
-        settings = broker_settings(rate, self.wanted.seconds)
+        settings = broker_settings(rate, self.wanted.seconds, self.wanted.brokers)
         return Stage(path, ledger, settings, self.wanted.brokers, self._chance)
 
     async def _measure(self) -> float:

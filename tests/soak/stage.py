@@ -35,11 +35,12 @@ _LEAST_KEPT_S: Final = 50.0
 _LEAVE_S: Final = 90.0
 
 
-def broker_settings(rate: float, seconds: float) -> dict[str, Any]:
-    """Small segments, and a retention that is reached after an eighth of the run, but not so soon that a group which a
-    busy machine holds up for some seconds misses messages.
+def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]:
+    """Small segments, and a retention that is reached after an eighth of the run. Of two brokers one gets nearly all,
+    until it is killed; so each keeps half as much, or the second one would fill up for half of the run.
     """
-    kept = max(int(rate * MEAN_BYTES * max(seconds / 8, min(_LEAST_KEPT_S, seconds / 3))), 6 * _MIB)
+    kept_s = max(seconds / 8, min(_LEAST_KEPT_S, seconds / 4)) / brokers
+    kept = max(int(rate * MEAN_BYTES * kept_s), 6 * _MIB)
     return {
         "partitions": 2,
         "checkpoint_ms": 1_000,

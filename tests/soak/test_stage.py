@@ -13,8 +13,11 @@ from tests.soak.stage import broker_settings
 
 @pytest.mark.parametrize("rate", [1.0, 500.0, 50_000.0])
 @pytest.mark.parametrize("seconds", [12.0, 180.0, 3_600.0])
-def test_settings_fit_together_and_retention_drops_many_segments(tmp_path: Path, rate: float, seconds: float) -> None:
-    settings = Settings.model_validate({"data_dir": tmp_path, **broker_settings(rate, seconds)})
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_settings_fit_together_and_retention_drops_many_segments(
+    tmp_path: Path, rate: float, seconds: float, brokers: int
+) -> None:
+    settings = Settings.model_validate({"data_dir": tmp_path, **broker_settings(rate, seconds, brokers)})
     assert settings.retention_bytes >= 6 * settings.segment_bytes
     if seconds * rate > 100_000:
         assert settings.retention_bytes < seconds * rate * MEAN_BYTES / 2
