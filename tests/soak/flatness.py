@@ -33,6 +33,7 @@ TOLERANCES: Final = {
     "threads": Tolerance(0.0, 4),  # an executor of asyncio fills up slowly
     "disk": Tolerance(0.25, 8 * _MIB),
     "disk files": Tolerance(0.25, 16),
+    "consumers": Tolerance(0.0, 4),
     "waiting": Tolerance(0.50, 2_000),
     "latency": Tolerance(1.0, 50.0),
 }

@@ -54,6 +54,7 @@ _MOST_RATE: Final = 50_000.0
 _KEEP_DEAD_S: Final = 5.0
 _ASK_S: Final = 30.0
 _DRAIN_S: Final = 180.0
+_GONE_S: Final = 20.0
 #: Meters whose latencies count: of sends, and from end to end of the group that is well.
 _LATENCIES: Final = {"send": ("asyncio",), "end to end": ("billing-stream", "billing-pulls")}
 
@@ -107,6 +108,7 @@ class Soak:
                 await self._under_load(stage, client)
                 await self._drain(stage, client)
                 await stage.stop_consumers()
+                await self._all_gone(client)
                 await self._bury_what_is_left(stage.ledger, client)
             await stage.stop_brokers()
         finally:
@@ -289,6 +291,7 @@ class Soak:
             waiting = counts["ready"] + counts["in_flight"] + counts["in_retry"]
             self._point("waiting", f"waiting {name}", at, waiting)
             self._point("waiting", f"dead {name}", at, counts["dead"])
+            self._point("consumers", f"consumers {name}", at, counts["consumers"])
         return {name: dict(counts) for name, counts in found.items()}
 
     def _point(self, kind: str, name: str, at: float, value: float, life: int = 0) -> None:
@@ -326,6 +329,15 @@ class Soak:
                 self.faults.append(
                     f"nothing moves any more (group, broker, ready, in flight, in retry, delayed): {seen}"
                 )
+                return
+            await asyncio.sleep(0.5)
+
+    async def _all_gone(self, client: qmq.Client) -> None:
+        """Wait until no consumer is online; those that were killed are so for a session timeout."""
+        until = time.monotonic() + _GONE_S
+        while online := {info.name: info.consumers for info in await client.admin.groups() if info.consumers}:
+            if time.monotonic() > until:
+                self.faults.append(f"consumers are online that have left: {online}")
                 return
             await asyncio.sleep(0.5)
 

@@ -29,8 +29,8 @@ SENDERS: Final = ("asyncio", "sync")
 #: Longer than any broker is away.
 PATIENCE_S: Final = 120.0
 _TICK_S: Final = 0.01
-#: Sends without an answer beyond which a sender waits: more than a broker that keeps up leaves open, and so few that each
-#: kill reaches it, or its memory would go by the longest one.
+#: Sends without an answer beyond which a sender waits: more than a broker that keeps up leaves open, and so few that
+#: each kill reaches it, or its memory would go by the longest one.
 _MOST_OPEN: Final = 2_000
 #: What is due for longer than this is not sent any more.
 _LATEST_S: Final = 0.25
