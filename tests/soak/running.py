@@ -26,7 +26,7 @@ from tests.soak.ledger import Account, Ledger, id_number
 from tests.soak.plan import GROUPS, NAMED
 from tests.soak.samples import Meter, disk, machine_load, percentile_ms, process
 from tests.soak.senders import SENDERS
-from tests.soak.stage import SLOW, STEADY, Stage, broker_settings
+from tests.soak.stage import SLOW, STEADY, Stage, broker_settings, kept_seconds
 
 log = logging.getLogger("soak")
 
@@ -238,6 +238,7 @@ class Soak:
                 raise AssertionError(f"ended by itself: {'; '.join(ended)}")
             row = await asyncio.to_thread(self._look, stage, meters)
             row["groups"] = await self._groups(client)
+            self._hold_back(stage, row["groups"])
             row["kills"], kills = [round(at, 2) for at, _ in self.kills[kills:]], len(self.kills)
             sink.write(json.dumps(row) + "\n")
 
@@ -293,6 +294,15 @@ class Soak:
             self._point("waiting", f"dead {name}", at, counts["dead"])
             self._point("consumers", f"consumers {name}", at, counts["consumers"])
         return {name: dict(counts) for name, counts in found.items()}
+
+    def _hold_back(self, stage: Stage, groups: dict[str, Any]) -> None:
+        """Send less while a group is far behind, as where others have the machine: retention would overtake it."""
+        if not groups:  # no broker could be asked
+            return
+        behind = max(counts["ready"] for counts in groups.values())
+        far = self.rate * kept_seconds(self.wanted.seconds, self.wanted.brokers) / 4
+        stage.set_rate(self.rate / 4 if behind > far else self.rate)
+        self.struck["samples at a quarter of the rate"] += behind > far
 
     def _point(self, kind: str, name: str, at: float, value: float, life: int = 0) -> None:
         self.series[kind, name].extend((at, value, life))

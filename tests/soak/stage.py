@@ -35,12 +35,18 @@ _LEAST_KEPT_S: Final = 50.0
 _LEAVE_S: Final = 90.0
 
 
-def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]:
-    """Small segments, and a retention that is reached after an eighth of the run. Of two brokers one gets nearly all,
-    until it is killed; so each keeps half as much, or the second one would fill up for half of the run.
+def kept_seconds(seconds: float, brokers: int) -> float:
+    """For how long a broker that gets all messages keeps each: an eighth of the run, in a short one up to a quarter.
+
+    Of two brokers one gets nearly all, until it is killed; so each keeps half as much, or the second one would fill up
+    for half of the run.
     """
-    kept_s = max(seconds / 8, min(_LEAST_KEPT_S, seconds / 4)) / brokers
-    kept = max(int(rate * MEAN_BYTES * kept_s), 6 * _MIB)
+    return max(seconds / 8, min(_LEAST_KEPT_S, seconds / 4)) / brokers
+
+
+def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]:
+    """Small segments, and a retention that drops them during the run."""
+    kept = max(int(rate * MEAN_BYTES * kept_seconds(seconds, brokers)), 6 * _MIB)
     return {
         "partitions": 2,
         "checkpoint_ms": 1_000,
