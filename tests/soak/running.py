@@ -15,6 +15,7 @@ import time
 import traceback
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -328,10 +329,7 @@ class Soak:
             counts = [(i.name, i.broker, i.ready, i.in_flight, i.in_retry, i.delayed) for i in infos]
             waiting = [count for count in counts if any(count[2:])]
             if not waiting:
-                # Tags pass what they do not take; no other group may miss anything.
-                skipped = {info.name: info.skipped for info in infos if info.skipped and not info.settings.get("tags")}
-                self.faults += [f"retention took {count} messages that {name} had not got: it was too slow for this "
-                                "rate" for name, count in skipped.items()]  # fmt: skip
+                self._note_skipped(infos)
                 return
             if repr(waiting) != seen:
                 seen, until = repr(waiting), time.monotonic() + _DRAIN_S
@@ -341,6 +339,17 @@ class Soak:
                 )
                 return
             await asyncio.sleep(0.5)
+
+    def _note_skipped(self, infos: Sequence[qmq.GroupInfo]) -> None:
+        """Note what groups missed. Tags pass what they do not take; no other group may miss anything."""
+        skipped: Counter[str] = Counter()
+        for info in infos:
+            if not info.settings.get("tags"):
+                skipped[info.name] += info.skipped
+        for name, count in (+skipped).items():
+            self.faults.append(
+                f"retention took {count:,} messages that {name} had not got: it was too slow for this rate"
+            )
 
     async def _all_gone(self, client: qmq.Client) -> None:
         """Wait until no consumer is online; those that were killed are so for a session timeout."""
