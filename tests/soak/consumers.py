@@ -228,7 +228,7 @@ class Program:
 
     async def _with_failures(self, consumer: qmq.Consumer, hands: Hands) -> None:
         while True:
-            messages = await consumer.pull(max_count=50, timeout=1.0)
+            messages = await consumer.pull(max_count=200, timeout=1.0)  # its dispositions wait for the disk
             async with asyncio.TaskGroup() as handlers:
                 for message in messages:
                     handlers.create_task(self._handle(message, hands.got(message), hands))
