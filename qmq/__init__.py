@@ -150,6 +150,7 @@ def connect(
     send_timeout: float = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: float | None = 5,
+    admin_timeout: float = 10,
 ) -> Client:
     """A client of the broker at *url* (several brokers: comma separated), to be used as ``async with``.
 
@@ -158,13 +159,16 @@ def connect(
     the loop, or until one of two batches on their way is answered.
     *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
     after which a send is not tried again. *failover_after*: seconds for which a send that its broker may have stored
-    waits for that broker, before another one gets it too (None: never; then it may end as SendUnknown). Raises
-    InvalidOption and InvalidName at once.
+    waits for that broker, before another one gets it too (None: never; then it may end as SendUnknown).
+    *admin_timeout*: seconds that each broker gets for each answer to a call of ``client.admin`` or ``client.subjects``.
+    Raises InvalidOption and InvalidName at once.
     """
     from qmq.net.client import Client, make_parts
     from qmq.net.options import check_options
 
-    options = check_options(url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after)
+    options = check_options(
+        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout
+    )
     return Client(make_parts(options))
 
 
@@ -177,9 +181,13 @@ def connect_sync(
     send_timeout: float = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: float | None = 5,
+    admin_timeout: float = 10,
 ) -> SyncClient:
     """As ``connect``, for code without asyncio: the same calls, without await, used as ``with``. For any thread."""
     from qmq.net.options import check_options
     from qmq.net.sync import SyncClient
 
-    return SyncClient(check_options(url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after))
+    options = check_options(
+        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout
+    )
+    return SyncClient(options)

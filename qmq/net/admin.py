@@ -89,10 +89,10 @@ class AdminOfOne:
         self._link = link
 
     async def do(self, action: str, **fields: Any) -> dict[str, Any]:
-        """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's."""
+        """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's, TimeoutError."""
         if "group" in fields:
             _check_shown_group(fields["group"])
-        answer = await self._link.ask(Kind.ADMINISTER, {"action": action, **fields})
+        answer = await self._link.answer(Kind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
 

@@ -167,10 +167,12 @@ class Brokers:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     async def reached_within(self, timeout: float) -> list[Link]:
-        """As ``reached``; of several brokers, those that are there once all are, or after so long (seconds)."""
-        found = await self.reached()
-        if len(found) == len(self.links):
-            return found
+        """The links that lead to a broker once all do, or after so long (seconds); maybe none. Raises what ended the
+        client.
+        """
+        self.ready()
+        if all(link.connection is not None for link in self.links):
+            return self.links
         waits = [asyncio.ensure_future(link.connected()) for link in self.links]
         try:
             await asyncio.wait(waits, timeout=timeout)
@@ -178,7 +180,8 @@ class Brokers:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        return await self.reached()
+        self.ready()
+        return [link for link in self.links if link.connection is not None]
 
     # --- told by links -----------------------------------------------------------------------------------------------
 

@@ -270,7 +270,8 @@ class Client:
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation; of several brokers one after another, as
-        far as they can be reached: ``admin.missed`` names the others.
+        far as they answer within ``admin_timeout`` seconds: ``admin.missed`` names the others. Raises BrokersMissed
+        when none does.
         """
         for link in await self._brokers.listing.begin():
             after: int | None = 0
@@ -282,9 +283,11 @@ class Client:
 
 
 async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
-    """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more)."""
+    """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more). Raises
+    TimeoutError.
+    """
     meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
-    content = msgpack.unpackb((await link.ask(Kind.SUBJECTS, meta)).payload)
+    content = msgpack.unpackb((await link.answer(Kind.SUBJECTS, meta)).payload)
     where = str(link.address)
     rows = [
         SubjectInfo(name, first, following, messages, delayed, where)

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
-from qmq.net import listing
 from qmq.net.admin import AdminOfOne, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import ChangedSettings
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Told(NamedTuple):
-    """What came of asking every broker: answers by address, who does not know the group, who was not reached."""
+    """What came of asking every broker: answers by address, who does not know the group, who did not answer in time."""
 
     answers: dict[str, Any]
     unknown: list[UnknownGroup]
@@ -28,8 +27,10 @@ class _Told(NamedTuple):
 class Admin:
     """Groups, their consumers and dead letters, at every broker of a client. Made by it.
 
-    A row says which broker it is of. A change that could not be made everywhere raises BrokersMissed with the names of
-    those that were not reached; the same call again completes it.
+    A row says which broker it is of. A broker gets ``admin_timeout`` seconds for each answer (see ``qmq.connect``). A
+    list of several brokers goes on without one that does not answer, which ``missed`` names; where none answers, and
+    where a change may not have been made everywhere, BrokersMissed names those that did not, and the same call again
+    completes it.
     """
 
     def __init__(self, brokers: Brokers) -> None:
@@ -37,7 +38,7 @@ class Admin:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Which brokers the last list lacks (also one of ``Client.subjects``), as they were not reached."""
+        """Which brokers the last list lacks (also one of ``Client.subjects``), as they did not answer in time."""
         return self._brokers.listing.missed
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
@@ -109,27 +110,32 @@ class Admin:
         absent = wanted - {letter.id for letter in letters}
         if absent and self.missed:
             raise BrokersMissed(
-                f"done nowhere; not reached, and may have {len(absent)} of these: {', '.join(self.missed)}"
+                f"done nowhere; {self._brokers.listing.no_answer(self.missed)}, which may have {len(absent)} of these"
             )
         if absent:
             raise InvalidOption(f"{len(absent)} of these ids are no dead letters of group {group!r}")
         changed = 0
         for link in self._brokers.links:
             numbers = [letter.number for letter in letters if letter.broker == str(link.address)]
-            if numbers:
+            if not numbers:
+                continue
+            try:
                 changed += await AdminOfOne(link).change_dead(action, group, numbers)
+            except TimeoutError:
+                missed = self._brokers.listing.no_answer([str(link.address)])
+                raise BrokersMissed(
+                    f"{changed} done; {missed}, which may have done {len(numbers)} more or not: list them to see"
+                ) from None
         return changed
 
     async def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message at whichever broker has it: True when it was in time.
 
-        Raises InvalidOption; BrokersMissed when it may be at one that was not reached.
+        Raises InvalidOption; BrokersMissed when it may be at one that did not answer.
         """
         told = await self._each(lambda admin: admin.cancel(message_id))
         if not any(told.answers.values()) and told.missed:
-            raise BrokersMissed(
-                f"not reached within {listing.REACH_TIMEOUT:g} s, and may have it: {', '.join(told.missed)}"
-            )
+            raise BrokersMissed(f"{self._brokers.listing.no_answer(told.missed)}, which may have it")
         return any(told.answers.values())
 
     async def seal(self) -> list[SealedLog]:
@@ -146,7 +152,7 @@ class Admin:
     async def _listed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
         told = await self._each(call)
         if told.missed and not told.answers and not told.unknown:
-            raise BrokersMissed(f"no broker was reached within {listing.REACH_TIMEOUT:g} s: {', '.join(told.missed)}")
+            raise BrokersMissed(self._brokers.listing.no_answer(told.missed))
         self._brokers.listing.lacks(told.missed)
         if not told.answers:
             raise told.unknown[0]
@@ -155,11 +161,9 @@ class Admin:
     async def _changed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
         told = await self._each(call)
         if told.missed:
-            done = f"done at {', '.join(told.answers)}" if told.answers else "done nowhere"
-            raise BrokersMissed(
-                f"{done}; not reached within {listing.REACH_TIMEOUT:g} s: {', '.join(told.missed)}; "
-                "the same call again completes it"
-            )
+            done = f"done at {', '.join(told.answers)}; " if told.answers else ""
+            missed = self._brokers.listing.no_answer(told.missed)
+            raise BrokersMissed(f"{done}{missed}, which may have done it or not; the same call again completes it")
         if not told.answers:
             raise told.unknown[0]
         return told.answers
@@ -168,8 +172,7 @@ class Admin:
         """Ask all at once. Raises what any of them refuses it with, but that it does not know the group."""
         self._brokers.ready()
         links = self._brokers.links
-        timeout = listing.REACH_TIMEOUT if len(links) > 1 else None
-        asked = [asyncio.wait_for(call(AdminOfOne(link)), timeout) for link in links]
+        asked = [call(AdminOfOne(link)) for link in links]
         told = _Told({}, [], [])
         refusals: list[BaseException] = []
         for link, result in zip(links, await asyncio.gather(*asked, return_exceptions=True), strict=True):

@@ -37,7 +37,7 @@ _FIRST: Final = struct.Struct("<Q")
 
 
 @cache
-def _client_name() -> str:
+def client_name() -> str:
     """What hello calls this client. To look it up takes milliseconds of the loop, so it is done once."""
     return f"qmq-python/{metadata.version('qmq')}"
 
@@ -202,6 +202,11 @@ class Link:
                     raise
             await asyncio.sleep(backoff.next_delay())
 
+    async def answer(self, kind: Kind, meta: dict[str, Any] | None = None) -> Answer:
+        """As ``ask``, but the broker gets ``admin_timeout`` seconds. Raises TimeoutError when these are over."""
+        async with asyncio.timeout(self._options.admin_timeout):
+            return await self.ask(kind, meta)
+
     @staticmethod
     def _tell(futures: list[asyncio.Future[None]]) -> None:
         waiting = futures.copy()
@@ -340,7 +345,7 @@ class Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
-                await self._adopt(connection, await connection.hello(_client_name()))
+                await self._adopt(connection, await connection.hello(client_name()))
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):

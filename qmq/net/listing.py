@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from qmq.errors import BrokersMissed
 from qmq.net.link import Link
 
 if TYPE_CHECKING:
     from qmq.net.brokers import Brokers
 
 log = logging.getLogger("qmq.client")
-
-#: Of several brokers each has so long (seconds) to answer, before a call goes on without it.
-REACH_TIMEOUT: Final = 5.0
 
 T = TypeVar("T")
 
@@ -29,23 +26,32 @@ class Listing:
         self.missed: tuple[str, ...] = ()
 
     async def begin(self) -> list[Link]:
-        """Of which brokers a list is now."""
-        found = await self._brokers.reached_within(REACH_TIMEOUT)
-        self.lacks([str(link.address) for link in self._brokers.links if link not in found])
+        """Of which brokers a list is now. Raises BrokersMissed when none is reached."""
+        found = await self._brokers.reached_within(self._brokers.options.admin_timeout)
+        missed = [str(link.address) for link in self._brokers.links if link not in found]
+        if not found:
+            raise BrokersMissed(self.no_answer(missed))
+        self.lacks(missed)
         return found
 
     async def page(self, link: Link, asked: Coroutine[Any, Any, T]) -> T | None:
-        """A page of one of them; None when that one of several went away: it is missed then, too."""
-        if len(self._brokers.links) == 1:
-            return await asked
+        """A page of one of them; None when that one of several does not answer: it is missed then, too. Raises
+        BrokersMissed when it is the only one.
+        """
         try:
-            return await asyncio.wait_for(asked, REACH_TIMEOUT)
+            return await asked
         except TimeoutError:
+            if len(self._brokers.links) == 1:
+                raise BrokersMissed(self.no_answer([str(link.address)])) from None
             self.lacks([*self.missed, str(link.address)])
             return None
+
+    def no_answer(self, addresses: Sequence[str]) -> str:
+        """Say that these brokers did not answer in time."""
+        return f"no answer within {self._brokers.options.admin_timeout:g} s from {', '.join(addresses)}"
 
     def lacks(self, addresses: Sequence[str]) -> None:
         """The list that is made now lacks these, which the log is told."""
         self.missed = tuple(addresses)
         if addresses:
-            log.warning("what is listed lacks %s: not reached within %g s", ", ".join(addresses), REACH_TIMEOUT)
+            log.warning("what is listed lacks %s: %s", ", ".join(addresses), self.no_answer(addresses))

@@ -37,6 +37,7 @@ class ClientOptions(NamedTuple):
     send_timeout: float
     max_queued_bytes: int
     failover_after: float | None
+    admin_timeout: float
 
 
 def check_options(
@@ -47,6 +48,7 @@ def check_options(
     send_timeout: float,
     max_queued_bytes: int,
     failover_after: float | None,
+    admin_timeout: float,
 ) -> ClientOptions:
     """Check what ``connect`` was called with. Raises InvalidOption, InvalidName."""
     if not _is_number(linger) or linger < 0:
@@ -61,9 +63,18 @@ def check_options(
         producer_id_of(producer)
     if failover_after is not None and (not _is_number(failover_after) or failover_after < 0):
         raise InvalidOption(f"failover_after must be a number of seconds from 0 or None, not {failover_after!r}")
+    if not _is_number(admin_timeout) or not 0 < admin_timeout < 1e9:
+        raise InvalidOption(f"admin_timeout must be a number of seconds above 0, not {admin_timeout!r}")
     addresses = tuple(dict.fromkeys(parse_url(url)))
     return ClientOptions(
-        addresses, is_flush(durability), linger, producer, send_timeout, max_queued_bytes, failover_after
+        addresses,
+        is_flush(durability),
+        linger,
+        producer,
+        send_timeout,
+        max_queued_bytes,
+        failover_after,
+        admin_timeout,
     )
 
 
@@ -124,7 +135,7 @@ def start_of(start: object) -> Any:
     if isinstance(start, datetime):
         if start.utcoffset() is None:
             raise InvalidOption(f"start {start!r} has no time zone; use datetime(..., tzinfo=UTC)")
-        since = start.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        since = start - datetime(1970, 1, 1, tzinfo=UTC)
         return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
     if type(start) is int and 0 <= start < 1 << 63:
         return ["sequence", start]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qmq
 from qmq.errors import UnknownGroup
-from qmq.net import listing
+from tests.broker_process import broker_process
+from tests.net.scripted import scripted_broker
 from tests.net.several import connections, put, several, until
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
+def connect(url: str) -> qmq.Client:
+    """As users do, but not as patient."""
+    return qmq.connect(url, admin_timeout=2.0)
 
 
 async def test_lists_are_of_all_brokers(tmp_path: Path) -> None:
     async with (
         several(tmp_path) as brokers,
-        qmq.connect(brokers.url) as client,
+        connect(brokers.url) as client,
         client.subscribe("a", group="g", consumer="c"),
     ):
         await put(brokers.one(1), "a", [b"x"])
@@ -38,7 +42,7 @@ async def test_lists_are_of_all_brokers(tmp_path: Path) -> None:
 async def test_settings_go_to_every_broker_and_the_same_call_completes_them(tmp_path: Path) -> None:
     async with (
         several(tmp_path) as brokers,
-        qmq.connect(brokers.url) as client,
+        connect(brokers.url) as client,
         client.subscribe("a", group="g", consumer="c"),
     ):
         await client.admin.set_group("g", max_attempts=3)
@@ -54,7 +58,7 @@ async def test_settings_go_to_every_broker_and_the_same_call_completes_them(tmp_
 
 
 async def test_a_seek_is_made_at_every_broker(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         for number in range(2):
             await put(brokers.one(number), "a", [b"x"] * 3)
         async with client.subscribe("a", group="g") as consumer:
@@ -67,7 +71,7 @@ async def test_a_seek_is_made_at_every_broker(tmp_path: Path) -> None:
 
 
 async def test_a_deletion_that_missed_a_broker_is_completed_by_the_same_call(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         async with client.subscribe("a", group="g"):
             pass
         await brokers.stop(0)
@@ -83,7 +87,7 @@ async def test_a_deletion_that_missed_a_broker_is_completed_by_the_same_call(tmp
 
 
 async def test_what_is_wrong_is_refused_whichever_broker_says_so(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         for call in (client.admin.groups("none"), client.admin.consumers("none"), client.admin.seek("none", "first")):
             with pytest.raises(UnknownGroup):
                 await call
@@ -100,7 +104,7 @@ async def test_what_is_wrong_is_refused_whichever_broker_says_so(tmp_path: Path)
 
 
 async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         for number in range(2):
             await put(brokers.one(number), "a", [b"%d-%d" % (number, i) for i in range(3)])
         async with client.subscribe("a", group="g") as consumer:
@@ -120,7 +124,7 @@ async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_p
 
 
 async def test_files_are_closed_at_every_broker(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         await put(brokers.one(1), "a", [b"x"])
         first = await client.admin.seal()
         assert [row.broker for row in first] == [brokers.address(0), brokers.address(1)]
@@ -130,3 +134,78 @@ async def test_files_are_closed_at_every_broker(tmp_path: Path) -> None:
         again = await client.admin.seal()
         assert again[0] == first[0]
         assert again[1].end > first[1].end
+
+
+CALLS: dict[str, Callable[[qmq.Admin], Awaitable[object]]] = {
+    "groups": lambda admin: admin.groups(),
+    "consumers": lambda admin: admin.consumers("g"),
+    "set_group": lambda admin: admin.set_group("g", max_attempts=3),
+    "seek": lambda admin: admin.seek("g", "first"),
+    "delete_group": lambda admin: admin.delete_group("g"),
+    "dead_letters": lambda admin: anext(admin.dead_letters("g")),
+    "retry_dead": lambda admin: admin.retry_dead("g", ["0" * 32]),
+    "delete_dead": lambda admin: admin.delete_dead("g", ["0" * 32]),
+    "cancel": lambda admin: admin.cancel("0" * 32),
+    "seal": lambda admin: admin.seal(),
+}
+
+
+def address_of(url: str) -> str:
+    return url.removeprefix("qmq://")
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_broker_that_never_answers_ends_each_call_and_is_named(name: str) -> None:
+    async with scripted_broker() as frozen, qmq.connect(frozen.url, admin_timeout=0.05) as client:
+        with pytest.raises(qmq.BrokersMissed, match=f"no answer within 0.05 s from {address_of(frozen.url)}") as caught:
+            await CALLS[name](client.admin)
+        assert caught.value.retryable
+
+
+async def test_a_broker_that_goes_and_stays_away_ends_calls_too() -> None:
+    async with scripted_broker() as gone, qmq.connect(gone.url, admin_timeout=0.05) as client:
+        await gone.close()
+        await until(lambda: connections(client) == [False], "the client has seen it")
+        for call in (client.admin.groups(), anext(client.subjects()), anext(client.admin.dead_letters("g"))):
+            with pytest.raises(qmq.BrokersMissed, match=address_of(gone.url)):
+                await call
+
+
+async def test_lists_go_on_without_a_broker_that_never_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with several(tmp_path, 1) as brokers, scripted_broker() as frozen:
+        url = f"{brokers.url},{frozen.url}"
+        async with connect(brokers.url) as client, client.subscribe("a", group="g", consumer="c") as consumer:
+            await put(brokers.one(0), "a", [b"x"])
+            await (await consumer.pull())[0].reject("bad")
+        async with qmq.connect(url, admin_timeout=1.0) as client:
+            lists: list[Callable[[], Awaitable[Sequence[Any]]]] = [
+                client.admin.groups,
+                lambda: client.admin.consumers("g"),
+                lambda: collected(client.subjects()),
+                lambda: collected(client.admin.dead_letters("g")),
+            ]
+            for listed in lists:
+                caplog.clear()
+                assert [row.broker for row in await listed()] == [brokers.address(0)]
+                assert client.admin.missed == (address_of(frozen.url),)
+                assert f"no answer within 1 s from {address_of(frozen.url)}" in caplog.text
+            with pytest.raises(qmq.BrokersMissed, match=f"done at {brokers.address(0)}; no answer within 1 s from"):
+                await client.admin.set_group("g", max_attempts=3)
+
+
+async def collected(rows: AsyncIterator[Any]) -> list[Any]:
+    return [row async for row in rows]
+
+
+def test_the_client_without_asyncio_has_the_limit_too(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as broker, qmq.connect_sync(broker.url, admin_timeout=0.5) as client:
+        broker.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(qmq.BrokersMissed, match=address_of(broker.url)):
+                client.admin.groups()
+            with pytest.raises(qmq.BrokersMissed, match=address_of(broker.url)):
+                list(client.subjects())
+        finally:
+            broker.send_signal(signal.SIGCONT)

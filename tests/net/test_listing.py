@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net import listing
 from tests.net.several import connections, put, several, until
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
+def connect(url: str) -> qmq.Client:
+    """As users do, but not as patient."""
+    return qmq.connect(url, admin_timeout=2.0)
 
 
 async def test_a_broker_that_goes_while_a_list_is_read_is_named(tmp_path: Path) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         for number in range(2):
             await put(brokers.one(number), "a", [b"x"])
         listing = client.subjects()
@@ -34,7 +33,7 @@ async def test_a_broker_that_goes_while_a_list_is_read_is_named(tmp_path: Path) 
 
 
 async def test_what_is_lacking_from_the_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+    async with several(tmp_path) as brokers, connect(brokers.url) as client:
         await put(brokers.one(1), "a", [b"x"])
         await brokers.stop(0)
         with caplog.at_level(logging.WARNING, "qmq.client"):

@@ -17,6 +17,7 @@ GOOD: dict[str, Any] = {
     "send_timeout": 30,
     "max_queued_bytes": 1 << 20,
     "failover_after": 5,
+    "admin_timeout": 10,
 }
 
 
@@ -38,7 +39,8 @@ def test_an_address_given_twice_is_one_broker() -> None:
         {"url": "http://a"}, {"durability": "maybe"}, {"durability": None}, {"linger": -1}, {"linger": "1"},
         {"linger": 30}, {"linger": float("nan")}, {"send_timeout": 0}, {"send_timeout": float("inf")},
         {"send_timeout": True}, {"max_queued_bytes": 0}, {"max_queued_bytes": 1.5},
-        {"failover_after": -1}, {"failover_after": "5"},
+        {"failover_after": -1}, {"failover_after": "5"}, {"admin_timeout": 0}, {"admin_timeout": None},
+        {"admin_timeout": float("inf")}, {"admin_timeout": 1e10},
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_by_name(bad: dict[str, Any]) -> None:
