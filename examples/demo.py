@@ -80,7 +80,7 @@ class Stage:
         """Kill a packer when a quarter is handled, and the broker when half is."""
         await group.handles(group.expected // 4)
         await self.workers[DOOMED].kill()
-        held = sum(one.held for one in await client.admin.consumers(group.name) if one.name == DOOMED)
+        held = sum(one.in_flight for one in await client.admin.consumers(group.name) if one.name == DOOMED)
         self.tell(
             f"kill -9 of {DOOMED} in the middle of its work. It holds {held} invoices: when it has been silent for "
             f"{LAPSE_MS / 1000:g} s, the others get them."

@@ -9,7 +9,7 @@ import click
 
 from qmq import connect
 from qmq.cli.brief import age, age_of, iso, number
-from qmq.cli.connecting import run, server_option
+from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group
 from qmq.net.admin import ConsumerInfo
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 @click.command(short_help="List the consumers of a group.")
 @click.argument("group")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@server_option
-def consumers(group: str, as_json: bool, server: str) -> None:
-    """List the consumers of GROUP: what each holds, and when it was heard of last.
+@admin_options
+def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
+    """List the consumers of GROUP: what each has in flight, and when it was heard of last.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline, messages
-    held, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and for
-    how many seconds its event loop had not turned then.
+    in flight, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and
+    for how many seconds its event loop had not turned then.
     """
     check_group(group)
 
     async def load() -> tuple[list[ConsumerInfo], bool]:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return await client.admin.consumers(group), not client.admin.missed
 
     found, is_whole = run(load())
@@ -42,13 +42,13 @@ def consumers(group: str, as_json: bool, server: str) -> None:
 
 def _object(info: ConsumerInfo) -> dict[str, Any]:
     fields = info._asdict()
-    times = {"held_since": iso(info.held_since), "last_pull": iso(info.last_pull)}
+    times = {"in_flight_since": iso(info.in_flight_since), "last_pull": iso(info.last_pull)}
     return {"consumer": fields.pop("name"), **fields, **times}
 
 
 def _fields(info: ConsumerInfo) -> Sequence[object]:
-    times = iso(info.held_since), iso(info.last_pull)
-    return info.name, _state(info), info.held, *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"
+    times = iso(info.in_flight_since), iso(info.last_pull)
+    return info.name, _state(info), info.in_flight, *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"
 
 
 def _state(info: ConsumerInfo) -> str:
@@ -56,11 +56,11 @@ def _state(info: ConsumerInfo) -> str:
 
 
 def _table(found: Sequence[ConsumerInfo]) -> Table:
-    columns = ("state", "holds", "since", "last pull", "heard of", "loop stood")
+    columns = ("state", "in\nflight", "since", "last pull", "heard of", "loop stood")
     table = table_of("consumer", columns, number(len(found), "consumer"))
     several = are_several(found)
     for info in found:
-        held = number(info.held), age_of(info.held_since), age_of(info.last_pull)
+        counts = number(info.in_flight), age_of(info.in_flight_since), age_of(info.last_pull)
         name = f"[bold]{info.name}[/]{in_cell(info, several)}"
-        table.add_row(name, _state(info), *held, age(info.silent), f"{info.stalled:.1f} s")
+        table.add_row(name, _state(info), *counts, age(info.silent), f"{info.stalled:.1f} s")
     return table

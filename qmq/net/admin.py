@@ -43,7 +43,7 @@ class GroupInfo(NamedTuple):
 
 
 class ConsumerInfo(NamedTuple):
-    """A consumer of a group, and how many messages it holds, the oldest of them since ``held_since``.
+    """A consumer of a group, and how many messages it has in flight, the oldest of them since ``in_flight_since``.
 
     ``last_pull``: when it was given something last, as far as the broker remembers. ``silent``: seconds since it was
     heard of (its heartbeats, or its process's). ``stalled``: for so many seconds its event loop had not turned then.
@@ -52,8 +52,8 @@ class ConsumerInfo(NamedTuple):
     name: str
     incarnation: int
     online: bool
-    held: int
-    held_since: datetime | None
+    in_flight: int
+    in_flight_since: datetime | None
     last_pull: datetime | None
     silent: float
     stalled: float
@@ -169,7 +169,7 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
 
 def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
     return ConsumerInfo(
-        row["consumer"], row["incarnation"], row["online"], row["held"], _time(row["oldest_held_us"]),
+        row["consumer"], row["incarnation"], row["online"], row["in_flight"], _time(row["in_flight_since_us"]),
         _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
     )  # fmt: skip
 

@@ -103,9 +103,9 @@ def test_consumers_are_listed_by_name_with_what_they_hold(tmp_path: Path) -> Non
     two, one = Consumer(driven, "two", "a."), Consumer(driven, "one", "a.", connection=2)
     two.pull(3)
     rows = ask(driven, "consumers", group="g")["rows"]
-    assert [(row["consumer"], row["online"], row["held"]) for row in rows] == [("one", True, 0), ("two", True, 3)]
-    assert rows[0]["pulled_us"] is rows[0]["oldest_held_us"] is None
-    assert rows[1]["pulled_us"] == rows[1]["oldest_held_us"] == driven.now.wall_us
+    assert [(row["consumer"], row["online"], row["in_flight"]) for row in rows] == [("one", True, 0), ("two", True, 3)]
+    assert rows[0]["pulled_us"] is rows[0]["in_flight_since_us"] is None
+    assert rows[1]["pulled_us"] == rows[1]["in_flight_since_us"] == driven.now.wall_us
     driven.advance(2_000)
     assert ask(driven, "consumers", group="g")["rows"][0]["silent_us"] >= 2_000_000
     assert [row["consumer"] for row in ask(driven, "consumers", group="g", after="one")["rows"]] == ["two"]

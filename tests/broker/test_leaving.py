@@ -62,7 +62,7 @@ def ledger_of(driven: Driven) -> Any:
 def listed(driven: Driven) -> list[tuple[str, bool, int]]:
     (answer,) = driven.do(Administer(9, driven.request(), "consumers", {"group": "g"}))
     assert isinstance(answer, Administered)
-    return [(row["consumer"], row["online"], row["held"]) for row in answer.fields["rows"]]
+    return [(row["consumer"], row["online"], row["in_flight"]) for row in answer.fields["rows"]]
 
 
 def finish(driven: Driven) -> int:

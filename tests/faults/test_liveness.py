@@ -95,7 +95,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 async def consumers(client: qmq.Client) -> dict[str, tuple[bool, int, float]]:
     """By name: online, held, stalled seconds."""
-    return {row.name: (row.online, row.held, row.stalled) for row in await client.admin.consumers("g")}
+    return {row.name: (row.online, row.in_flight, row.stalled) for row in await client.admin.consumers("g")}
 
 
 async def until_offline(client: qmq.Client, name: str) -> None:

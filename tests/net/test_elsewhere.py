@@ -80,7 +80,7 @@ async def test_another_broker_gets_the_whole_message_and_gives_it_to_its_group_o
         await brokers.start(0)
         await until(lambda: connections(client) == [True, True], "it is connected to both again")
         await consumer.flush()
-        held = [row.held for row in await client.admin.consumers("g")]
+        held = [row.in_flight for row in await client.admin.consumers("g")]
         assert held == [0, 0], "its own broker has the acknowledgement"
         assert await consumer.pull(timeout=0.2) == []
         assert await other.pull(timeout=0.2) == []

@@ -66,7 +66,7 @@ async def test_no_more_is_taken_than_is_asked_for(tmp_path: Path) -> None:
         async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
             for _ in range(3):
                 assert len(await consumer.pull(max_count=2, timeout=30)) == 2
-            held = [row.held for row in await client.admin.consumers("g")]
+            held = [row.in_flight for row in await client.admin.consumers("g")]
             assert held == [2, 2, 2], "each broker is asked in its turn, and for no more"
 
 
