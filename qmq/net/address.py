@@ -9,6 +9,7 @@ from qmq.errors import InvalidOption
 
 DEFAULT_PORT: Final = 20881
 DEFAULT_URL: Final = f"qmq://127.0.0.1:{DEFAULT_PORT}"
+_SCHEMES: Final = ("qmq://", "file://", "hdfs://")
 
 
 class Address(NamedTuple):
@@ -32,22 +33,46 @@ def parse_url(url: str) -> list[Address]:
     return [_parse_one(part.strip(), url) for part in url.split(",")]
 
 
+def shown_url(url: str) -> str:
+    """*url* as errors and logs may have it: without user, password and query.
+
+    >>> shown_url("hdfs://me:secret@name:8020/archive?token=x")
+    'hdfs://...@name:8020/archive?...'
+    """
+    # A password may have any sign, so all before the last @ may be one.
+    head, at, tail = url.rpartition("@")
+    if at:
+        scheme = next((scheme for scheme in _SCHEMES if head.startswith(scheme)), "")
+        url = f"{scheme}...@{tail}"
+    before, question, _ = url.partition("?")
+    return f"{before}?..." if question else before
+
+
 def _parse_one(part: str, url: str) -> Address:
     scheme, separator, rest = part.partition("://")
     try:
         if separator and scheme != "qmq":
-            raise ValueError(f"the scheme is {scheme!r}")
-        parts = urlsplit(f"//{rest if separator else part}")
-        if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+            raise ValueError("its scheme is not qmq")
+        if "@" in part:
+            raise ValueError("it has a user or a password, which brokers do not ask for")
+        try:
+            parts = urlsplit(f"//{rest if separator else part}")
+        except ValueError:
+            raise ValueError("host and port cannot be read") from None
+        if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError("give host and port only")
         if not _is_host(parts.hostname):
             raise ValueError("the host is no name that could be looked up")
-        port = parts.port
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError("its port is no number from 1 to 65535") from None
         if port == 0:
             raise ValueError("port 0 is no port to connect to")
     except ValueError as error:
+        which = f" ({part!r})" if part != url and "@" not in url and "?" not in url else ""
         raise InvalidOption(
-            f"{part!r} in {url!r} is not the address of a broker: {error}; use {DEFAULT_URL}, "
+            f"{shown_url(url)!r} is not the address of a broker{which}: {error}; use {DEFAULT_URL}, "
             "or several of that form with commas between"
         ) from None
     return Address(parts.hostname, DEFAULT_PORT if port is None else port)

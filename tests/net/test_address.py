@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidOption
-from qmq.net.address import Address, parse_url
+from qmq.net.address import Address, parse_url, shown_url
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,32 @@ def test_no_text_raises_anything_else(text: str) -> None:
 def test_what_is_printed_reads_back(host: str, port: int) -> None:
     address = Address(host, port)
     assert parse_url(f"qmq://{address}") == [address]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "qmq://me:secret@a", "me:secret@a:1", "qmq://a,qmq://me:se,cret@b", "qmq://me:x://secret@b", "qmq://me:s@cret@b",
+        "http://me:secret@a", "secret@a", "qmq://me:secret@[::1", "qmq://a?password=secret", "qmq://me:secret@a/path",
+        "secret://x@a", "qmq://me:\uff0fsecret@a",
+    ],
+)  # fmt: skip
+def test_no_user_and_no_password_is_shown(url: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        parse_url(url)
+    for part in ("secret", "cret", "se,", "me:"):
+        assert part not in str(caught.value)
+    assert "secret" not in shown_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("qmq://a:1,b", "qmq://a:1,b"),
+        ("hdfs://me:secret@name:8020/archive", "hdfs://...@name:8020/archive"),
+        ("me:secret@a", "...@a"),
+        ("/path/of/an archive", "/path/of/an archive"),
+    ],
+)
+def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
