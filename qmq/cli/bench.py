@@ -18,6 +18,7 @@ from rich.table import Table
 from qmq.bench import suite
 from qmq.bench.context import SIZES_OF_RUNS, Bench
 from qmq.bench.values import GOALS, Summary, Value, shown, summarize
+from qmq.cli.tables import print_table
 from qmq.errors import InvalidOption
 
 WIDTH = 120
@@ -60,7 +61,10 @@ def bench(
         raise InvalidOption("--set is for a broker of our own; leave it or --server out")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise InvalidOption(f"the directory of {json_file} is not there; make it, or give another --json")
-    names = suite.chosen([name for text in only for name in text.split(",") if name], own_broker=server is None)
+    named = [name for text in only for name in text.split(",") if name]
+    if only and not named:
+        raise InvalidOption("--only names no measurement; --list shows those there are")
+    names = suite.chosen(named, own_broker=server is None)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as scratch:
@@ -68,8 +72,8 @@ def bench(
         summaries = _measure(measured, names, rounds)
         found = suite.report(measured, summaries, shlex.join(["qmq", *sys.argv[1:]]), rounds, size)
     console = Console()
-    console.width = max(console.width, WIDTH)  # a number that is broken over two lines is none
-    console.print(_table(summaries, goals))
+    console.width = max(console.width, WIDTH)
+    print_table(_table(summaries, goals), console)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
         click.echo(f"saved in {json_file}")
@@ -104,12 +108,12 @@ def _measure(bench: Bench, names: Sequence[str], rounds: int) -> list[Summary]:
 
 def _table(summaries: Sequence[Summary], goals: bool) -> Table:
     table = Table("measurement", "what", box=None, header_style="bold", pad_edge=False)
-    table.add_column("median", justify="right")
-    table.add_column("least to most", justify="right", style="dim")
-    table.add_column("unit")
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("least to most", justify="right", style="dim", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
     if goals:
-        table.add_column("goal", justify="right")
-        table.add_column("")
+        table.add_column("goal", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
     before = ""
     for summary in summaries:
         name = summary.measurement if summary.measurement != before else ""

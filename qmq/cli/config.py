@@ -39,8 +39,9 @@ def _toml_lines(settings: list[SettingDescription]) -> list[str]:
 
 
 def _print_table(settings: list[SettingDescription]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from qmq.cli.tables import print_table
 
     table = Table(
         caption="Change one with --set key=value, or several with --config FILE.toml.", caption_justify="left"
@@ -51,7 +52,7 @@ def _print_table(settings: list[SettingDescription]) -> None:
     table.add_column("allowed", style="dim")
     for setting in settings:
         table.add_row(setting.key, _shown_default(setting), setting.description, _shown_range(setting))
-    Console().print(table)
+    print_table(table)
 
 
 def _shown_default(setting: SettingDescription) -> str:

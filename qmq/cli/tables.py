@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-#: Columns that fold have at least so much.
+#: Columns that fold have at least so much, and room for each number: one on two lines is none.
 _FOLDED_WIDTH: Final = 13
+_NUMBER: Final = re.compile(r"\b\d[\d,.]{0,30}\b", re.ASCII)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -19,16 +22,34 @@ def print_table(table: Table, console: Console | None = None) -> None:
     are as wide as what is in them, others fold.
     """
     console = Console() if console is None else console
+    folded = list[tuple[Column, int]]()  # how wide it would be without
     for column in table.columns:
         lines = [line for cell in (column.header, *column.cells) for line in _plain(cell).split("\n")]
-        longest = max(map(cell_len, lines))
-        column.min_width = longest if column.no_wrap else max(column.min_width or 0, min(longest, _FOLDED_WIDTH))
-        column.width = column.min_width
+        column.width = longest = max(map(cell_len, lines))
+        if not column.no_wrap:
+            column.overflow = "fold"
+            numbers = (len(number) for line in lines for number in _NUMBER.findall(line))
+            least = max(column.min_width or 0, _FOLDED_WIDTH, *numbers)
+            column.width = min(longest, least)
+            folded.append((column, longest))
     least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
-    for column in table.columns:
-        column.width = None
     console.width = max(console.width, least)
+    _widen(folded, console.width - least)
     console.print(table)
+
+
+def _widen(folded: Sequence[tuple[Column, int]], room: int) -> None:
+    """Share *room* among columns that fold, as far as each can use it: rich would cut others for one's min_width."""
+    widths = {id(column): column.width or 0 for column, _ in folded}
+    while room:
+        narrow = [column for column, longest in folded if widths[id(column)] < longest]
+        if not narrow:
+            break
+        column = min(narrow, key=lambda column: widths[id(column)])
+        widths[id(column)] += 1
+        room -= 1
+    for column, _ in folded:
+        column.width = widths[id(column)]
 
 
 def _plain(cell: object) -> str:

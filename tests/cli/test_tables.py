@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from qmq.cli import groups
+from qmq.cli import config, dead_letters, groups
 from qmq.cli.tables import print_table
-from qmq.net.admin import GroupInfo
+from qmq.net.admin import DeadLetter, GroupInfo
+from qmq.settings import describe
 
+LONG_AGO = datetime.now(UTC) - timedelta(days=3)
 MANY = 123_456
 
 
@@ -36,3 +41,47 @@ def test_what_fits_is_as_wide_as_the_terminal_lets_it_be(capsys: pytest.CaptureF
     table.add_row("a-long-name-" * 5, "[bold]12,345[/]")
     assert max(map(len, lines(table, 40, capsys))) == 40
     assert "12,345" in "\n".join(lines(table, 5, capsys))
+
+
+REASON = " ".join(f"ValueError: field {number} is no number;" for number in range(20))
+LONG = "a-name-of-200-characters." * 8
+
+
+def cells(shown: list[str], column: int) -> str:
+    """All that a column has, from where its header begins."""
+    return "".join(line[column:] for line in shown).replace(" ", "")
+
+
+@pytest.mark.parametrize("width", [20, 70, 76, 80, 85, 90, 120, 200])
+@pytest.mark.parametrize("broker", ["", "10.0.0.1:20881"])
+def test_no_reason_is_cut_at_any_width(width: int, broker: str, capsys: pytest.CaptureFixture[str]) -> None:
+    letters = [
+        DeadLetter(1, "0" * 32, "hotel.order.created", 1, 16, 0, REASON, LONG_AGO, broker),
+        DeadLetter(2, "1" * 32, LONG, 1, 16, 0, "short", LONG_AGO, "b:1"),
+    ]
+    shown = lines(dead_letters._table(letters), width, capsys)
+    (header,) = [line for line in shown if "reason" in line]
+    found = cells(shown, header.index("reason"))
+    assert REASON.replace(" ", "") in found
+    assert LONG in "".join(line[: header.index("died")].strip() for line in shown)
+    assert "\u2026" not in "\n".join(shown)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_no_number_of_the_settings_is_cut(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    config._print_table(describe())
+    shown = capsys.readouterr().out
+    assert "\u2026" not in shown
+    for setting in describe():
+        assert config._shown_default(setting) in shown
+        for word in re.findall(r"[\d,]{5,}", config._shown_range(setting)):
+            assert word in shown
+
+
+def test_no_control_character_reaches_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    letter = DeadLetter(1, "0" * 32, "a", 1, 1, 0, "\x1b[2Jgone\r\n[red]x[/]\x9b", LONG_AGO)
+    shown = "\n".join(lines(dead_letters._table([letter]), 200, capsys))
+    assert "\\x1b[2Jgone\\r\\n[red]x[/]\\x9b" in shown
