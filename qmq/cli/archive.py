@@ -12,10 +12,11 @@ import click
 from qmq.cli.archive_seal import seal_source
 from qmq.cli.archive_tables import archive_tables, summary_of_tables
 from qmq.cli.brief import number
-from qmq.cli.connecting import server_option
+from qmq.cli.connecting import admin_options
 from qmq.cli.progress import reading_bar
 from qmq.history.archive_run import open_run
 from qmq.history.archiving import Archived, archive_segments
+from qmq.net.address import shown_url
 
 
 def _now_us() -> int:
@@ -35,9 +36,9 @@ def _now_us() -> int:
     help="In which form: segments byte for byte, Parquet, or both (segments).",
 )
 @click.option("--seal", is_flag=True, help="Have the broker of SOURCE close its current segments first.")
-@server_option
+@admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def archive(source: Path, destination: str, form: str, seal: bool, server: str, as_json: bool) -> None:
+def archive(source: Path, destination: str, form: str, seal: bool, server: str, timeout: float, as_json: bool) -> None:
     """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte or as Parquet.
 
     A broker may run on SOURCE: the segments that it still writes are left for a later run, unless --seal has it
@@ -48,7 +49,7 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
     """
     done = tables = None
     if seal:
-        seal_source(source, server)
+        seal_source(source, server, timeout)
     with open_run(source, destination, _now_us) as run:
         if form != "parquet":
             with reading_bar() as progress:
@@ -57,12 +58,12 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
             with reading_bar() as progress:
                 tables = archive_tables(run, progress)
     if as_json:
-        said = {"destination": destination, **(asdict(done) if done is not None else {})}
+        said = {"destination": shown_url(destination), **(asdict(done) if done is not None else {})}
         click.echo(json.dumps({**said, **({"parquet": asdict(tables)} if tables is not None else {})}))
     else:
         lines = [_summary(done)] if done is not None else []
         lines += [summary_of_tables(tables)] if tables is not None else []
-        click.echo("\n".join(f"{destination}: {line}" for line in lines))
+        click.echo("\n".join(f"{shown_url(destination)}: {line}" for line in lines))
     if tables is not None and (tables.damages or tables.bad_files):
         click.get_current_context().exit(1)
 

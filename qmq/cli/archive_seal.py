@@ -8,10 +8,11 @@ from qmq import connect
 from qmq.cli.connecting import run
 from qmq.errors import InvalidOption
 from qmq.history.live import has_segments, is_live
+from qmq.net.address import shown_url
 from qmq.net.admin import SealedLog
 
 
-def seal_source(source: Path, server: str) -> None:
+def seal_source(source: Path, server: str, timeout: float) -> None:
     """Ask the broker at *server* to, where one runs on *source*: of a stopped one all segments are closed.
 
     Raises InvalidOption when that broker has another directory; StorageError, and what a client raises.
@@ -20,12 +21,12 @@ def seal_source(source: Path, server: str) -> None:
         return
 
     async def seal() -> list[SealedLog]:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return await client.admin.seal()
 
     rows = run(seal())
     # Where what is closed ends the segment begins that is written.
     if not has_segments(source, [(row.partition, row.end) for row in rows]):
         raise InvalidOption(
-            f"the broker at {server} has another data directory than {source}; give its own with --server"
+            f"the broker at {shown_url(server)} has another data directory than {source}; give its own with --server"
         )

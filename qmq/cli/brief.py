@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from typing import Final, overload
+
+#: Those of C0 and C1, and what Unicode breaks lines or turns the direction of writing with.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def number(count: int, what: str = "", several: str = "") -> str:
@@ -27,6 +32,19 @@ def age_of(time: datetime | None) -> str:
     return "" if time is None else age((datetime.now(UTC) - time).total_seconds())
 
 
+@overload
+def iso(time: datetime) -> str: ...
+@overload
+def iso(time: None) -> None: ...
+@overload
+def iso(time: datetime | None) -> str | None: ...
 def iso(time: datetime | None) -> str | None:
-    """As ISO 8601."""
-    return None if time is None else time.isoformat()
+    """As ISO 8601, in UTC: 2026-01-31T12:00:00.000000Z; None for None."""
+    if time is None:
+        return None
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def visible(text: str) -> str:
+    """With an escape in place of each letter that would break a line or tell a terminal something."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

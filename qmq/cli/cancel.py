@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 
 from qmq import connect
-from qmq.cli.connecting import run, server_option
+from qmq.cli.connecting import admin_options, run
 from qmq.cli.errors import EXIT_FAILED
 from qmq.format.ids import MessageId
 
 
 @click.command(short_help="Cancel a delayed message.")
 @click.argument("message_id", metavar="ID")
-@server_option
+@admin_options
 @click.pass_context
-def cancel(context: click.Context, message_id: str, server: str) -> None:
+def cancel(context: click.Context, message_id: str, server: str, timeout: float) -> None:
     """Cancel the delayed message with this ID, which its sender's receipt has: it will never be delivered.
 
     Ends with 1 when it is too late, or when the broker has no such message.
@@ -22,7 +22,7 @@ def cancel(context: click.Context, message_id: str, server: str) -> None:
     MessageId.parse(message_id)
 
     async def change() -> bool:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return await client.cancel(message_id)
 
     if run(change()):

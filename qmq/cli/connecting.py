@@ -1,4 +1,4 @@
-"""What the commands that talk to a broker share: which one, and a loop to do it in."""
+"""What the commands that talk to a broker share: which one, for how long, and a loop to do it in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import closing
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from qmq.cli.arguments import Seconds
 
 T = TypeVar("T")
 
@@ -19,8 +22,32 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="QMQ_SERVER",
         default="qmq://127.0.0.1:20881",
         show_default=True,
+        callback=_inherited,
         help="The broker; several addresses with commas between. Also from QMQ_SERVER.",
     )(command)
+
+
+def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that asks each broker the options --timeout and --server."""
+    timeout = click.option(
+        "--timeout",
+        metavar="S",
+        type=Seconds(above_0=True),
+        default=10.0,
+        show_default=True,
+        callback=_inherited,
+        help="How long each broker gets for an answer.",
+    )
+    return timeout(server_option(command))
+
+
+def _inherited(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """What was given before the name of a subcommand holds for it, unless it is given there, too."""
+    name, parent = parameter.name, context.parent
+    assert name is not None
+    if parent is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        return value
+    return parent.params[name] if parent.get_parameter_source(name) is ParameterSource.COMMANDLINE else value
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

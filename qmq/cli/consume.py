@@ -14,6 +14,8 @@ from typing import BinaryIO, Final, Literal
 import click
 
 from qmq import connect
+from qmq.cli.arguments import Seconds, text_of
+from qmq.cli.brief import iso
 from qmq.cli.connecting import run, server_option
 from qmq.cli.progress import Counting
 from qmq.errors import InvalidOption
@@ -39,7 +41,7 @@ Start = Literal["first", "last"] | datetime | int | None
 @click.option("--solo", is_flag=True, help="Follow alone: all messages, and nothing is kept about it.")
 @click.option("--consumer", metavar="ID", help="This consumer's id.  [default: made of host and process]")
 @click.option("--count", metavar="N", type=click.IntRange(min=0), help="End after N messages, and take no more.")
-@click.option("--timeout", metavar="S", type=click.FloatRange(min=0), help="End after S seconds without a message.")
+@click.option("--timeout", metavar="S", type=Seconds(), help="End after S seconds without a message.")
 @click.option(
     "--start",
     metavar="first|last|TIME|SEQ",
@@ -92,12 +94,13 @@ def consume(
     if consumer is not None:
         check_consumer(consumer)
     begin = start_of(start)
+    wanted = [text_of(tag) for tag in tags]
     lines = raw_lines if form == "raw" else json_lines
     printer = Printer(sys.stdout.buffer, lines, count, timeout, acknowledges=not no_ack)
     mode: Mode = "most_once" if most_once else "broadcast" if broadcast else "reliable"
 
     def subscribed(client: Client) -> Consumer:
-        return client.subscribe(prefix, group=group, consumer=consumer, start=begin, mode=mode, tags=tags or None)
+        return client.subscribe(prefix, group=group, consumer=consumer, start=begin, mode=mode, tags=wanted or None)
 
     run(printer.run(server, subscribed))
 
@@ -106,7 +109,7 @@ def start_of(text: str | None, option: str = "--start") -> Start:
     """What --start, or an option like it, says. Raises InvalidOption."""
     if text is None or text == "first" or text == "last":
         return text  # type: ignore[return-value]  # equal to one of the literals
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     try:
         time = datetime.fromisoformat(text)
@@ -114,7 +117,8 @@ def start_of(text: str | None, option: str = "--start") -> Start:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidOption(
-            f"{option} {text!r} is not first, last, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
+            f"{option} {text!r:.80} is not first, last, a sequence, or a time with its zone such as "
+            "2026-01-31T12:00:00Z"
         )
     return time
 
@@ -218,4 +222,4 @@ def json_line(message: Message) -> bytes:
 @lru_cache(maxsize=64)  # the messages of a batch share theirs
 def iso_time(time_us: int) -> str:
     """Microseconds since 1970 as ISO 8601, UTC."""
-    return utc_from_us(time_us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return iso(utc_from_us(time_us))

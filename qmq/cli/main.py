@@ -5,12 +5,15 @@ from __future__ import annotations
 from qmq.cli.signals import ending_at_once
 
 with ending_at_once():  # this module is where the command begins
+    import errno
     import importlib
+    import sys
     from typing import Any, Final
 
     import click
 
-    from qmq.cli.errors import ending_with_exit_code
+    from qmq.cli.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
+    from qmq.cli.streams import end_streams, failure_of, prepare_streams
 
 #: Each command is a click command of its own name in the module qmq.cli.NAME; here in the order of ``qmq --help``,
 #: with its one line there, so that the list loads none of them.
@@ -51,9 +54,40 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        main: Any = super().main
+        if not kwargs.pop("standalone_mode", True):
+            return main(*args, standalone_mode=False, **kwargs)
+        prepare_streams()
+        try:
+            exit_code = main(*args, standalone_mode=False, **kwargs) or 0
+        except click.Abort:
+            exit_code = _told("qmq: aborted", EXIT_FAILED)
+        except click.ClickException as error:
+            exit_code = _told(error, error.exit_code)
+        except OSError as error:
+            exit_code = EXIT_FAILED
+            if error.errno != errno.EPIPE:  # nobody reads on: that is no failure that anybody wants to hear of
+                _told(CommandFailed(failure_of(error)), exit_code)
+        finally:
+            end_streams()
+        sys.exit(exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         with ending_with_exit_code(ctx):
             return super().invoke(ctx)
+
+
+def _told(what: click.ClickException | str, exit_code: int) -> int:
+    """Say on stderr how it ended, where that takes anything; returns the exit code."""
+    try:
+        if isinstance(what, str):
+            click.echo(what, err=True)
+        else:
+            what.show()
+    except OSError:
+        pass
+    return exit_code
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,12 +16,14 @@ from typing import BinaryIO, Final
 import click
 
 from qmq import connect
+from qmq.cli.arguments import Seconds, text_of
 from qmq.cli.brief import number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.lines import Draft, Lines, draft_of
 from qmq.cli.progress import Counting
 from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
+from qmq.format.build import make_header
 from qmq.names import check_subject
 from qmq.net.client import Client
 from qmq.net.options import Durability
@@ -41,8 +43,10 @@ _LAST_FLUSH_S: Final = 2.0
 @click.option("--key", metavar="K", help="The key of each message.")
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
-@click.option("--delay", type=float, metavar="S", help="Deliver each message so many seconds later.")
-@click.option("--expire", type=float, metavar="S", help="After so many seconds groups do not get it any more.")
+@click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message so many seconds later.")
+@click.option(
+    "--expire", type=Seconds(signed=True), metavar="S", help="After so many seconds groups do not get it any more."
+)
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
@@ -79,7 +83,11 @@ def produce(
         raise click.UsageError("give the SUBJECT to send to")
     deliver_at_of(delay, None)
     expire_at_of(expire)
-    defaults = Draft(subject or "", b"", key, list(tags) or None, dict(map(_pair, pairs)) or None, delay, None, expire)
+    words = [text_of(tag) for tag in tags]
+    properties = dict(map(_pair, pairs))
+    key = None if key is None else text_of(key)
+    defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expire)
+    make_header(key, words, properties)  # what is wrong is said before anything else
     production = Production(defaults, as_json)
     try:
         run(production.run(server, durability, sys.stdin.buffer))
@@ -90,7 +98,7 @@ def produce(
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
+    name, equals, value = text_of(text).partition("=")
     if not equals or not name:
         raise InvalidOption(f"--property {text!r} is not NAME=VALUE")
     return name, value
@@ -120,11 +128,11 @@ class Production:
             self._connected = True
             try:
                 await self._send_all(client, Source(stream))
-            except asyncio.CancelledError:
+            except BaseException:  # whatever ends it: what was sent before is counted
                 try:
                     async with asyncio.timeout(_LAST_FLUSH_S):
                         await self._settle(client)
-                except TimeoutError:
+                except (TimeoutError, QmqError):
                     pass
                 raise
 

@@ -9,7 +9,7 @@ import click
 
 from qmq import connect
 from qmq.cli.brief import number
-from qmq.cli.connecting import run, server_option
+from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client import SubjectInfo
@@ -21,8 +21,8 @@ _MOST_ROWS = 1_000
 @click.command(short_help="List subjects and how many messages each keeps.")
 @click.argument("prefix", default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@server_option
-def subjects(prefix: str, as_json: bool, server: str) -> None:
+@admin_options
+def subjects(prefix: str, as_json: bool, server: str, timeout: float) -> None:
     """List the subjects of PREFIX (all, without one) and how many messages each keeps.
 
     On a terminal this is a table, by name. In a pipe it is a line for each, as they were made, with tabs between name,
@@ -30,20 +30,20 @@ def subjects(prefix: str, as_json: bool, server: str) -> None:
     """
     check_prefix(prefix)
     if not as_json and sys.stdout.isatty():
-        found, is_whole = run(_all(server, prefix))
+        found, is_whole = run(_all(server, timeout, prefix))
         _print_table(found)
     else:
-        is_whole = run(_print_lines(server, prefix, as_json))
+        is_whole = run(_print_lines(server, timeout, prefix, as_json))
     end_where_lacking(is_whole)
 
 
-async def _all(server: str, prefix: str) -> tuple[list[SubjectInfo], bool]:
-    async with connect(server) as client:
+async def _all(server: str, timeout: float, prefix: str) -> tuple[list[SubjectInfo], bool]:
+    async with connect(server, admin_timeout=timeout) as client:
         return [info async for info in client.subjects(prefix)], not client.admin.missed
 
 
-async def _print_lines(server: str, prefix: str, as_json: bool) -> bool:
-    async with connect(server) as client:
+async def _print_lines(server: str, timeout: float, prefix: str, as_json: bool) -> bool:
+    async with connect(server, admin_timeout=timeout) as client:
         several = "," in server
         async for info in client.subjects(prefix):
             click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))

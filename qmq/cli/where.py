@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from click.exceptions import Exit
 
+from qmq.cli.brief import visible
 from qmq.cli.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def show(
             click.echo(json.dumps(as_object(row)))
         else:
             click.echo(
-                "\t".join("" if field is None else str(field) for field in as_fields(row)) + in_line(row, several)
+                "\t".join("" if field is None else visible(str(field)) for field in as_fields(row))
+                + in_line(row, several)
             )
 
 

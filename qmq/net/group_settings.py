@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
@@ -75,6 +76,8 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in _COUNTS:
             if type(value) is not int:
                 raise InvalidOption(f"{name} must be a whole number, not {value!r:.80}")
+            if not -(1 << 63) <= value < 1 << 63:
+                raise InvalidOption(f"{name} must be a whole number of less than 2^63")
             packed[name] = value
         elif name == _DELAYS[0]:
             packed[_DELAYS[1]] = [microseconds_of(name, one) for one in _listed(name, "delays in seconds", value)]
@@ -83,8 +86,17 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "tags":
             packed[name] = [_text(one) for one in _listed(name, "texts", value)]
         else:
-            raise InvalidOption(f"a group has no setting {name!r:.80}; it has {', '.join(SETTINGS)}")
+            check_setting(name)
     return packed
+
+
+def check_setting(name: str) -> None:
+    """Raise InvalidOption for what is the name of no setting."""
+    if name in SETTINGS:
+        return
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    advice = f"did you mean {near[0]}? There are" if near else "there are"
+    raise InvalidOption(f"a group has no setting {name!r:.80}; {advice} {', '.join(SETTINGS)}")
 
 
 def _listed(name: str, what: str, value: object) -> list[object]:
@@ -96,6 +108,10 @@ def _listed(name: str, what: str, value: object) -> list[object]:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise InvalidOption(f"a tag must be a str, not {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"a tag must be a str that UTF-8 can hold, not {value!r:.80}") from None
     return value
 
 

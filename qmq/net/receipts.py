@@ -10,11 +10,14 @@ from typing import Final, NamedTuple, overload
 from qmq.format.ids import MessageId
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 def utc_from_us(time_us: int) -> datetime:
-    """Microseconds since 1970 as an aware datetime in UTC."""
-    return _EPOCH + timedelta(microseconds=time_us)
+    """Microseconds since 1970 as an aware datetime in UTC; the last there is for what is behind it, as a sender's clock
+    may have said.
+    """
+    return _EPOCH + timedelta(microseconds=min(time_us, _LAST_US))
 
 
 class StoredSpan(NamedTuple):

@@ -34,4 +34,4 @@ def test_times_are_ages_and_texts() -> None:
     assert age_of(None) == ""
     assert age_of(datetime.now(UTC) - timedelta(hours=5, minutes=1)) == "5 h"
     assert iso(None) is None
-    assert iso(datetime(2026, 1, 31, 12, tzinfo=UTC)) == "2026-01-31T12:00:00+00:00"
+    assert iso(datetime(2026, 1, 31, 12, tzinfo=UTC)) == "2026-01-31T12:00:00.000000Z"
