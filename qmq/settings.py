@@ -249,15 +249,23 @@ def _misfit(key: str, value: object, allowed: str) -> PydanticCustomError:
 
 
 def load(
-    config: Path | None = None, assignments: Iterable[str] = (), flags: Mapping[str, object] | None = None
+    config: Path | None = None,
+    assignments: Iterable[str] = (),
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read the settings: *config* is a TOML file, *assignments* are ``key=value`` texts, *flags* those not None.
+    """Read the settings: *config* is a TOML file, *assignments* are ``key=value`` texts, *flags* those not None, and
+    *environment* has some as QMQ_KEY. Flags win over assignments, these over the environment, that over the file.
 
     Raises InvalidOption, which names the key, where it was given, what was given and what is allowed.
     """
     given: dict[str, tuple[str, object]] = {}
     if config is not None:
         given.update((key, (str(config), value)) for key, value in _read_toml(config).items())
+    for key in Settings.model_fields:
+        name = f"QMQ_{key.upper()}"
+        if value := (environment or {}).get(name):
+            given[key] = (name, value)
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:

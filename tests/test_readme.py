@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,13 +43,66 @@ def run(command: list[str | Path], server: str) -> str:
     return done.stdout
 
 
-def test_the_first_message_arrives(server: str) -> None:
-    make, serve, *lines = [line.split("   #")[0].strip() for line in SHELL.splitlines()]
-    assert make == "make env"
-    assert serve == ".venv/bin/qmq serve &"
-    outputs = [run(["bash", "-c", line.replace(".venv/bin", str(BIN))], server) for line in lines]
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A directory where the block finds what it finds in a checkout whose environment is made."""
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").symlink_to(BIN.parent)
+    return tmp_path
+
+
+def free_address() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+def pasted(block: str, checkout: Path, **environment: str) -> tuple[list[str], float]:
+    """What the block prints when it is pasted into a shell as it stands, and how long it takes. What it leaves in the
+    background is stopped.
+    """
+    began = time.monotonic()
+    with subprocess.Popen(
+        ["bash"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=checkout,
+        env={**os.environ, **environment},
+        text=True,
+        start_new_session=True,
+    ) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        try:
+            shell.stdin.write(block)
+            shell.stdin.close()
+            shell.wait(timeout=90)
+            took = time.monotonic() - began
+        finally:
+            with suppress(ProcessLookupError):  # where nothing is left
+                os.killpg(shell.pid, signal.SIGTERM)
+        return shell.stdout.read().splitlines(), took  # to the end: the broker has ended too
+
+
+def test_the_first_block_pasted_into_a_shell_ends_with_its_message(checkout: Path) -> None:
+    address = free_address()
+    printed, _ = pasted(SHELL, checkout, QMQ_LISTEN=address, QMQ_SERVER=f"qmq://{address}")
     body = re.search(r"'(.*)'", SHELL)[1]  # type: ignore[index]
-    assert outputs[-1] == f"{body}\n"
+    assert printed.count(body) == 1
+    assert "1 acknowledged" in printed
+    assert f"ready on qmq://{address}, data in ./qmq-data" in printed
+
+
+def test_the_first_block_ends_without_a_broker_too(checkout: Path) -> None:
+    address = free_address()
+    block = SHELL.replace("--wait 30", "--wait 0.5")
+    assert block != SHELL
+    printed, took = pasted(block, checkout, QMQ_LISTEN="nowhere", QMQ_SERVER=f"qmq://{address}")
+    assert any("nowhere" in line for line in printed)
+    assert len([line for line in printed if f"{address}: Connection refused" in line]) == 3
+    assert took < 60
 
 
 def test_the_program_prints_what_it_sent(server: str) -> None:

@@ -165,3 +165,17 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1536, 65536, MIB, 3 * MIB + 1024, 1 << 30])
 def test_sizes_read_back_as_shown(count: int) -> None:
     assert TypeAdapter(Bytes).validate_python(show_bytes(count)) == count
+
+
+def test_the_environment_wins_over_the_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "qmq.toml"
+    path.write_text('partitions = 2\nlisten = "127.0.0.1:1"\nlog_level = "error"\n', "utf-8")
+    environment = {
+        "QMQ_PARTITIONS": "3", "QMQ_LISTEN": "127.0.0.1:2", "QMQ_LOG_LEVEL": "", "PARTITIONS": "9",
+        "QMQ_SEGMENT_BYTES": "64 MiB", "QMQ_SERVER": "qmq://a",
+    }  # fmt: skip
+    settings = load(path, ["listen=127.0.0.1:3"], {"data_dir": "there"}, {**environment, "QMQ_DATA_DIR": "here"})
+    assert (settings.partitions, settings.listen, settings.log_level) == (3, "127.0.0.1:3", "error")
+    assert (settings.data_dir, settings.segment_bytes) == (Path("there"), 64 * MIB)
+    with pytest.raises(InvalidOption, match=r"partitions = 'x' \(QMQ_PARTITIONS\) is not allowed"):
+        load(environment={"QMQ_PARTITIONS": "x"})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from qmq.cli.streams import failure_of
 from qmq.settings import load
 
 if TYPE_CHECKING:
@@ -26,9 +28,11 @@ def serve(
 ) -> None:
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
-    Once it serves it prints one line on stdout; its log goes to stderr. `qmq config` shows every setting.
+    Once it serves it prints one line on stdout; its log goes to stderr. `qmq config` shows every setting. Each is taken
+    from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over --config.
     """
-    settings = load(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level})
+    flags = {"data_dir": data_dir, "listen": listen, "log_level": log_level}
+    settings = load(config, assignments, flags, os.environ)
     logging.basicConfig(
         stream=sys.stderr,
         level=settings.log_level.upper(),
@@ -43,7 +47,10 @@ def serve(
 
 
 def _ready(broker: RunningBroker) -> None:
-    click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
+    try:
+        click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
+    except OSError as error:  # nobody reads it: a broker serves all the same
+        logging.getLogger("qmq.broker").warning("that it is ready could not be printed: %s", failure_of(error))
 
 
 def shown_directory(path: Path) -> str:

@@ -1,0 +1,77 @@
+"""``qmq ping``: is a broker there?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from qmq.cli.arguments import Seconds
+from qmq.cli.connecting import run, server_option
+from qmq.cli.errors import EXIT_FAILED
+from qmq.errors import QmqError
+from qmq.net.address import Address, parse_url
+from qmq.net.pinging import Pong
+from qmq.net.pinging import ping as ping_broker
+
+#: How long one try may take, in seconds, and how long until the next.
+_TRY: Final = 5.0
+_PAUSE: Final = 0.1
+
+
+@click.command(short_help="See whether a broker is there.")
+@click.option(
+    "--wait", metavar="S", type=Seconds(), default=0.0, help="Wait so long for a broker that is not there yet."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a broker.")
+@server_option
+@click.pass_context
+def ping(context: click.Context, wait: float, as_json: bool, server: str) -> None:
+    """See whether a broker is there: print its address, its version and how long a question and its answer took.
+
+    Of several brokers each is asked. Ends with 1, and says why, when one of them is not there, or does not answer
+    within 5 s; with --wait when that is still so after S seconds.
+    """
+    addresses = parse_url(server)
+    found = run(_all(addresses, wait))
+    for address, result in zip(addresses, found, strict=True):
+        if as_json:
+            click.echo(json.dumps(_object(address, result)))
+        elif isinstance(result, Pong):
+            click.echo(f"{address}: qmq {result.version}, {result.round_trip * 1_000:.2f} ms")
+        if isinstance(result, QmqError):
+            click.echo(f"qmq: {' '.join(str(result).split())}; is `qmq serve` running there?", err=True)
+    if any(isinstance(result, QmqError) for result in found):
+        context.exit(EXIT_FAILED)
+
+
+async def _all(addresses: Sequence[Address], wait: float) -> list[Pong | QmqError]:
+    return await asyncio.gather(*(_one(address, wait) for address in addresses))
+
+
+async def _one(address: Address, wait: float) -> Pong | QmqError:
+    """Ask until there is an answer, for *wait* seconds, and once in any case."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + wait
+    while True:
+        try:
+            left = end - loop.time()
+            return await ping_broker(address, min(max(left, _PAUSE), _TRY) if wait else _TRY)
+        except QmqError as error:
+            if not error.retryable or loop.time() + _PAUSE >= end:
+                return error
+        await asyncio.sleep(_PAUSE)
+
+
+def _object(address: Address, result: Pong | QmqError) -> dict[str, object]:
+    if isinstance(result, QmqError):
+        return {"broker": str(address), "reached": False, "error": str(result)}
+    return {
+        "broker": str(address),
+        "reached": True,
+        "version": result.version,
+        "round_trip_ms": round(result.round_trip * 1_000, 3),
+    }
