@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from qmq import connect
-from qmq.cli.brief import age_of, number
-from qmq.cli.connecting import run, server_option
+from qmq.cli.asking import confirm, yes_option
+from qmq.cli.brief import age_of, iso, number, visible
+from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group
 from qmq.net.admin import DeadLetter
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.group(short_help="List, retry and delete dead letters.")
+@click.group(short_help="List, redrive and delete dead letters.")
 def dead_letters() -> None:
     """The messages that a group has given up: out of attempts, rejected, expired, or deadly to their consumers."""
 
@@ -26,13 +27,13 @@ def dead_letters() -> None:
 @dead_letters.command("list", short_help="List the dead letters of a group.")
 @click.argument("group")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@server_option
-def list_letters(group: str, as_json: bool, server: str) -> None:
+@admin_options
+def list_letters(group: str, as_json: bool, server: str, timeout: float) -> None:
     """List the dead letters of GROUP, the oldest first."""
     check_group(group)
 
     async def load() -> tuple[list[DeadLetter], bool]:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return [letter async for letter in client.admin.dead_letters(group)], not client.admin.missed
 
     found, is_whole = run(load())
@@ -40,38 +41,66 @@ def list_letters(group: str, as_json: bool, server: str) -> None:
     end_where_lacking(is_whole)
 
 
-@dead_letters.command("retry", short_help="Hand dead letters out again.")
+_all_option = click.option("--all", "every", is_flag=True, help="All dead letters of the group.")
+
+
+@dead_letters.command("redrive", short_help="Hand dead letters out again.")
 @click.argument("group")
 @click.argument("ids", nargs=-1)
-@server_option
-def retry(group: str, ids: tuple[str, ...], server: str) -> None:
-    """Hand out the dead letters of GROUP again, as if for the first time: those with these message IDS, or all."""
-    check_group(group)
-
-    async def change() -> int:
-        async with connect(server) as client:
-            return await client.admin.retry_dead(group, ids or None, all=not ids)
-
-    click.echo(f"{run(change())} handed out again")
+@_all_option
+@yes_option
+@admin_options
+def redrive(group: str, ids: tuple[str, ...], every: bool, yes: bool, server: str, timeout: float) -> None:
+    """Hand out dead letters of GROUP again, as if for the first time: those with these message IDS, or --all, about
+    which it asks on a terminal; elsewhere --all needs --yes.
+    """
+    click.echo(f"{_changed('redrive', group, ids, every, yes, server, timeout)} redriven")
 
 
 @dead_letters.command("delete", short_help="Delete dead letters.")
 @click.argument("group")
 @click.argument("ids", nargs=-1)
-@server_option
-def delete(group: str, ids: tuple[str, ...], server: str) -> None:
-    """Delete the dead letters of GROUP for good: those with these message IDS, or all."""
+@_all_option
+@yes_option
+@admin_options
+def delete(group: str, ids: tuple[str, ...], every: bool, yes: bool, server: str, timeout: float) -> None:
+    """Delete dead letters of GROUP for good: those with these message IDS, or --all, about which it asks on a terminal;
+    elsewhere --all needs --yes.
+    """
+    click.echo(f"{_changed('delete', group, ids, every, yes, server, timeout)} deleted")
+
+
+def _changed(
+    action: Literal["redrive", "delete"],
+    group: str,
+    ids: tuple[str, ...],
+    every: bool,
+    yes: bool,
+    server: str,
+    timeout: float,
+) -> int:
+    """Redrive or delete them; returns how many."""
+    if every is bool(ids):
+        raise click.UsageError(f"give the IDS of the dead letters to {action}, or --all")
     check_group(group)
 
-    async def change() -> int:
-        async with connect(server) as client:
-            return await client.admin.delete_dead(group, ids or None, all=not ids)
+    async def count() -> int:
+        async with connect(server, admin_timeout=timeout) as client:
+            return sum(row.dead for row in await client.admin.groups(group))
 
-    click.echo(f"{run(change())} deleted")
+    async def change() -> int:
+        async with connect(server, admin_timeout=timeout) as client:
+            call = client.admin.retry_dead if action == "redrive" else client.admin.delete_dead
+            return await call(group, None if every else ids, all=every)
+
+    if every:
+        does = f"this {action}s all dead letters of {group}"
+        confirm(yes, does, lambda: f"{action} {number(run(count()), 'dead letter')} of {group}?")
+    return run(change())
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:
-    fields = letter._asdict() | {"died_at": letter.died_at.isoformat()}
+    fields = letter._asdict() | {"died_at": iso(letter.died_at)}
     del fields["number"]
     return fields
 
@@ -86,5 +115,5 @@ def _table(found: Sequence[DeadLetter]) -> Table:
     for letter in found:
         counts = str(letter.attempts), str(letter.lapses)
         name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}{in_cell(letter, several)}"
-        table.add_row(name, age_of(letter.died_at), *counts, escape(letter.reason))
+        table.add_row(name, age_of(letter.died_at), *counts, escape(visible(letter.reason)))
     return table

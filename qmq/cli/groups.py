@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qmq import connect
+from qmq.cli.arguments import number_of, text_of, whole_number_of
+from qmq.cli.asking import confirm, yes_option
 from qmq.cli.brief import age_of, iso, number
-from qmq.cli.connecting import run, server_option
+from qmq.cli.connecting import admin_options, run
 from qmq.cli.consume import start_of
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group
 from qmq.net.admin import GroupInfo
-from qmq.net.group_settings import packed_settings
+from qmq.net.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +28,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 @click.group(invoke_without_command=True, short_help="List groups, set, seek and delete them.")
 @click.pass_context
 @_json_option
-@server_option
-def groups(context: click.Context, as_json: bool, server: str) -> None:
+@admin_options
+def groups(context: click.Context, as_json: bool, server: str, timeout: float) -> None:
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
@@ -35,27 +37,27 @@ def groups(context: click.Context, as_json: bool, server: str) -> None:
     handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
     if context.invoked_subcommand is None:
-        _list(as_json, server)
+        _list(as_json, server, timeout)
 
 
 @groups.command("list", short_help="List the groups.")
 @_json_option
-@server_option
-def list_groups(as_json: bool, server: str) -> None:
+@admin_options
+def list_groups(as_json: bool, server: str, timeout: float) -> None:
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
     consumers online, messages ready (given to nobody yet; ~: or more), in flight (held by consumers), in retry (to be
     handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
-    _list(as_json, server)
+    _list(as_json, server, timeout)
 
 
 @groups.command("set", short_help="Change settings of a group.")
 @click.argument("group")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
-@server_option
-def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
+@admin_options
+def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float) -> None:
     """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, max_handling
     (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all).
     """
@@ -64,7 +66,7 @@ def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
     check_group(group)
 
     async def change() -> dict[str, Any]:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return await client.admin.set_group(group, **given)
 
     for name, value in run(change()).items():
@@ -75,37 +77,60 @@ def set_group(group: str, settings: tuple[str, ...], server: str) -> None:
 @click.argument("group")
 @click.option("--to", required=True, metavar="first|last|TIME|SEQ", help="Where it goes on.")
 @click.option("--clear-retries", is_flag=True, help="Drop what waits to be handed out again, too.")
-@server_option
-def seek(group: str, to: str, clear_retries: bool, server: str) -> None:
+@yes_option
+@admin_options
+def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeout: float) -> None:
     """Have GROUP go on at the first message kept, behind the last, at a time or at a sequence.
 
-    What its consumers hold is dropped; their late acknowledgements are refused.
+    What its consumers have in flight is dropped; their late acknowledgements are refused. It may hand out again what
+    was acknowledged, or pass over what nobody got, so it asks on a terminal; elsewhere it needs --yes.
     """
     begin = start_of(to, "--to")
     assert begin is not None
     check_group(group)
 
     async def change() -> None:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             await client.admin.seek(group, begin, clear_retries=clear_retries)
 
+    does = f"have {group} go on at {to}" + (" and drop its retries" if clear_retries else "")
+    confirm(yes, f"this will {does}", lambda: f"{does}? It has {run(_contents(group, server, timeout))}.")
     run(change())
     click.echo(f"{group} goes on at {to}")
 
 
 @groups.command("delete", short_help="Forget a group.")
 @click.argument("group")
-@server_option
-def delete(group: str, server: str) -> None:
-    """Forget GROUP, with what it holds, what waits to be handed out again, and its dead letters."""
+@yes_option
+@admin_options
+def delete(group: str, yes: bool, server: str, timeout: float) -> None:
+    """Forget GROUP, with what is in flight, what waits to be handed out again, and its dead letters.
+
+    It asks on a terminal; elsewhere it needs --yes.
+    """
     check_group(group)
 
     async def change() -> None:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             await client.admin.delete_group(group)
 
+    does = f"delete group {group}"
+    confirm(yes, f"this will {does}", lambda: f"{does}? It has {run(_contents(group, server, timeout))}.")
     run(change())
     click.echo(f"{group} is deleted")
+
+
+async def _contents(group: str, server: str, timeout: float) -> str:
+    """What a group has now, as a question about it says."""
+    async with connect(server, admin_timeout=timeout) as client:
+        # The name of a broadcast stands for all of its members.
+        rows = [row for row in await client.admin.groups() if row.name == group or row.name.startswith(f"{group}@")]
+        if not rows:
+            await client.admin.groups(group)  # says that there is none
+    consumers, ready = sum(row.consumers for row in rows), sum(row.ready for row in rows)
+    rest = ((sum(getattr(row, name) for row in rows), name) for name in ("in_flight", "in_retry", "dead"))
+    counts = [f"{count:,} {name.replace('_', ' ')}" for count, name in ((ready, "ready"), *rest)]
+    return f"{number(consumers, 'consumer')} online, {', '.join(counts)}"
 
 
 def setting_of(text: str) -> tuple[str, Any]:
@@ -113,14 +138,16 @@ def setting_of(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidOption(f"{text!r} is not KEY=VALUE")
+    check_setting(name)
+    if name == "tags":
+        return name, text_of(value).split(",") if value else []
     try:
-        if name == "tags":
-            return name, value.split(",") if value else []
         if name == "retry_delays":
-            return name, [float(part) for part in value.split(",")]
-        return name, float(value) if name in ("expire_after", "max_handling") else int(value)
+            return name, [number_of(part) for part in value.split(",")]
+        return name, number_of(value) if name in ("expire_after", "max_handling") else whole_number_of(value)
     except ValueError:
-        raise InvalidOption(f"{name}: {value!r} is not a number") from None
+        kind = "whole number" if name.startswith("max_") and name != "max_handling" else "number of seconds"
+        raise InvalidOption(f"{name}: {value!r:.80} is not a {kind}") from None
 
 
 def shown_value(value: object) -> str:
@@ -130,9 +157,9 @@ def shown_value(value: object) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-def _list(as_json: bool, server: str) -> None:
+def _list(as_json: bool, server: str, timeout: float) -> None:
     async def load() -> tuple[list[GroupInfo], bool]:
-        async with connect(server) as client:
+        async with connect(server, admin_timeout=timeout) as client:
             return await client.admin.groups(), not client.admin.missed
 
     found, is_whole = run(load())

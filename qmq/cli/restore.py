@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from qmq.cli.brief import number
+from qmq.cli.asking import confirm, yes_option
+from qmq.cli.brief import iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
@@ -16,7 +17,8 @@ from qmq.errors import InvalidOption
 from qmq.history.archive import is_archive
 from qmq.history.archive_lock import this_process
 from qmq.history.places import files_at, writable_files_at
-from qmq.net.address import parse_url
+from qmq.net.address import parse_url, shown_url
+from qmq.net.receipts import utc_from_us
 from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import END_US, Selection
@@ -44,6 +46,7 @@ def _now_us() -> int:
 @click.option("--with-replayed", is_flag=True, help="Also messages that were restored when they were archived.")
 @click.option("--again", is_flag=True, help="Restore once more what this very command has restored before.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@yes_option
 @server_option
 def restore(
     source: str,
@@ -55,13 +58,14 @@ def restore(
     with_replayed: bool,
     again: bool,
     as_json: bool,
+    yes: bool,
     server: str,
 ) -> None:
     """Send messages of the archive DEST to a broker again, under their ids, marked as replayed.
 
     Can be killed at any moment and run again, also much later: the same command goes on where it was, and no message
-    comes twice. Once it has finished, the same command restores only what was archived since. Ends with exit code 1
-    when bytes of the archive are bad; what is good is restored even so.
+    comes twice. Once it has finished, the same command restores only what was archived since. It asks on a terminal;
+    elsewhere it needs --yes. Ends with exit code 1 when bytes of the archive are bad; what is good is restored even so.
     """
     since_us = 0 if since is None else time_of(since, "--since")
     until_us = END_US if until is None else time_of(until, "--until")
@@ -69,9 +73,11 @@ def restore(
     selection.check()
     with writable_files_at(source) as files:
         if not is_archive(files):
-            raise InvalidOption(f"{source} is no archive; name what `qmq archive --to` named")
+            raise InvalidOption(f"{shown_url(source)} is no archive; name what `qmq archive --to` named")
         reading = files_at(source)  # in HDFS that needs no Java, and is several times as fast
         addresses = parse_url(server)
+        does = f"send {_wanted(selection)} of {shown_url(source)} to {', '.join(map(str, addresses))} again"
+        confirm(yes, f"this will {does}", lambda: f"{does}?")
         restoring = Restoring(files, selection, addresses, _now_us, this_process(), source=reading, again=again)
         try:
             with reading_bar() as shown:
@@ -89,6 +95,20 @@ def restore(
         click.get_current_context().exit(EXIT_FAILED)
 
 
+def _wanted(selection: Selection) -> str:
+    """Which messages, as a question says it."""
+    found = [f"the messages of {selection.prefix}" if selection.prefix else "all messages"]
+    if selection.since_us:
+        found.append(f"since {iso(utc_from_us(selection.since_us))}")
+    if selection.until_us != END_US:
+        found.append(f"until {iso(utc_from_us(selection.until_us))}")
+    if selection.to_subject is not None:
+        found.append(f"as {selection.to_subject}")
+    if selection.group is not None:
+        found.append(f"for group {selection.group} alone")
+    return " ".join(found)
+
+
 def time_of(text: str, option: str) -> int:
     """A time as an option says it, in microseconds since 1970. Raises InvalidOption."""
     try:
@@ -96,18 +116,18 @@ def time_of(text: str, option: str) -> int:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        raise InvalidOption(f"{option} {text!r} is not a time with its zone such as 2026-01-31T12:00:00Z")
+        raise InvalidOption(f"{option} {text!r:.80} is not a time with its zone such as 2026-01-31T12:00:00Z")
     return max((time - _EPOCH) // timedelta(microseconds=1), 0)
 
 
 def _object(source: str, progress: Progress, bad: int) -> dict[str, object]:
     return {
-        "source": source,
+        "source": shown_url(source),
         "store": progress.store,
         **vars(progress.counts),
         "damages": bad,
-        "started_at_us": progress.started_at_us,
-        "finished_at_us": progress.finished_at_us,
+        "started_at": iso(utc_from_us(progress.started_at_us)),
+        "finished_at": None if progress.finished_at_us is None else iso(utc_from_us(progress.finished_at_us)),
     }
 
 
@@ -120,4 +140,4 @@ def _summary(source: str, progress: Progress, bad: int) -> str:
         parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
     if bad:
         parts.append(f"{number(bad, 'stretch', 'stretches')} of bad bytes left out")
-    return f"{source}: " + ", ".join(parts)
+    return f"{shown_url(source)}: " + ", ".join(parts)

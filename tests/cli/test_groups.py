@@ -14,7 +14,6 @@ from rich.console import Console
 import qmq
 from qmq.cli import consumers, dead_letters, groups
 from qmq.errors import Fenced
-from qmq.net import listing
 from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
@@ -59,14 +58,14 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         assert (row["prefixes"], row["mode"]) == (["shown."], "reliable")
         assert abs(datetime.now(UTC) - datetime.fromisoformat(row["oldest"])) < timedelta(minutes=10)
         (one,) = lines("consumers", "shown", server=broker)
-        assert one | {"consumer": "shown-1", "online": True, "held": 3, "incarnation": 1} == one
-        assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["held_since"])
+        assert one | {"consumer": "shown-1", "online": True, "in_flight": 3, "incarnation": 1} == one
+        assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["in_flight_since"])
         assert 0 <= one["silent"] < 600
         listed = run("groups", "list", server=broker.url).stdout.splitlines()
         assert any(line.startswith("shown\treliable\tshown.\t1\t4\t3\t1\t1\t0\t0\t") for line in listed)
         assert run("consumers", "shown", server=broker.url).stdout.startswith("shown-1\tonline\t3\t")
     (one,) = lines("consumers", "shown", server=broker)
-    assert (one["online"], one["held"]) == (False, 0)
+    assert (one["online"], one["in_flight"]) == (False, 0)
 
 
 def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, client: qmq.SyncClient) -> None:
@@ -74,7 +73,7 @@ def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, c
     with client.subscribe("sought.", group="sought", consumer="c") as consumer:
         held, handed_back, _ = consumer.pull(min_count=3)
         handed_back.nack(delay=3_600)
-        done = run("groups", "seek", "sought", "--to", "first", server=broker.url)
+        done = run("groups", "seek", "sought", "--to", "first", "--yes", server=broker.url)
         assert (done.exit_code, done.stdout, done.stderr) == (0, "sought goes on at first\n", "")
         assert group_row(broker, "sought")["ready"] == 3
         held.ack()
@@ -83,7 +82,7 @@ def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, c
         assert [message.body for message in consumer.pull(min_count=3)] == [b"1", b"2", b"3"]
     assert group_row(broker, "sought")["in_retry"] == 4
     for to in ("last", datetime.now(UTC).isoformat()):
-        assert run("groups", "seek", "sought", "--to", to, "--clear-retries", server=broker.url).exit_code == 0
+        assert run("groups", "seek", "sought", "--to", to, "--clear-retries", "--yes", server=broker.url).exit_code == 0
         row = group_row(broker, "sought")
         assert (row["ready"], row["in_flight"], row["in_retry"]) == (0, 0, 0)
 
@@ -92,7 +91,7 @@ def test_a_deleted_group_is_gone_and_who_waits_is_told(broker: BrokerProcess, cl
     client.send("deleted.a", b"1")
     with client.subscribe("deleted.", group="deleted", consumer="c") as consumer:
         assert len(consumer.pull()) == 1
-        done = run("groups", "delete", "deleted", server=broker.url)
+        done = run("groups", "delete", "deleted", "--yes", server=broker.url)
         assert (done.exit_code, done.stdout, done.stderr) == (0, "deleted is deleted\n", "")
         with pytest.raises(qmq.UnknownGroup, match="'deleted' was deleted"):
             consumer.pull(timeout=60)
@@ -116,14 +115,15 @@ def test_dead_letters_are_listed_handed_out_again_and_deleted(broker: BrokerProc
         assert [row["reason"] for row in rows] == [f"reason {number}" for number in range(4)]
         assert {row["subject"] for row in rows} == {"dead.a"}
         assert [letter.id for letter in client.admin.dead_letters("dead")] == [row["id"] for row in rows]
-        again = run("dead-letters", "retry", "dead", rows[2]["id"].upper(), server=broker.url)
-        assert (again.exit_code, again.stdout) == (0, "1 handed out again\n")
+        again = run("dead-letters", "redrive", "dead", rows[2]["id"].upper(), server=broker.url)
+        assert (again.exit_code, again.stdout) == (0, "1 redriven\n")
         (message,) = consumer.pull(timeout=60)
         assert (message.body, message.attempt, message.id) == (b"2", 1, rows[2]["id"])
         message.ack()
         gone = run("dead-letters", "delete", "dead", rows[0]["id"], server=broker.url)
         assert (gone.exit_code, gone.stdout) == (0, "1 deleted\n")
-        assert run("dead-letters", "retry", "dead", server=broker.url).stdout == "2 handed out again\n"
+        every = run("dead-letters", "redrive", "dead", "--all", "--yes", server=broker.url)
+        assert (every.exit_code, every.stdout) == (0, "2 redriven\n")
         assert lines("dead-letters", "list", "dead", server=broker) == []
         assert {message.body for message in consumer.pull(min_count=2, timeout=60)} == {b"1", b"3"}
 
@@ -134,7 +134,7 @@ def test_an_id_that_is_none_of_them_changes_nothing(broker: BrokerProcess, clien
         (message,) = consumer.pull()
         message.reject("no")
     (row,) = lines("dead-letters", "list", "absent", server=broker)
-    for action in ("retry", "delete"):
+    for action in ("redrive", "delete"):
         done = run("dead-letters", action, "absent", row["id"], "0" * 32, server=broker.url)
         assert (done.exit_code, done.stdout) == (2, "")
         assert "1 of these ids" in done.stderr
@@ -142,8 +142,9 @@ def test_an_id_that_is_none_of_them_changes_nothing(broker: BrokerProcess, clien
 
 
 WITH_A_GROUP: list[list[str]] = [
-    ["consumers"], ["groups", "delete"], ["groups", "seek", "--to", "last"], ["dead-letters", "list"],
-    ["dead-letters", "retry"], ["dead-letters", "delete"],
+    ["consumers"], ["groups", "delete", "--yes"], ["groups", "seek", "--to", "last", "--yes"],
+    ["dead-letters", "list"], ["dead-letters", "redrive", "--all", "--yes"],
+    ["dead-letters", "delete", "--all", "--yes"],
 ]  # fmt: skip
 
 
@@ -235,16 +236,14 @@ def test_a_list_that_lacks_a_broker_says_so_to_programs_too(
     broker: BrokerProcess,
     client: qmq.SyncClient,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     command: list[str],
 ) -> None:
-    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
     client.send("lacking.a", b"1")
     with client.subscribe("lacking.", group="lacking", consumer="lacking-1") as consumer, socket.socket() as nobody:
         consumer.pull()[0].reject("no")
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         away = f"127.0.0.1:{nobody.getsockname()[1]}"
-        shown = run(*command, "--json", server=f"{broker.url},{away}")
+        shown = run(*command, "--json", "--timeout", "2", server=f"{broker.url},{away}")
         assert shown.exit_code == 1
         assert "lacking" in shown.stdout
         assert f"what is listed lacks {away}" in caplog.text
@@ -252,13 +251,10 @@ def test_a_list_that_lacks_a_broker_says_so_to_programs_too(
         assert (whole.exit_code, "lacking" in whole.stdout) == (0, True)
 
 
-def test_dead_letters_that_a_broker_may_have_are_not_called_none(
-    broker: BrokerProcess, client: qmq.SyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "REACH_TIMEOUT", 2.0)
+def test_dead_letters_that_a_broker_may_have_are_not_called_none(broker: BrokerProcess, client: qmq.SyncClient) -> None:
     with client.subscribe("elsewhere.", group="elsewhere"), socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         away = f"127.0.0.1:{nobody.getsockname()[1]}"
-        done = run("dead-letters", "retry", "elsewhere", "0" * 32, server=f"{broker.url},{away}")
+        done = run("dead-letters", "redrive", "elsewhere", "0" * 32, "--timeout", "2", server=f"{broker.url},{away}")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert f"may have 1 of these: {away}" in done.stderr
+    assert f"no answer within 2 s from {away}, which may have 1 of these" in done.stderr

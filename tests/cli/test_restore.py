@@ -21,11 +21,11 @@ def test_restores_sums_up_and_does_it_once(tmp_path: Path) -> None:
     wanted = orders_archive(tmp_path, 40)
     archive = str(tmp_path / "archive")
     with broker_process(tmp_path / "target") as broker:
-        first = qmq("restore", "--from", archive, "--json", server=broker.url)
+        first = qmq("restore", "--from", archive, "--json", "--yes", server=broker.url)
         assert first.exit_code == 0, first.output
         said = json.loads(first.output)
         assert (said["restored"], said["damages"], said["source"]) == (len(wanted), 0, archive)
-        again = qmq("restore", "--from", f"file://{archive}", server=broker.url)
+        again = qmq("restore", "--from", f"file://{archive}", "--yes", server=broker.url)
         assert again.exit_code == 0
         assert f"{len(wanted):,} messages restored" in again.output
         with qmq_process(
@@ -42,11 +42,11 @@ def test_bad_bytes_are_told_of_and_the_rest_is_restored(tmp_path: Path) -> None:
     good = path.read_bytes()
     path.write_bytes(good[:500] + b"\0" * 8 + good[508:])
     with broker_process(tmp_path / "target") as broker:
-        bad = qmq("restore", "--from", str(tmp_path / "archive"), server=broker.url)
+        bad = qmq("restore", "--from", str(tmp_path / "archive"), "--yes", server=broker.url)
         assert bad.exit_code == 1
         assert f"qmq: {path}, positions" in bad.output
         assert "1 stretch of bad bytes left out" in bad.output
-        qmq("restore", "--from", str(tmp_path / "archive"), server=broker.url)
+        qmq("restore", "--from", str(tmp_path / "archive"), "--yes", server=broker.url)
         assert broker.stop() == 0
     with pytest.raises(AssertionError, match="are not there"):
         check_restored(wanted, tmp_path / "target")
@@ -60,24 +60,24 @@ def test_what_is_there_as_parquet_only_comes_too(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "more" / "archive", place, dirs_exist_ok=True)
     with broker_process(tmp_path / "target") as broker:
         for _ in range(2):
-            said = qmq("restore", "--from", place, server=broker.url)
+            said = qmq("restore", "--from", place, "--yes", server=broker.url)
             assert (said.exit_code, f"{len(wanted):,} messages restored" in said.output) == (0, True), said.output
         assert broker.stop() == 0
     check_restored(wanted, tmp_path / "target")
 
 
 def test_refuses_what_cannot_be(tmp_path: Path) -> None:
-    wrong = qmq("restore", "--from", str(tmp_path), server="qmq://127.0.0.1:1")
+    wrong = qmq("restore", "--from", str(tmp_path), "--yes", server="qmq://127.0.0.1:1")
     assert (wrong.exit_code, "is no archive" in wrong.output) == (2, True)
     gopher = qmq("restore", "--from", "gopher://a/b")
     assert (gopher.exit_code, "gopher://a/b" in gopher.output) == (2, True)
     both = qmq("restore", "--from", str(tmp_path), "--group", "g", "--to-subject", "s")
     assert (both.exit_code, "either --to-subject or --group" in both.output) == (2, True)
     orders_archive(tmp_path, 2)
-    away = qmq("restore", "--from", str(tmp_path / "archive"), "--server", "qmq://127.0.0.1:1")
+    away = qmq("restore", "--from", str(tmp_path / "archive"), "--yes", "--server", "qmq://127.0.0.1:1")
     assert (away.exit_code, "127.0.0.1:1" in away.output) == (1, True)
     with broker_process(tmp_path / "target") as broker:
-        unknown = qmq("restore", "--from", str(tmp_path / "archive"), "--group", "g", server=broker.url)
+        unknown = qmq("restore", "--from", str(tmp_path / "archive"), "--group", "g", "--yes", server=broker.url)
         assert (unknown.exit_code, "there is no group 'g'" in unknown.output) == (1, True)
 
 
@@ -92,13 +92,13 @@ def test_times_have_a_zone() -> None:
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     wanted = orders_archive(tmp_path, 20)
     with broker_process(tmp_path / "a") as broker:
-        assert qmq("restore", "--from", str(tmp_path / "archive"), server=broker.url).exit_code == 0
+        assert qmq("restore", "--from", str(tmp_path / "archive"), "--yes", server=broker.url).exit_code == 0
         assert broker.stop() == 0
     second = str(tmp_path / "second")
     assert qmq("archive", str(tmp_path / "a"), "--to", second).exit_code == 0
     with broker_process(tmp_path / "b") as broker:
-        none = qmq("restore", "--from", second, server=broker.url)
+        none = qmq("restore", "--from", second, "--yes", server=broker.url)
         assert f"0 messages restored (0 bytes), {len(wanted):,} left out that had been restored" in none.output
-        assert qmq("restore", "--from", second, "--with-replayed", server=broker.url).exit_code == 0
+        assert qmq("restore", "--from", second, "--with-replayed", "--yes", server=broker.url).exit_code == 0
         assert broker.stop() == 0
     check_restored(wanted, tmp_path / "b")

@@ -49,7 +49,7 @@ def many_orders(root: Path, dice: random.Random) -> list[Told]:
 @contextmanager
 def restore_process(root: Path, url: str, *options: str) -> Iterator[Fork]:
     with TemporaryFile("w+") as stderr:
-        arguments = ["restore", "--from", str(root / "archive"), "--server", url, *options]
+        arguments = ["restore", "--from", str(root / "archive"), "--yes", "--server", url, *options]
         with SHARED(arguments, stderr) as process:
             yield process
         stderr.seek(0)
