@@ -16,7 +16,7 @@ from qmq.cli.connecting import admin_options
 from qmq.cli.progress import reading_bar
 from qmq.history.archive_run import open_run
 from qmq.history.archiving import Archived, archive_segments
-from qmq.net.address import shown_url
+from qmq.net.address import shown_place
 
 
 def _now_us() -> int:
@@ -58,12 +58,12 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
             with reading_bar() as progress:
                 tables = archive_tables(run, progress)
     if as_json:
-        said = {"destination": shown_url(destination), **(asdict(done) if done is not None else {})}
+        said = {"destination": shown_place(destination), **(asdict(done) if done is not None else {})}
         click.echo(json.dumps({**said, **({"parquet": asdict(tables)} if tables is not None else {})}))
     else:
         lines = [_summary(done)] if done is not None else []
         lines += [summary_of_tables(tables)] if tables is not None else []
-        click.echo("\n".join(f"{shown_url(destination)}: {line}" for line in lines))
+        click.echo("\n".join(f"{shown_place(destination)}: {line}" for line in lines))
     if tables is not None and (tables.damages or tables.bad_files):
         click.get_current_context().exit(1)
 

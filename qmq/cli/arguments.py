@@ -43,7 +43,7 @@ def text_of(argument: str) -> str:
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """An option in seconds."""
+    """An option in seconds. *signed*: whatever finite number, which the client checks."""
 
     name = "seconds"
 
@@ -52,7 +52,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic since click
         self._signed = signed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of seconds, below 1e9 (32 years). Raises BadParameter."""
+        """The number of seconds: below 1e9 (32 years), where the client does not check it. Raises BadParameter."""
         try:
             seconds = value if isinstance(value, float) else number_of(str(value))
         except ValueError:
@@ -61,6 +61,6 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic since click
             self.fail(f"{value!r:.80} is not above 0.", param, ctx)
         if not self._signed and seconds < 0:
             self.fail(f"{value!r:.80} is below 0.", param, ctx)
-        if seconds >= 1e9:
+        if not self._signed and seconds >= 1e9:
             self.fail(f"{value!r:.80} is not below 1e9 seconds.", param, ctx)
         return seconds

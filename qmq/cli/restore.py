@@ -17,7 +17,7 @@ from qmq.errors import InvalidOption
 from qmq.history.archive import is_archive
 from qmq.history.archive_lock import this_process
 from qmq.history.places import files_at, writable_files_at
-from qmq.net.address import parse_url, shown_url
+from qmq.net.address import parse_url, shown_place
 from qmq.net.receipts import utc_from_us
 from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
@@ -73,10 +73,10 @@ def restore(
     selection.check()
     with writable_files_at(source) as files:
         if not is_archive(files):
-            raise InvalidOption(f"{shown_url(source)} is no archive; name what `qmq archive --to` named")
+            raise InvalidOption(f"{shown_place(source)} is no archive; name what `qmq archive --to` named")
         reading = files_at(source)  # in HDFS that needs no Java, and is several times as fast
         addresses = parse_url(server)
-        does = f"send {_wanted(selection)} of {shown_url(source)} to {', '.join(map(str, addresses))} again"
+        does = f"send {_wanted(selection)} of {shown_place(source)} to {', '.join(map(str, addresses))} again"
         confirm(yes, f"this will {does}", lambda: f"{does}?")
         restoring = Restoring(files, selection, addresses, _now_us, this_process(), source=reading, again=again)
         try:
@@ -122,7 +122,7 @@ def time_of(text: str, option: str) -> int:
 
 def _object(source: str, progress: Progress, bad: int) -> dict[str, object]:
     return {
-        "source": shown_url(source),
+        "source": shown_place(source),
         "store": progress.store,
         **vars(progress.counts),
         "damages": bad,
@@ -140,4 +140,4 @@ def _summary(source: str, progress: Progress, bad: int) -> str:
         parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
     if bad:
         parts.append(f"{number(bad, 'stretch', 'stretches')} of bad bytes left out")
-    return f"{shown_url(source)}: " + ", ".join(parts)
+    return f"{shown_place(source)}: " + ", ".join(parts)

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageFailed
+from qmq.net.address import shown_place
 from qmq.storage.disk import Disk, failure, make_directory, read_fully, write_fully
 
 #: What is copied at once.
@@ -261,5 +262,7 @@ def local_path(place: str) -> Path | None:
         return None
     parts = urlsplit(place)
     if parts.netloc not in ("", "localhost"):
-        raise InvalidOption(f"{place} names the machine {parts.netloc}; a file:// path is of this one: file:///path")
+        raise InvalidOption(
+            f"{shown_place(place)} names the machine {parts.hostname}; a file:// path is of this one: file:///path"
+        )
     return Path(unquote(parts.path))

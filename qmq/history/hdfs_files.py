@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
 from qmq.history.hadoop import Hadoop
+from qmq.net.address import shown_place
 from qmq.storage.disk import Disk
 
 SCHEME: Final = "hdfs://"
@@ -39,10 +40,14 @@ def split_place(place: str) -> tuple[str, str]:
     """A URL in HDFS as its address (hdfs://host:port) and its path (/path). Raises InvalidOption."""
     address, slash, path = place.removeprefix(SCHEME).partition("/")
     if not slash:
-        raise InvalidOption(f"{place} has no path; give one: {place}/path")
+        raise InvalidOption(f"{shown_place(place)} has no path; give one: {shown_place(place)}/path")
+    if shown_place(place) != place:
+        raise InvalidOption(f"{shown_place(place)} has a user in it; say who you are with HADOOP_USER_NAME")
     names = [name for name in path.split("/") if name]
     if any(name in (".", "..") or ":" in name for name in names):
-        raise InvalidOption(f"{place} has a name that HDFS does not know; give a path without . and .. and colons")
+        raise InvalidOption(
+            f"{shown_place(place)} has a name that HDFS does not know; give a path without . and .. and colons"
+        )
     return SCHEME + address, "/" + "/".join(names)
 
 

@@ -9,6 +9,7 @@ from qmq.errors import InvalidOption
 from qmq.history.files import Files, LocalFiles, WritableFiles, local_path
 from qmq.history.hdfs_files import WritableHdfsFiles, is_hdfs
 from qmq.history.hdfs_reading import HdfsFiles
+from qmq.net.address import shown_place
 
 
 def files_at(place: str) -> Files:
@@ -35,4 +36,6 @@ def writable_files_at(place: str, settings: Mapping[str, str] | None = None) -> 
 
 
 def _strange(place: str) -> InvalidOption:
-    return InvalidOption(f"{place} is no place that is known; give a path of this machine, file:// or hdfs://")
+    return InvalidOption(
+        f"{shown_place(place)} is no place that is known; give a path of this machine, file:// or hdfs://"
+    )

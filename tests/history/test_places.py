@@ -35,3 +35,18 @@ def test_others_are_refused() -> None:
         writable_files_at("gopher://a/b"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "gopher://me:secret@a/b", "hdfs://me:secret@host:8020/archive", "hdfs://me:secret@host", "hdfs://me:se/cret@host",
+        "file://me:secret@elsewhere/a", "hdfs://me:secret@host/../a",
+    ],
+)  # fmt: skip
+def test_no_user_and_no_password_is_shown(place: str) -> None:
+    for opened in (files_at, lambda place: writable_files_at(place).__enter__()):
+        with pytest.raises(InvalidOption) as caught:
+            opened(place)
+        assert "me" not in str(caught.value).replace("name", "").replace("NAME", "")
+        assert "cret" not in str(caught.value)

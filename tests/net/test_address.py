@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidOption
-from qmq.net.address import Address, parse_url, shown_url
+from qmq.net.address import Address, parse_url, shown_place, shown_url
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,21 @@ def test_no_user_and_no_password_is_shown(url: str) -> None:
         ("qmq://a:1,b", "qmq://a:1,b"),
         ("hdfs://me:secret@name:8020/archive", "hdfs://...@name:8020/archive"),
         ("me:secret@a", "...@a"),
-        ("/path/of/an archive", "/path/of/an archive"),
     ],
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("/path/a@b?c", "/path/a@b?c"),
+        ("hdfs://name:8020/a@b", "hdfs://name:8020/a@b"),
+        ("file:///a@b", "file:///a@b"),
+        ("hdfs://me:secret@name/a", "hdfs://...@name/a"),
+        ("hdfs://me:se/cret@name/a", "hdfs://...@name/a"),
+    ],
+)
+def test_what_is_shown_of_the_place_of_an_archive(place: str, shown: str) -> None:
+    assert shown_place(place) == shown
