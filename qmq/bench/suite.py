@@ -71,7 +71,7 @@ def run(
 def report(bench: Bench, summaries: Sequence[Summary], command: str, rounds: int, size: str) -> dict[str, Any]:
     """All that was found, and on what, in plain types."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": command,
         "size": size,
         "rounds": rounds,

@@ -80,7 +80,7 @@ def draft_of(line: bytes, defaults: Draft) -> Draft:
         raise InvalidOption("not a JSON object")
     unknown = fields.keys() - _IGNORED - set(_TAKEN)
     if unknown:
-        raise InvalidOption(f"unknown field {min(unknown)!r}; use {', '.join(_TAKEN)}")
+        raise InvalidOption(f"unknown field {min(unknown)!r:.80}; use {', '.join(_TAKEN)}")
     tags, properties = fields.get("tags"), fields.get("properties")
     delay, deliver_at = fields.get("delay"), _time(fields)
     if delay is None and deliver_at is None:

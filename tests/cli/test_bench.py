@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_everything_is_saved(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["settings"] == {"partitions": "2"}
     assert found["rounds"] == 2
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["date"])
     assert {"python", "qmq", "numpy"} <= set(found["versions"])
     assert {"processor", "cores", "kernel", "filesystem", "load_average"} <= set(found["machine"])
     first = found["results"][0]
@@ -84,3 +86,10 @@ def test_wrong_options_are_refused_at_once(arguments: list[str], reason: str) ->
     done = run(*arguments)
     assert done.exit_code == 2
     assert reason in done.stderr
+
+
+def test_an_empty_list_of_measurements_is_not_all() -> None:
+    for only in ("", ","):
+        done = run("--only", only)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "--only names no measurement" in done.stderr

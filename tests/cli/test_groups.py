@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -177,6 +178,12 @@ def test_a_bad_name_and_no_broker_end_with_one_line(command: list[str]) -> None:
         (["set", "g", "max_attempts"], "KEY=VALUE"),
         (["set", "g", "max_attempts=many"], "number"),
         (["set", "g", "colour=1"], "colour"),
+        (["set", "g", "foo=abc"], "a group has no setting 'foo'; there are max_attempts, max_lapses,"),
+        (["set", "g", "max_attemps=3"], "a group has no setting 'max_attemps'; did you mean max_attempts?"),
+        (["set", "g", "max_attempts=1.5"], "max_attempts: '1.5' is not a whole number"),
+        (["set", "g", "max_handling=abc"], "max_handling: 'abc' is not a number of seconds"),
+        (["set", "g", "retry_delays=1,x"], "retry_delays: '1,x' is not a number of seconds"),
+        (["set", "g", "max_attempts=" + "9" * 30], "2^63"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -258,3 +265,47 @@ def test_dead_letters_that_a_broker_may_have_are_not_called_none(broker: BrokerP
         done = run("dead-letters", "redrive", "elsewhere", "0" * 32, "--timeout", "2", server=f"{broker.url},{away}")
     assert (done.exit_code, done.stdout) == (1, "")
     assert f"no answer within 2 s from {away}, which may have 1 of these" in done.stderr
+
+
+def test_what_expires_in_less_than_a_microsecond_does_expire(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    with client.subscribe("tiny.", group="tiny"):
+        for seconds in ("1e-7", "0.0000001"):
+            done = run("groups", "set", "tiny", f"expire_after={seconds}", "retry_delays=1e-9,0", server=broker.url)
+            assert {"expire_after=1e-06", "retry_delays=1e-06,0"} <= set(done.stdout.splitlines())
+        done = run("groups", "set", "tiny", "expire_after=0", "max_handling=1.1", server=broker.url)
+        assert {"expire_after=0", "max_handling=1.1"} <= set(done.stdout.splitlines())
+
+
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+
+
+def test_every_time_ends_with_z(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send_many("times.a", [b"0", b"1", b"2"])
+    with client.subscribe("times.", group="times", consumer="c") as consumer:
+        consumer.pull(max_count=2)[0].reject("bad")
+        consumer.flush()
+        (row,) = lines("consumers", "times", server=broker)
+        (letter,) = lines("dead-letters", "list", "times", server=broker)
+        found = [group_row(broker, "times")["oldest"], row["in_flight_since"], row["last_pull"], letter["died_at"]]
+        for command in (["groups"], ["consumers", "times"], ["dead-letters", "list", "times"]):
+            shown = run(*command, server=broker.url).stdout
+            found += re.findall(r"\d{4}-\d\d-\S+", shown)
+    assert len(found) >= 8
+    assert [time for time in found if not ISO.fullmatch(time)] == []
+
+
+def test_a_reason_of_several_lines_stays_in_its_field(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    client.send("lines.a", b"0")
+    with client.subscribe("lines.", group="lines") as consumer:
+        consumer.pull()[0].reject("a\tb\nc\x1b[31m")
+        consumer.flush()
+    shown = run("dead-letters", "list", "lines", server=broker.url).stdout
+    assert len(shown.splitlines()) == 1
+    assert "\ta\\tb\\nc\\x1b[31m\t" in shown
+
+
+def test_options_before_a_subcommand_hold_for_it(broker: BrokerProcess) -> None:
+    away = run("groups", "--server", "qmq://127.0.0.1:1", "delete", "nobody", "--yes", server=broker.url)
+    assert "127.0.0.1:1" in away.stderr
+    here = run("groups", "--server", "qmq://127.0.0.1:1", "list", "--server", broker.url)
+    assert here.exit_code == 0, here.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.cli.produce import Source
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
 
@@ -149,3 +150,45 @@ def test_a_signal_ends_it_with_what_was_read_sent(
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (exit_code, b"2 acknowledged\n", b"")
     assert [message["body"] for message in stored(broker.url, subject)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"delay": 1e305', '"delay": -1e305', '"delay": NaN', '"delay": Infinity', '"delay": 1e1000', '"delay": true',
+        '"delay": "1"', '"delay": ' + "9" * 400, '"delay": ' + "9" * 5_000, '"deliver_at": 1e305',
+        '"deliver_at": "soon"',
+        '"deliver_at": "9999-12-31T23:59:59.999999-23:59"', '"deliver_at": [1]', '"expire": 1e305', '"expire": NaN',
+        '"expire": 0', '"expire": ' + "9" * 400, '"tags": [1]', '"tags": ["\\ud800"]', '"tags": 5', '"key": "\\ud800"',
+        '"properties": [1]', '"properties": {"a": null}', '"properties": {"\\ud800": "a"}', '"subject": "a\\u0000b"',
+        '"' + "x" * 100_000 + '": 1',
+    ],
+)  # fmt: skip
+def test_whatever_a_line_says_the_others_are_sent_and_counted(broker: BrokerProcess, field: str) -> None:
+    lines = '{"body": "1"}\n{"body": "2", ' + field + '}\n{"body": "3"}\n'
+    done = qmq("produce", "strange.a", "--json", stdin=lines.encode(), server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "2 acknowledged\n"), done.stderr
+    assert done.stderr.startswith("qmq: line 2: ")
+    assert len(done.stderr) < 2_000
+
+
+@pytest.mark.parametrize("deliver_at", ["0001-01-01T00:00:00+23:59", "1969-12-31T23:59:59Z"])
+def test_what_was_to_be_delivered_long_ago_is_there_at_once(broker: BrokerProcess, deliver_at: str) -> None:
+    line = json.dumps({"body": deliver_at, "deliver_at": deliver_at}).encode()
+    assert qmq("produce", "late.a", "--json", stdin=line, server=broker.url).stdout == "1 acknowledged\n"
+    assert deliver_at in [message["body"] for message in stored(broker.url, "late.a")]
+
+
+def test_what_was_sent_before_stdin_failed_is_counted(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = iter([b"one\ntwo\n"])
+
+    def read() -> bytes:
+        try:
+            return next(chunks)
+        except StopIteration:
+            raise OSError(5, "Input/output error") from None
+
+    monkeypatch.setattr(Source, "_reader", staticmethod(lambda stream: read))
+    done = qmq("produce", "broken.a", server=broker.url)
+    assert (done.exit_code, done.stdout) == (2, "2 acknowledged\n")
+    assert done.stderr == "qmq: stdin cannot be read: Input/output error\n"

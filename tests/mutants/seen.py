@@ -31,7 +31,7 @@ OF_GROUPS: Final = (
     Mutant(
         "name the brokers that a list lacks",
         "qmq/net/listing.py",
-        "        self.lacks([str(link.address) for link in self._brokers.links if link not in found])\n",
+        "        self.lacks(missed)\n",
         "        self.lacks([])\n",
         ("tests/net/test_listing.py",),
     ),
