@@ -28,6 +28,11 @@ def confirm(yes: bool, what: str, question: Callable[[], str]) -> None:
         return
     if not can_ask():
         raise InvalidOption(f"{what}, and there is no terminal to ask on: add --yes if that is meant")
-    if not click.confirm(question(), err=True):
-        click.echo("qmq: nothing was done", err=True)
-        raise Exit(EXIT_FAILED)
+    asked = question()
+    try:
+        if click.confirm(asked, err=True):
+            return
+    except click.Abort:
+        click.echo(err=True)
+    click.echo("qmq: nothing was done", err=True)
+    raise Exit(EXIT_FAILED)

@@ -33,7 +33,7 @@ def groups(context: click.Context, as_json: bool, server: str, timeout: float) -
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (given to nobody yet; ~: or more), in flight (held by consumers), in retry (to be
+    consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
     handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
     if context.invoked_subcommand is None:
@@ -47,7 +47,7 @@ def list_groups(as_json: bool, server: str, timeout: float) -> None:
     """List the groups: what each follows, how many of its consumers are online, and where its messages are.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (given to nobody yet; ~: or more), in flight (held by consumers), in retry (to be
+    consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
     handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
     """
     _list(as_json, server, timeout)

@@ -93,6 +93,7 @@ def test_no_changes_nothing(
     done = run(*named(group, arguments), stdin=answer.encode(), server=broker.url)
     assert (done.exit_code, done.stdout) == (1, "")
     assert question.replace("G", group) in done.stderr
+    assert done.stderr.endswith("\nqmq: nothing was done\n")
     assert state(client, group) == (0, 0, 3)
 
 

@@ -42,4 +42,25 @@ OF_GROUPS: Final = (
         "            pass\n",
         ("tests/net/test_listing.py",),
     ),
+    Mutant(
+        "do nothing to all where nobody can be asked",
+        "qmq/cli/asking.py",
+        "    if not can_ask():\n",
+        "    if False:\n",
+        ("tests/cli/test_asking.py",),
+    ),
+    Mutant(
+        "take no ids for none of the dead letters",
+        "qmq/cli/dead_letters.py",
+        "    if every is bool(ids):\n",
+        "    every = every or not ids\n    if every and ids:\n",
+        ("tests/cli/test_asking.py",),
+    ),
+    Mutant(
+        "keep sockets off the standard descriptors",
+        "qmq/cli/streams.py",
+        "            os.open(os.devnull, flags)  # the lowest number that is free: this one\n",
+        "            pass\n",
+        ("tests/cli/test_streams.py",),
+    ),
 )
