@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,26 @@ _ADVICE: Final = {
     errno.ENOTDIR: "a part of the path is a file; choose another directory",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f) or lower segment_bytes",
 }
+
+
+_KINDS: Final = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_of(mode: int) -> str:
+    """The kind of thing that has this st_mode, in a word or two."""
+    return _KINDS.get(stat.S_IFMT(mode), "something unknown")
+
+
+def _no_file(path: Path, mode: int) -> OSError:
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+    return OSError(number, f"it is {kind_of(mode)}, not a file", str(path))
 
 
 def _find_mincore() -> Callable[[int, int, ctypes.Array[ctypes.c_char]], int] | None:
@@ -196,6 +217,22 @@ class Disk:
             os.mkdir(path)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+    def kind(self, path: Path) -> str:
+        """The kind of thing that *path* names, in a word or two: "a file", "a directory", "a FIFO". Raises OSError."""
+        return kind_of(os.stat(path).st_mode)
+
+    def is_at(self, fd: int, path: Path) -> bool:
+        """Whether *path* still names the file that is open as *fd*. Raises OSError."""
+        try:
+            there = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(there, os.fstat(fd))
+
+    def resolve(self, path: Path) -> Path:
+        """The absolute path without symbolic links, of what may not be there yet."""
+        return Path(os.path.realpath(path))
 
     def exists(self, path: Path) -> bool:
         return os.path.lexists(path)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
+from typing import Final
 
 from qmq.errors import InvalidOption
 from qmq.format.layout import STORE_ID_SIZE
 from qmq.storage.disk import Disk, make_directory
+from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import Identity, IdentityFile, add_partitions, new_identity
-from qmq.storage.opened import StoreOptions
+from qmq.storage.opened import CONSUMER_LOG_NAME, StoreOptions
+from qmq.storage.pull_records import PULL_LOG_NAME
+
+#: Directories in a data directory that no partition may have.
+_TAKEN: Final = (CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME, DELAYED_NAME, DUE_NAME)
 
 
 def make_identity(disk: Disk, directory: Path, options: StoreOptions, now_us: int, boot_id: str) -> Identity:
@@ -52,9 +60,31 @@ def with_partitions(disk: Disk, directory: Path, options: StoreOptions, identity
         identity.partitions[number].directory if number < known else f"log-{number}"
         for number in range(options.partitions)
     ]
+    check_apart(disk, directory, names)
     for name in names[known:]:
         make_directory(disk, directory / name)
     partitions = tuple(
         partition._replace(directory=name) for partition, name in zip(identity.partitions, names, strict=False)
     )
     return add_partitions(disk, replace(identity, partitions=partitions), names[known:], options.reserve_bytes)
+
+
+def check_apart(disk: Disk, directory: Path, names: Sequence[str]) -> None:
+    """Check that each partition has a directory of its own: *names* are absolute, or relative to *directory*.
+
+    Raises InvalidOption where two are the same one, under whatever names, or lie one in another.
+    """
+    paths = [(f"partition {number}", directory / name) for number, name in enumerate(names)]
+    taken = [("the data directory", directory / name) for name in _TAKEN]
+    for (whose, path), (others, other) in [*combinations(paths, 2), *((mine, its) for mine in paths for its in taken)]:
+        mine, its = disk.resolve(path), disk.resolve(other)
+        if mine == its:
+            raise InvalidOption(
+                f"{path} of {whose} is the same directory as {other} of {others}; give each partition a directory of "
+                "its own in partition_dirs"
+            )
+        if mine in its.parents or its in mine.parents:
+            raise InvalidOption(
+                f"{path} of {whose} and {other} of {others} lie one in the other; give each partition a directory of "
+                "its own in partition_dirs"
+            )

@@ -125,6 +125,20 @@ def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None
     return int(previous_end)
 
 
+def is_of(disk: Disk, directory: Path, owner: Owner, base: int) -> bool:
+    """Whether the header of the segment at *base* says that it is *owner*'s. Raises OSError, and ForeignFile for a
+    newer version.
+    """
+    path = segment_path(directory, base)
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        return check_header(read_fully(disk, fd, SEGMENT_HEADER_SIZE, 0), path, owner, base) is not None
+    except ForeignSegment:
+        return False
+    finally:
+        disk.close(fd)
+
+
 class Segment:
     """An open segment file. Offsets are in the file; the descriptor stays open until ``close``."""
 

@@ -30,7 +30,7 @@ from qmq.storage.pull_records import PULL_LOG_NAME
 from qmq.storage.receipt import SUFFIX as RECEIPT_SUFFIX
 from qmq.storage.receipt import parse_receipt
 from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
-from qmq.storage.segment import Owner
+from qmq.storage.segment import Owner, is_of, list_bases, segment_path
 from qmq.storage.subjects import Records, check_header, parse_records
 from qmq.storage.verify_groups import GroupsCheck, group_claims
 from qmq.storage.verify_log import PartitionCheck
@@ -226,6 +226,7 @@ class _Verification:
 
     def _check_logs(self, identity: Identity) -> None:
         claims = self._claims
+        shared = self._shared_directories(identity)
         checks = []
         for number, partition in enumerate(identity.partitions):
             path = self._path_of(partition)
@@ -246,6 +247,7 @@ class _Verification:
                     claim=claim,
                     number_of=self._number_of,
                     progress=self._advance,
+                    shared=path in shared,
                 )
             )
         gaps = Gaps.unpack(claims.subjects.gaps) if claims is not None else Gaps()
@@ -257,6 +259,29 @@ class _Verification:
             sequences.add(stored)
         if claims is not None:
             self._check_claims(claims, sequences)
+
+    def _shared_directories(self, identity: Identity) -> set[Path]:
+        """Report the directories that several partitions have, and return their paths."""
+        numbers: dict[Path, list[int]] = {}
+        for number, partition in enumerate(identity.partitions):
+            numbers.setdefault(self._disk.resolve(self._path_of(partition)), []).append(number)
+        shared = set()
+        for several in numbers.values():
+            if len(several) == 1:
+                continue
+            path = self._path_of(identity.partitions[several[0]])
+            shared |= {self._path_of(identity.partitions[number]) for number in several}
+            bases = list_bases(self._disk, path) if self._disk.exists(path) else []
+            for number in several[1:]:
+                owner = Owner(identity.store_id, number)
+                own = [segment_path(path, base).name for base in bases if is_of(self._disk, path, owner, base)]
+                what = f"is the directory of partition {several[0]} and of partition {number}"
+                advice = (
+                    f"move those of partition {number} to a directory of its own, each with its .index, and name that "
+                    f"in partition_dirs: {', '.join(own) or 'there are none'}"
+                )
+                self._report.fault(path, None, what, advice)
+        return shared
 
     def _check_claims(self, claims: Claims, sequences: SequenceCheck) -> None:
         if sequences.last_claimed_us > claims.last_stored_at_us:

@@ -39,7 +39,7 @@ from qmq.storage.findings import Report
 from qmq.storage.index import derive_index, index_path
 from qmq.storage.order import Rows
 from qmq.storage.scan import candidates
-from qmq.storage.segment import ForeignSegment, Owner, check_header, list_bases, segment_path
+from qmq.storage.segment import ForeignSegment, Owner, check_header, is_of, list_bases, segment_path
 from qmq.storage.verify_batches import BatchColumns
 from qmq.storage.verify_rows import DerivedCheck, check_order
 
@@ -119,7 +119,9 @@ class PartitionCheck:
         claim: PartitionClaim | None,
         number_of: Callable[[str], int],
         progress: Callable[[int], None],
+        shared: bool = False,
     ) -> None:
+        """*shared*: other partitions have their segments in *directory* too, which should not be."""
         self._disk = disk
         self._report = report
         self._directory = directory
@@ -131,6 +133,7 @@ class PartitionCheck:
         self._spans = {span.base: span for span in claim.segments} if claim is not None else {}
         self._number_of = number_of
         self._progress = progress
+        self._shared = shared
         self._row: int | None = None
         self._columns = BatchColumns(owner, secret, number_of)
         self._buffer = bytearray()
@@ -143,6 +146,8 @@ class PartitionCheck:
     def batches(self) -> Iterator[Stored]:
         """All batches that hold, by position. Raises OSError or StorageFailed when the system refuses to read."""
         there = list_bases(self._disk, self._directory)
+        if self._shared:
+            there = [base for base in there if base in self._spans or self._is_own(base)]
         known = [base for base in there if base in self._spans or base >= self._position]
         for base in there:
             if base not in known:
@@ -165,6 +170,9 @@ class PartitionCheck:
         for number, base in enumerate(known):
             following = known[number + 1] if number + 1 < len(known) else None
             end = yield from self._segment(base, following, end)
+
+    def _is_own(self, base: int) -> bool:
+        return is_of(self._disk, self._directory, self._owner, base)
 
     def _segment(self, base: int, following: int | None, previous: int | None) -> Generator[Stored, None, int]:
         path = segment_path(self._directory, base)

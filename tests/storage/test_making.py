@@ -47,6 +47,43 @@ def test_partitions_on_other_disks(tmp_path: Path) -> None:
         open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places[:1])
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("a", "a", "a of partition 0 is the same directory as .* of partition 1"),
+        ("a", "link", "a of partition 0 is the same directory as .* of partition 1"),
+        ("a", "a/", "a of partition 0 is the same directory as .* of partition 1"),
+        ("a", "./b/../a", "a of partition 0 is the same directory as .* of partition 1"),
+        ("a", "a/b", "of partition 0 and .* of partition 1 lie one in the other"),
+        ("link/b", "a", "of partition 0 and .* of partition 1 lie one in the other"),
+        ("a", "data", "of partition 1 and .*data/consumer-log of the data directory lie one in the other"),
+        ("a", ".", "of partition 0 and .* of partition 1 lie one in the other"),
+        ("a", "data/pulls", "pulls of partition 1 is the same directory as .*pulls of the data directory"),
+        ("data/delayed/log-0", "a", "lie one in the other"),
+    ],
+)
+def test_each_partition_has_a_directory_of_its_own(tmp_path: Path, first: str, second: str, says: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    places = (tmp_path / first, Path(f"{tmp_path}/{second}"))
+    with pytest.raises(InvalidOption, match=says):
+        open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "link"]
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["lock"]
+
+
+def test_a_partition_that_is_added_gets_no_directory_of_another(tmp_path: Path) -> None:
+    first = tmp_path / "data" / "log-1"
+    kill(open_store(tmp_path / "data", HastyDisk(), partitions=1, partition_dirs=(first,)))
+    with pytest.raises(InvalidOption, match=r"log-1 of partition 0 is the same directory as .*log-1 of partition 1"):
+        open_store(tmp_path / "data", HastyDisk(), partitions=2)
+
+
+def test_directories_whose_names_begin_alike_are_apart(tmp_path: Path) -> None:
+    places = (tmp_path / "disk", tmp_path / "disk2", tmp_path / "data" / "log-2")
+    kill(open_store(tmp_path / "data", HastyDisk(), partitions=3, partition_dirs=places))
+    assert [len(list(place.glob("*.messages"))) for place in places] == [1, 1, 1]
+
+
 def test_the_hint_of_a_store_id_has_its_size(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="store_id_hint has 5 bytes; give 6"):
         open_store(tmp_path, store_id_hint=b"short")
