@@ -34,6 +34,13 @@ WRITE_BYTES: Final = 1 << 20
 #: The unit in which files are in memory.
 PAGE: Final = mmap.PAGESIZE
 
+#: Messages are for the user that runs the broker: nobody else may read what is made in a data directory.
+PRIVATE_FILE: Final = 0o600
+PRIVATE_DIRECTORY: Final = 0o700
+#: As far as the umask lets others read it: for archives, which are made to be read, and for what holds no messages.
+SHARED_FILE: Final = 0o666
+SHARED_DIRECTORY: Final = 0o777
+
 #: What a disk says of bytes that it cannot give. Other errors of the system say nothing about the bytes.
 BAD_SECTOR: Final = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO))
 
@@ -47,6 +54,8 @@ _ADVICE: Final = {
     errno.EIO: "check the disk: the system's log says more",
     errno.ENOENT: "check that the disk is mounted and the path is right",
     errno.ENOTDIR: "a part of the path is a file; choose another directory",
+    errno.ENXIO: "move it away; if there was a file of that name, put that back",
+    errno.EISDIR: "move it away; if there was a file of that name, put that back",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f) or lower segment_bytes",
 }
 
@@ -94,8 +103,21 @@ class Disk:
     #: The last bytes of what is written to a segment are taken to be in memory: they are not asked about.
     hot_bytes = 16 << 20
 
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, mode)
+    def open(self, path: Path, flags: int, mode: int = PRIVATE_FILE) -> int:
+        """Open a regular file. Raises OSError (ENXIO) for a FIFO, a socket or a device, which might have the caller
+        wait for ever, and IsADirectoryError.
+        """
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # of a socket, and of a FIFO that nobody reads
+                raise
+            raise _no_file(path, os.stat(path).st_mode) from None
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISREG(kind):
+            return fd
+        os.close(fd)
+        raise _no_file(path, kind)
 
     def close(self, fd: int) -> None:
         os.close(fd)

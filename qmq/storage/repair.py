@@ -94,8 +94,8 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
     before = verify_one(directory, disk, _half(progress, 0))
     wrong = list(_wrong(before, disk))
     done = Repair(directory)
-    identity = _identity(directory, disk)
-    if wrong and not before.absent and identity is not None:
+    identity = None if before.absent else _identity(directory, disk)
+    if wrong and identity is not None:
         lost = repair_runs(disk, directory, identity.store_id, group_claims(good_checkpoints(disk, directory)))
         recovery = _start(
             directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)}

@@ -7,7 +7,7 @@ behind is a note: an unfinished tail behind the checkpoint, derived files that l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +44,7 @@ Progress = Callable[[int, int], None]
 _LEAVE: Final = "nothing: it is not QMQ's, and is left alone"
 _REPLACED: Final = "nothing: the next start writes it again"
 _ARCHIVED_AGAIN: Final = "nothing: the next run of qmq archive writes it again"
+_MOVE: Final = "move it away; if there was a file of that name, put that back; then verify again"
 _RESTORE: Final = "put back a good copy of the file; without it the next start reads the whole log"
 
 
@@ -105,14 +106,48 @@ class _Verification:
     def run(self) -> None:
         """Fill the report. Raises OSError and StorageError."""
         names = self._disk.listdir(self._directory)
+        if not self._are_files(self._directory, filter(_is_file_name, names)):
+            return
         identity = self._check_identity()
-        if identity is None:
+        if identity is None or not self._are_all_files(identity):
             return
         self._check_checkpoints(identity)
         self._read_subjects(identity)
         self._look_for_strangers(names, identity)
         self._check_logs(identity)
         self._check_groups(identity)
+
+    # --- kinds --------------------------------------------------------------------------------------------------------
+
+    def _are_all_files(self, identity: Identity) -> bool:
+        """Whether everything that has the name of a data file is a file; report the others."""
+        whole = True
+        for number, partition in enumerate(identity.partitions):
+            for directory in (self._path_of(partition), self._directory / CONSUMER_LOG_NAME / str(number)):
+                if self._disk.exists(directory):
+                    whole &= self._are_files(directory, filter(_is_log_file_name, self._disk.listdir(directory)))
+        for name in (PULL_LOG_NAME, GROUPS_NAME, DUE_NAME):
+            if self._disk.exists(self._directory / name):
+                whole &= self._are_files(self._directory, [name], or_directories=True)
+        return whole
+
+    def _are_files(self, directory: Path, names: Iterable[str], *, or_directories: bool = False) -> bool:
+        """Whether these names in *directory* are files, with *or_directories* also directories of such; report others:
+        to open a FIFO may take for ever.
+        """
+        whole = True
+        for path in (directory / name for name in names):
+            try:
+                kind = self._disk.kind(path)
+            except FileNotFoundError:  # a link that leads nowhere
+                continue
+            if kind == "a directory" and or_directories:
+                whole &= self._are_files(path, self._disk.listdir(path), or_directories=True)
+            elif kind != "a file":
+                self._report.fault(path, None, f"is {kind}, not a file: nothing else was read", _MOVE)
+                self._report.absent.append(path)
+                whole = False
+        return whole
 
     # --- small files -------------------------------------------------------------------------------------------------
 
@@ -325,12 +360,10 @@ class _Verification:
 
     def _look_into(self, directory: Path) -> None:
         for name in self._disk.listdir(directory):
-            stem, dot, suffix = name.removesuffix(".tmp").partition(".")
-            known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
-            known |= base_of(name.removesuffix(".tmp")) is not None
+            known = _is_log_file_name(name.removesuffix(".tmp"))
             if not known or name.endswith(".tmp"):
                 self._tell_stranger(directory / name, known)
-            elif dot + suffix == RECEIPT_SUFFIX:
+            elif name.endswith(RECEIPT_SUFFIX):
                 self._check_receipt(directory / name)
 
     def _check_receipt(self, path: Path) -> None:
@@ -353,6 +386,18 @@ class _Verification:
 def _is_checkpoint(name: str) -> bool:
     number = name.removeprefix(PREFIX)
     return number != name and number.isascii() and number.isdecimal()
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a file of the data directory itself has this name."""
+    return name in (*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME) or _is_checkpoint(name)
+
+
+def _is_log_file_name(name: str) -> bool:
+    """Whether a file of a partition, or of its consumer log, has this name."""
+    stem, dot, suffix = name.partition(".")
+    known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
+    return known or base_of(name) is not None
 
 
 def _is_base(stem: str) -> bool:

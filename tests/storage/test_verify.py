@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qmq.errors import DirectoryInUse, StorageFailed
+from qmq.errors import DirectoryInUse, InvalidOption, StorageFailed
 from qmq.format.batch import stamp
 from qmq.format.layout import (
     DERIVED_HEADER_SIZE,
@@ -23,8 +25,11 @@ from qmq.format.layout import (
     INDEX_MAGIC,
     SEGMENT_HEADER_SIZE,
 )
+from qmq.history.data_directory import open_data_directory
 from qmq.storage.derived import parse_derived
 from qmq.storage.disk import Buffer, Disk
+from qmq.storage.identity import IdentityFile, latest, read_copies
+from qmq.storage.repair import Outcome, repair
 from qmq.storage.store import Store
 from qmq.storage.verify import Report, verify
 from tests.storage import stores
@@ -51,7 +56,7 @@ class ReadingDisk(Disk):
     def unlink(self, path: Path) -> None:
         raise AssertionError
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
         raise AssertionError
 
 
@@ -415,3 +420,97 @@ def test_a_segment_that_nobody_knows_is_a_note(sound: Path, tmp_path: Path) -> N
     stray = first.with_name(f"{int(first.stem, 16) - SEGMENT_HEADER_SIZE:016x}.messages")
     shutil.copy(first, stray)
     assert any(str(stray) in note for note in notes(copy))
+
+
+def test_a_directory_that_two_partitions_have_is_a_fault_and_no_live_segment_is_to_go(tmp_path: Path) -> None:
+    data, first, second = tmp_path / "data", tmp_path / "a", tmp_path / "b"
+    store = open_store(data, HastyDisk(), partitions=2, partition_dirs=(first, second))
+    fill(Sender(store), 60)
+    close_cleanly(store)
+    moved = sorted(path.name for path in second.glob("*.messages"))
+    for path in [*second.iterdir()]:
+        path.rename(first / path.name)
+    identity = latest(*read_copies(Disk(), data))
+    both = tuple(partition._replace(directory=str(first)) for partition in identity.partitions)
+    IdentityFile(Disk(), data, identity).change(lambda identity: replace(identity, partitions=both))
+    (finding,) = check(data).findings
+    assert (finding.severity, finding.file) == ("fault", first)
+    assert finding.what == "is the directory of partition 0 and of partition 1"
+    assert finding.advice.endswith(f"name that in partition_dirs: {', '.join(moved)}")
+    assert len(moved) >= 2
+    with pytest.raises(InvalidOption, match="is the same directory"):
+        open_store(data, HastyDisk(), partitions=2)
+
+
+# --- what is no file -------------------------------------------------------------------------------------------------
+
+
+def _names(directory: Path) -> list[str]:
+    """One of each kind of data file in a stopped store."""
+    kinds = {path.suffix or path.name.split("-")[0]: path for path in files_of(directory)}
+    return sorted(str(path.relative_to(directory)) for path in kinds.values())
+
+
+def _as_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _as_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        before = os.getcwd()
+        os.chdir(path.parent)  # its name may be too long else
+        try:
+            sock.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def _as_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("make_one", "kind"),
+    [(_as_fifo, "a FIFO"), (_as_socket, "a socket"), (_as_device, "a device"), (Path.mkdir, "a directory")],
+)
+def test_what_is_no_file_is_named_and_nobody_waits_for_it(
+    sound: Path, tmp_path: Path, make_one: Callable[[Path], None], kind: str
+) -> None:
+    names = _names(sound)
+    assert {Path(name).suffix or Path(name).name for name in names} >= {".messages", ".index", ".entries", "lock"}
+    for number, name in enumerate(names):
+        copy = Path(shutil.copytree(sound, tmp_path / str(number)))
+        (copy / name).unlink()
+        make_one(copy / name)
+        if name == "lock":
+            with pytest.raises(StorageFailed, match=f"lock: it is {kind}, not a file"):
+                check(copy)
+            continue
+        if kind == "a directory" and name.startswith("pulls"):
+            with pytest.raises(StorageFailed, match=f"{name}: it is {kind}, not a file"):
+                check(copy)
+            continue
+        found = faults(copy)
+        advice = "move it away; if there was a file of that name, put that back; then verify again"
+        assert found == [f"fault: {copy / name}: is {kind}, not a file: nothing else was read; {advice}"]
+
+
+@pytest.mark.parametrize("name", ["store-a", "checkpoint-99", "log-0/0123456789abcdef.messages"])
+def test_a_store_with_a_fifo_in_the_place_of_a_file_does_not_hang(sound: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(sound, tmp_path / "copy"))
+    (copy / name).unlink(missing_ok=True)
+    os.mkfifo(copy / name)
+    with pytest.raises(StorageFailed, match=f"{name}: it is a FIFO, not a file; move it away"):
+        open_store(copy, HastyDisk(), partitions=2)
+    repaired = repair(copy, Disk(), 0)
+    assert [(treated.finding.file, treated.outcome) for treated in repaired.treated] == [(copy / name, Outcome.LEFT)]
+    if name != "checkpoint-99":
+        with pytest.raises(StorageFailed, match=f"{name}: it is a FIFO, not a file; move it away"):
+            open_data_directory(copy)
+
+
+def test_a_foreign_fifo_is_left_alone(sound: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(sound, tmp_path / "copy"))
+    for name in ("pipe", "log-0/pipe", "consumer-log/0/pipe"):
+        os.mkfifo(copy / name)
+    assert ["is a foreign file" in note for note in notes(copy)] == [True] * 3
