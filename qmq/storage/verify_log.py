@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.errors import BadBatch, MessageTooLarge
+from qmq.errors import BadBatch, BadBytes, MessageTooLarge
 from qmq.format.batch import (
     BatchLimits,
     Header,
@@ -27,14 +27,16 @@ from qmq.format.batch import (
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
+    DERIVED_HEADER_SIZE,
+    INDEX_MAGIC,
     KNOWN_FLAGS,
     MARK_SIZE,
     RUN_REPLAYED,
     SEGMENT_HEADER_SIZE,
 )
 from qmq.storage.checkpoint import Hole, PartitionClaim
-from qmq.storage.derived import DerivedHeader, entries_path, order_path
-from qmq.storage.disk import Disk
+from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.disk import Disk, read_fully
 from qmq.storage.findings import Report
 from qmq.storage.index import derive_index, index_path
 from qmq.storage.order import Rows
@@ -343,9 +345,37 @@ class PartitionCheck:
 
     def _open_derived(self, base: int, is_sealed: bool) -> _Derived | None:
         """The derived files of a segment, as far as a checkpoint vouches for them; None when it does not."""
+        derived = self._claimed_derived(base, is_sealed)
+        if derived is None or not derived.has_index:
+            self._check_unfinished_index(base)
+        return derived
+
+    def _check_unfinished_index(self, base: int) -> None:
+        """Look at the header of an index that no checkpoint vouches for. A stop may have left anything there, and the
+        next start makes it again: no fault.
+        """
+        path = index_path(self._directory, base)
+        try:
+            fd = self._disk.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            header = parse_derived(read_fully(self._disk, fd, DERIVED_HEADER_SIZE, 0), INDEX_MAGIC, path)
+        except BadBytes as error:
+            self._report.note(path, 0, str(error), _NEXT_START)
+        else:
+            if header.unsealed() != self._derived_owner(base):
+                self._report.note(path, 0, "is of another store, partition or segment", _NEXT_START)
+        finally:
+            self._disk.close(fd)
+
+    def _derived_owner(self, base: int) -> DerivedHeader:
+        return DerivedHeader(self._owner.partition, self._owner.store_id, False, base, 0, 0, 0, 0)
+
+    def _claimed_derived(self, base: int, is_sealed: bool) -> _Derived | None:
         if self._claim is None or base not in self._spans:
             return None
-        owner = DerivedHeader(self._owner.partition, self._owner.store_id, False, base, 0, 0, 0, 0)
+        owner = self._derived_owner(base)
         path, journal = entries_path(self._consumer_directory, base), self._claim.journal
         if journal is not None and journal[0] == base:
             if not journal[1]:
@@ -381,6 +411,11 @@ class _Derived:
         self.entries = entries
         self._index = index
         self._check_order = check_order
+
+    @property
+    def has_index(self) -> bool:
+        """Whether the index is among them."""
+        return self._index is not None
 
     def expect(self, rows: Rows, holes: list[Hole]) -> None:
         """The rows of the next batches."""

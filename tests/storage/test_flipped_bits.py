@@ -104,6 +104,8 @@ def _try(history: History, directory: Path, moment: Moment, name: str, bit: int)
         places = _faults(before)[name]
         if loss.batch is not None:
             assert loss.batch.place(moment.files)[1] in places, (places, byte)
+    if kind_of(name) == "index" and byte < DERIVED_HEADER_SIZE:
+        assert _faults(before)[name] == [0], "also of one that is made again"
     small = 1 if loss.messages else 6_000
     report, _ = survive(history, directory, moment, loss.messages, max_bytes=small, spoiled=loss.batch)
     if loss.messages:
@@ -113,7 +115,7 @@ def _try(history: History, directory: Path, moment: Moment, name: str, bit: int)
 
 
 def _is_made_again(moment: Moment, name: str) -> bool:
-    """Whether nobody looks at a file: the lock, and the index of a segment that goes on, made again at each start."""
+    """Whether what is bad in a file is no fault: the lock, the index of a segment that goes on (made at each start)."""
     log, base = Path(name).parent, Path(name).stem
     last = max((Path(file).stem for file in moment.files if Path(file).parent == log), default="")
     return name == "lock" or (kind_of(name) == "index" and base == last)
