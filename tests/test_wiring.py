@@ -157,6 +157,61 @@ async def test_several_partitions_sync_each_for_itself(tmp_path: Path) -> None:
         await client.close()
 
 
+# --- who may read it -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def others_may(directory: Path) -> list[str]:
+    """What of a directory and below it others than the owner may do anything with."""
+    return [str(path) for path in (directory, *directory.rglob("*")) if path.stat().st_mode & 0o77]
+
+
+def open_to_others(directory: Path) -> None:
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.usefixtures("no_umask")
+@on_uvloop
+async def test_nobody_else_may_read_what_a_broker_makes(tmp_path: Path) -> None:
+    data, disk = tmp_path / "a" / "data", tmp_path / "disk"
+    small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
+    dirs = {"partitions": 2, "partition_dirs": f"{data / 'log-0'},{disk}"}
+    async with running(data, checkpoint_ms=10, **small, **dirs) as broker, qmq.connect(broker.url) as client:
+        await client.send("a.b", b"later", delay=3_600)
+        await client.send_many("a.b", [bytes(20_000)] * 20)
+        async with client.subscribe("a.", group="g") as consumer:
+            first, second, *_ = await consumer.pull(max_count=10, timeout=10)
+            first.ack()
+            await second.nack(delay=3_600)
+        taken = broker.store.checkpoints_taken
+        await client.send("a.b", b"more")
+        await until(lambda: broker.store.checkpoints_taken > taken)
+    kinds = {path.suffix or path.name.split("-")[0] for path in data.rglob("*") if path.is_file()}
+    assert kinds >= {"lock", "store", "checkpoint", "subjects", ".messages", ".index", ".entries", ".pulls"}
+    assert others_may(data) == others_may(disk) == []
+    assert str(data.parent) in others_may(data.parent), "as the umask says: it is not QMQ's"
+
+
+@pytest.mark.usefixtures("no_umask")
+@on_uvloop
+async def test_a_directory_that_others_may_read_stays_so_and_works(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker, qmq.connect(broker.url) as client:
+        await client.send("a.b", b"before")
+    open_to_others(tmp_path)
+    async with running(tmp_path) as broker, qmq.connect(broker.url) as client:
+        await client.send("a.b", b"after")
+        async with client.subscribe("a.", group="g") as consumer:
+            assert [message.body for message in await consumer.pull(max_count=2, timeout=10)] == [b"before", b"after"]
+    assert str(tmp_path) in others_may(tmp_path)
+
+
 # --- disks that fail -------------------------------------------------------------------------------------------------
 
 

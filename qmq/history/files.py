@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.net.address import shown_place
-from qmq.storage.disk import Disk, failure, make_directory, read_fully, write_fully
+from qmq.storage.disk import SHARED_DIRECTORY, SHARED_FILE, Disk, failure, make_directory, read_fully, write_fully
 
 #: What is copied at once.
 COPY_BYTES: Final = 4 << 20
@@ -158,12 +158,12 @@ class LocalFiles:
         """Nothing is held between calls."""
 
     def make_directory(self, path: str) -> None:
-        make_directory(self._disk, self._at(path))
+        make_directory(self._disk, self._at(path), SHARED_DIRECTORY)
 
     def write(self, path: str, data: bytes) -> None:
         target = self._at(path)
         try:
-            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, SHARED_FILE)
         except OSError as error:
             raise failure(error, "write", target) from error
         self._fill(fd, target, data)
@@ -171,7 +171,7 @@ class LocalFiles:
     def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
         target, crc = self._at(path), 0
         try:
-            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            fd = self._disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, SHARED_FILE)
             try:
                 for offset, piece in pieces_of(source, size):
                     crc = crc32c(piece, crc)

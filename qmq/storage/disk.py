@@ -233,10 +233,10 @@ class Disk:
     def listdir(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = PRIVATE_DIRECTORY) -> None:
         """Make one directory; nothing happens when it is there."""
         with suppress(FileExistsError):
-            os.mkdir(path)
+            os.mkdir(path, mode)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
@@ -388,14 +388,14 @@ def read_around(disk: Disk, fd: int, size: int, offset: int) -> tuple[bytes, int
     return b"".join(parts), lost
 
 
-def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes]) -> None:
+def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes], mode: int = PRIVATE_FILE) -> None:
     """Put *content* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
 
     Raises StorageFull or StorageFailed.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             write_fully(disk, fd, content if isinstance(content, list) else [content], 0)
             disk.fsync(fd)
@@ -426,7 +426,7 @@ def write_in_place(disk: Disk, path: Path, content: list[bytes]) -> None:
         raise failure(error, "write", path) from error
 
 
-def make_directory(disk: Disk, path: Path) -> None:
+def make_directory(disk: Disk, path: Path, mode: int = PRIVATE_DIRECTORY) -> None:
     """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
 
     Raises StorageFull or StorageFailed.
@@ -440,11 +440,11 @@ def make_directory(disk: Disk, path: Path) -> None:
         parent = parent.parent
     try:
         if not missing:
-            disk.mkdir(path)
+            disk.mkdir(path, mode)
         with suppress(PermissionError):  # made by somebody who may do more than this process
             disk.fsync_directory(parent.parent)
         for made in reversed(missing):
-            disk.mkdir(made)
+            disk.mkdir(made, mode if made == path else SHARED_DIRECTORY)
             disk.fsync_directory(made.parent)
     except OSError as error:
         raise failure(error, "make the directory", path) from error

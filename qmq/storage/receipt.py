@@ -12,7 +12,7 @@ from typing import Final
 
 from qmq.errors import BadBytes
 from qmq.format.checked import pack_checked, parse_checked
-from qmq.storage.disk import Disk, failure, read_whole, write_atomically
+from qmq.storage.disk import SHARED_FILE, Disk, failure, read_whole, write_atomically
 from qmq.storage.segment import Owner
 
 SUFFIX: Final = ".receipt"
@@ -50,7 +50,9 @@ def receipt_path(directory: Path, base: int) -> Path:
 
 def write_receipt(disk: Disk, directory: Path, receipt: Receipt) -> None:
     """Put a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
-    write_atomically(disk, receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt)))
+    # Whoever runs qmq archive, the broker reads it.
+    path, data = receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt))
+    write_atomically(disk, path, data, SHARED_FILE)
 
 
 def read_receipt(disk: Disk, directory: Path, base: int) -> Receipt | None:

@@ -51,6 +51,6 @@ class MortalDisk(HastyDisk):
         self._step()
         super().unlink(path)
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
         self._step()
-        super().mkdir(path)
+        super().mkdir(path, mode)

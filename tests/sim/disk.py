@@ -329,7 +329,7 @@ class SimulatedDisk(Disk):
             raise OSError(code, os.strerror(code), str(path))
         return sorted(directory.names)
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
         parent, name = self._place(path)
         if name not in parent.names:
             self._begin("mkdir", str(path), path)
@@ -341,6 +341,16 @@ class SimulatedDisk(Disk):
         parent, name = self._place(path)
         parent.change(Change("directory", name, None))
         self._directories[str(path)] = Directory()
+
+    def resolve(self, path: Path) -> Path:
+        return path  # there are no links
+
+    def kind(self, path: Path) -> str:
+        directory, name = self._place(path)
+        return "a file" if directory.names.get(name) is not None else "a directory"
+
+    def is_at(self, fd: int, path: Path) -> bool:
+        return self.exists(path) and self._place(path)[0].names.get(path.name) is self._files[fd]
 
     def exists(self, path: Path) -> bool:
         parent, _, name = str(path).rpartition("/")

@@ -194,9 +194,9 @@ class FaultyDisk(Disk):
         self._count("listdir", path)
         return super().listdir(path)
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
         self._count("mkdir", path)
-        super().mkdir(path)
+        super().mkdir(path, mode)
 
     def boot_id(self) -> str:
         return self.boot
