@@ -30,7 +30,7 @@ from crc32c import crc32c
 
 from qmq.errors import StorageFailed
 from qmq.format.packed import unpack
-from qmq.net.state_file import state_directory
+from qmq.net.state_file import make_private, state_directory
 
 log = logging.getLogger("qmq.client")
 
@@ -117,7 +117,7 @@ class Spool:
             ) from error
 
     def _begin(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_private(self._directory)
         path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}"
         self._path, self._fd = path, _made(path, self._addresses, [])
 

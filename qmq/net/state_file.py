@@ -8,7 +8,8 @@ One file a (store id, group, consumer), in ``$QMQ_STATE_DIR``, else ``$XDG_STATE
 
 It is replaced as a whole (written beside, then renamed), so a reader finds one state or the other; what does not fit
 its checksum is as good as none, for it only adds acknowledgements that got lost. A file beside it, ``.lock``, is locked
-while a process has it.
+while a process has it, and removed then. Nobody else may read what is made here: directories have mode 0700, files
+0600.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -51,16 +53,10 @@ class StateFile:
     @classmethod
     def open(cls, directory: Path, store_id: bytes, group: str, consumer: str) -> Self:
         """Lock it, and make what is missing. Raises BlockingIOError where another process has it, else OSError."""
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         digest = hashlib.blake2b(f"{group}\0{consumer}".encode(), digest_size=8).hexdigest()
         path = directory / f"{store_id.hex()}-{group[:60]}-{consumer[:60]}-{digest}.state"
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(path, [store_id, group, consumer], lock)
+        return cls(path, [store_id, group, consumer], _locked(path.with_suffix(".lock")))
 
     def read(self) -> Known | None:
         """What it says; None when there is none, or it is not whole. Raises OSError."""
@@ -87,10 +83,44 @@ class StateFile:
         """Replace it. Raises OSError."""
         body = msgpack.packb([*self._key, known.since_us, known.generation, known.expected, list(known.handled)])
         beside = self.path.with_suffix(".new")
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=_private) as file:
             file.write(MAGIC + _CRC.pack(crc32c(body)) + body)
         os.replace(beside, self.path)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Let another process have it; nothing is left of the lock."""
+        with suppress(OSError):
+            os.unlink(self.path.with_suffix(".lock"))  # while it is held: who has opened it by now looks again
         os.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """Make the lock file where it is missing, and lock it. Raises BlockingIOError where another process has it."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, path):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # its owner removed it after it was opened here
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and those above it, which nobody else may look into. Raises OSError."""
+    if not directory.is_dir():
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,82 @@ def test_names_of_any_length_make_file_names(tmp_path: Path) -> None:
     file.write(KNOWN)
     assert file.read() == KNOWN
     file.close()
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.suffix for file in path.iterdir())
+
+
+def test_no_lock_stays_when_nobody_has_it(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    assert names(tmp_path) == [".lock"]
+    with pytest.raises(BlockingIOError):
+        opened(tmp_path)
+    assert names(tmp_path) == [".lock"], "it is the other's"
+    file.write(KNOWN)
+    file.close()
+    assert names(tmp_path) == [".state"]
+
+
+def test_a_lock_that_is_removed_between_opening_and_locking_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tmp_path)
+    tries = list[int]()
+
+    def slow(fd: int, operation: int) -> None:
+        tries.append(fd)
+        if len(tries) == 1:
+            first.close()  # by its owner, between our open and our flock
+        flock(fd, operation)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", slow)
+    second = opened(tmp_path)
+    assert len(tries) == 2
+    assert names(tmp_path) == [".lock"]
+    with pytest.raises(BlockingIOError):
+        opened(tmp_path)
+    second.close()
+    assert names(tmp_path) == []
+
+
+def test_one_at_a_time_has_it_however_they_come_and_go(tmp_path: Path) -> None:
+    holders, most, got = 0, 0, 0
+
+    def come_and_go() -> None:
+        nonlocal holders, most, got
+        for _ in range(200):
+            try:
+                file = opened(tmp_path)
+            except BlockingIOError:
+                continue
+            with counting:
+                holders, got = holders + 1, got + 1
+                most = max(most, holders)
+            with counting:
+                holders -= 1
+            file.close()
+
+    counting = threading.Lock()
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (holders, most) == (0, 1)
+    assert got >= 200
+    assert names(tmp_path) == []
+
+
+def test_nobody_else_may_read_what_is_made(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        file = opened(tmp_path / "made" / "anew")
+        file.write(KNOWN)
+        made = [*(tmp_path / "made").rglob("*"), tmp_path / "made"]
+        assert {path.stat().st_mode & 0o77 for path in made} == {0}
+        assert len(made) == 4
+        file.close()
+    finally:
+        os.umask(before)
