@@ -92,9 +92,10 @@ class Checkpoints:
             pass
 
     async def _take(self) -> None:
-        changes, now = self._changes(), self._clock()
         self.running = True
         try:
+            await self.worker.run(self._store.check_there)
+            changes, now = self._changes(), self._clock()
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
             try:
                 await self.worker.run(checkpoint.write)

@@ -6,19 +6,21 @@ import asyncio
 import errno
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 import qmq
 from qmq import wiring
 from qmq.broker.commands import Now
-from qmq.errors import DirectoryInUse, StorageError, StorageFailed
+from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
 from qmq.net import wire
 from qmq.net.server.listening import CannotListen
 from qmq.net.wire import Kind
@@ -260,6 +262,126 @@ async def test_after_a_failed_sync_nothing_more_is_acknowledged(
         client.send(send(5, FLUSH))
         sent_fields(await client.read())
         await client.close()
+
+
+@asynccontextmanager
+async def stopping_as(
+    stopped: AbstractContextManager[object], path: Path, **settings: Any
+) -> AsyncIterator[RunningBroker]:
+    """As ``running``; *stopped* is around the stop."""
+    broker = RunningBroker(Settings.model_validate({"data_dir": path, "listen": "127.0.0.1:0", **settings}))
+    await broker.start()
+    try:
+        yield broker
+    except BaseException:
+        with suppress(StorageError):
+            await broker.stop()
+        raise
+    with stopped:
+        await broker.stop()
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _move(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def _replace(path: Path) -> None:
+    _move(path)
+    path.mkdir()
+
+
+def _replace_by_copy(path: Path) -> None:
+    _move(path)
+    shutil.copytree(path.with_name("elsewhere"), path)
+
+
+@pytest.mark.parametrize("lose", [_remove, _move, _replace, _replace_by_copy])
+@pytest.mark.parametrize("lost", ["data", "data/log-0"])
+@on_uvloop
+async def test_nothing_is_acknowledged_once_a_checkpoint_finds_a_directory_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: str, lose: Callable[[Path], None]
+) -> None:
+    stopped = pytest.raises(SyncFailed, match=f"{tmp_path / lost} was removed") if lost == "data" else nullcontext()
+    async with stopping_as(stopped, tmp_path / "data", checkpoint_ms=10, keep_free_bytes=0) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, FLUSH, b"before"))
+        await client.read()
+        await until(lambda: broker.store.claimed(0) == broker.store.end(0))  # by a checkpoint: none runs now
+        lose(tmp_path / lost)
+        client.send(send(2, FLUSH, b"lost"))  # a change, so that a checkpoint is taken
+        await client.read()
+        await until(lambda: bool(broker._broken))
+        client.send(send(3, FLUSH), send(4, APPEND))
+        assert [await client.error(), await client.error()] == [(3, "sync_failed"), (4, "sync_failed")]
+        if lost != "data":
+            subscription = await subscribe(client)
+            client.send(pull(8, subscription))
+            assert b"before" in bytes((await client.read()).payload)
+        failed = broker.counters.failed_checkpoints
+        await until(lambda: broker.counters.failed_checkpoints > failed + 2 or lost != "data")
+        errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert sum("takes nothing more until a restart" in error for error in errors) == 1
+        assert sum("no checkpoint could be taken" in error for error in errors) == 1
+        assert all(f"{tmp_path / lost}" in error and "was removed, moved or replaced" in error for error in errors)
+        await client.close()
+    assert not (tmp_path / lost).exists() or lose is _replace_by_copy or not list((tmp_path / lost).iterdir())
+
+
+@on_uvloop
+async def test_sends_are_refused_while_nobody_can_tell_how_much_room_there_is(tmp_path: Path) -> None:
+    async with running(tmp_path / "data", checkpoint_ms=10) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, FLUSH, b"before"))
+        await client.read()
+        await until(lambda: broker.store.claimed(0) == broker.store.end(0))
+        _move(tmp_path / "data")
+        client.send(send(2, FLUSH))
+        assert await client.error() == (2, "storage_failed")
+        (tmp_path / "elsewhere").rename(tmp_path / "data")
+        client.send(send(2, FLUSH))
+        assert (await client.read()).kind == Kind.SENT
+        await client.close()
+
+
+@on_uvloop
+async def test_partitions_whose_directories_are_there_go_on(tmp_path: Path) -> None:
+    async with running(tmp_path / "data", partitions=2, checkpoint_ms=10) as broker:
+        client = await RawClient.connect(broker.address)
+        client.send(send(1, FLUSH))
+        partition = sent_fields(await client.read())[2]
+        (segment,) = (tmp_path / "data" / f"log-{partition}").glob("*.messages")
+        segment.unlink()
+        client.send(send(2, FLUSH))
+        await client.read()
+        await until(lambda: partition in broker._broken)
+        client.send(send(3, FLUSH, b"after"))
+        assert sent_fields(await client.read())[2] == 1 - partition
+        taken = broker.store.checkpoints_taken
+        await until(lambda: broker.store.checkpoints_taken > taken)
+        await client.close()
+
+
+@on_uvloop
+async def test_a_delay_log_that_goes_stops_delayed_messages_only(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "data", checkpoint_ms=10) as broker,
+        qmq.connect(broker.url, send_timeout=10) as client,
+    ):
+        await client.send("a.b", b"later", delay=3_600)
+        shutil.rmtree(tmp_path / "data" / "delayed")
+        with suppress(qmq.SendUnknown):  # a checkpoint that ran may have seen it already
+            await client.send("a.b", b"lost", delay=3_600)
+        await until(lambda: bool(broker._broken))
+        with pytest.raises(qmq.SendUnknown, match="delayed was removed"):
+            await client.send("a.b", b"refused", delay=3_600)
+        await client.send("a.b", b"now")
+        taken = broker.store.checkpoints_taken
+        await client.send("a.b", b"again")
+        await until(lambda: broker.store.checkpoints_taken > taken)
 
 
 @on_uvloop

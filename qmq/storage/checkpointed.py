@@ -15,6 +15,7 @@ from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
+from qmq.storage.lock import DirectoryLock
 from qmq.storage.message_log import MessageLog
 from qmq.storage.opened import CONSUMER_LOG_NAME, Opened
 from qmq.storage.partition import Partition
@@ -27,6 +28,9 @@ class Checkpointed(Readable):
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
         self._identity: IdentityFile = opened.identity
+        self._lock: DirectoryLock = opened.lock
+        #: The directory was removed or replaced.
+        self.is_lost = False
         self._reserve_bytes = opened.options.reserve_bytes
         self._checkpoint_number = opened.checkpoint_number
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
@@ -44,6 +48,22 @@ class Checkpointed(Readable):
     def unsynced_bytes(self) -> int:
         """What was written since the last checkpoint began."""
         return sum(part.log.end for part in self._partitions) - self._checkpointed_bytes
+
+    def check_there(self) -> None:
+        """[thread] Check that directories and files are those that were opened: what is written to a file without a
+        name ends with the process. Partitions that it is about take nothing more. Before each checkpoint.
+
+        Raises SyncFailed when the data directory was removed or replaced, StorageFailed when nobody can tell.
+        """
+        try:
+            self._lock.check_held()
+        except SyncFailed as error:
+            self.is_lost = True
+            for part in self._partitions:
+                part.log.give_up(str(error))
+            raise
+        for part in self._partitions:
+            part.log.check_there()
 
     def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
         """Note how far everything is, and write rows and subjects behind it to their files. Then run its ``write`` in

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qmq.errors import DirectoryInUse
+from qmq.errors import DirectoryInUse, SyncFailed
 from qmq.storage.disk import Disk, failure, read_fully, write_fully
 
 LOCK_NAME = "lock"
@@ -17,9 +17,10 @@ LOCK_NAME = "lock"
 class DirectoryLock:
     """The hold on a data directory; the system drops it when the process ends, however it ends."""
 
-    def __init__(self, disk: Disk, fd: int) -> None:
+    def __init__(self, disk: Disk, fd: int, path: Path) -> None:
         self._disk = disk
         self._fd = fd
+        self._path = path
 
     @classmethod
     def acquire(cls, disk: Disk, directory: Path, now_us: int) -> DirectoryLock:
@@ -45,7 +46,19 @@ class DirectoryLock:
         except DirectoryInUse:
             disk.close(fd)
             raise
-        return cls(disk, fd)
+        return cls(disk, fd, path)
+
+    def check_held(self) -> None:
+        """[thread] Check that the directory that was locked is still the one of its name. Raises SyncFailed."""
+        try:
+            held = self._disk.is_at(self._fd, self._path)
+        except OSError as error:
+            raise failure(error, "look at", self._path) from error
+        if not held:
+            raise SyncFailed(
+                f"{self._path.parent} was removed, moved or replaced while the broker runs ({self._path.name} in it is "
+                "not the one that it locked); nothing more is stored: put the directory back, then restart the broker"
+            )
 
     def release(self) -> None:
         """Let another process have the directory. Calling it again does nothing."""

@@ -242,6 +242,29 @@ class MessageLog:
                 self._break(error, path)
                 self.check()
 
+    def check_there(self) -> None:
+        """[thread] Take nothing more when the segment that is written is not the file of its name any more: it, or its
+        directory, was removed or replaced. Raises StorageFailed when nobody can tell.
+        """
+        if self.broken is not None:
+            return
+        with self._sync_lock:  # no segment is closed meanwhile
+            segment = self.current
+            try:
+                is_there = self._disk.is_at(segment.fd, segment.path)
+            except OSError as error:
+                raise failure(error, "look at", segment.path) from error
+            if not is_there:
+                self.give_up(
+                    f"{segment.path}, which is being written, was removed, moved or replaced while the broker runs, or "
+                    f"{self.directory} was; nothing more is stored in this partition: put it back, then restart the "
+                    "broker"
+                )
+
+    def give_up(self, reason: str) -> None:
+        """[thread] Take nothing more: every later sync and write fails with *reason*."""
+        self.broken = self.broken or reason
+
     def _break(self, error: OSError, path: Path) -> None:
         self.broken = (
             f"{failure(error, 'sync', path)}; nothing more is stored in this partition until the broker has been "

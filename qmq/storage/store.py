@@ -8,6 +8,7 @@ readable.py, checkpoints in checkpointed.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from qmq.storage.fetch import Fetch
 from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.index import SegmentIndex
 from qmq.storage.item_log import ItemLog, ItemLogClaim
-from qmq.storage.lock import DirectoryLock
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.order import Rows
@@ -70,7 +70,6 @@ class Store(Checkpointed):
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
         self._options = opened.options
-        self._lock: DirectoryLock = opened.lock
         self._closed = False
         self._created_at_us = opened.now_us
         #: The delay log: a data directory of its own within this one, made with the first delayed message.
@@ -303,10 +302,17 @@ class Store(Checkpointed):
         """What was written since the last checkpoint began, with the delay log."""
         return super().unsynced_bytes + (self.delay_log.unsynced_bytes if self.delay_log is not None else 0)
 
+    def check_there(self) -> None:
+        """[thread] Check it of the delay log, too: without that one all else goes on."""
+        super().check_there()
+        if self.delay_log is not None:
+            with suppress(SyncFailed):
+                self.delay_log.check_there()
+
     def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
         """As of all else, with one of the delay log where that has news: it is written first."""
         log, before = self.delay_log, None
-        if log is not None and (log.claimable(0) != self._delay_claimed or log.removes_files(0)):
+        if log is not None and not log.is_lost and (log.claimable(0) != self._delay_claimed or log.removes_files(0)):
             before = log.begin_checkpoint({}, now_us)
         try:
             checkpoint = super().begin_checkpoint(state, now_us)
