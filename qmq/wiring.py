@@ -117,6 +117,27 @@ class RunningBroker:
         except OSError as error:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
+        self.server.turn()  # from here on what goes by time has its timer
+
+    def _begin_scrub(self) -> None:
+        if self.settings.scrub_bytes_per_s:
+            self._scrubbing = Scrubbing(
+                self.settings, self.store, self.broker, self._scrub_worker, self._clock, self._tell_damage
+            )
+
+    async def reload(self, taken: dict[str, Any]) -> None:
+        """Go on with these settings, which are among ``reloading.RELOADABLE``; those of the log are not its own."""
+        self.settings = settings = self.settings.model_copy(update=taken)
+        self._checkpoints.set_interval(settings.checkpoint_ms)
+        if any(key.startswith("retention_") for key in taken):
+            needs_archive = settings.retention_needs_archive == "yes"
+            self.broker.set_retention(settings.retention_ms, settings.retention_bytes, needs_archive=needs_archive)
+        if taken.keys() & {"scrub_bytes_per_s", "scrub_round_ms"}:
+            if self._scrubbing is not None:
+                await self._scrubbing.close()
+                self._scrubbing = None
+            self._begin_scrub()
+        self.server.turn()  # it is due at other times from now on
 
     async def stop(self) -> None:
         """Finish what clients wait for, say goodbye, and close with everything on disk.
@@ -241,6 +262,8 @@ class RunningBroker:
             if error is not None and partition not in self._broken:
                 self._break(partition, error)
         self._pace()
+        if not self._stopping:
+            self.server.turn()  # retention waits for checkpoints, and there may be nobody else who has one
 
     def _turned(self, looked: bool) -> None:
         if self._is_paced or self._checkpoints.running or self.store.unsynced_bytes >= self.settings.checkpoint_bytes:

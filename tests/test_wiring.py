@@ -159,6 +159,17 @@ async def test_several_partitions_sync_each_for_itself(tmp_path: Path) -> None:
         await client.close()
 
 
+@on_uvloop
+async def test_retention_goes_on_in_a_broker_that_nobody_talks_to(tmp_path: Path) -> None:
+    small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
+    async with running(tmp_path, checkpoint_ms=10, **small) as broker:
+        async with qmq.connect(broker.url) as client:
+            await client.send_many("a.b", [bytes(20_000)] * 40)
+        assert len(broker.store.sealed(0)) >= 5
+    async with running(tmp_path, checkpoint_ms=10, retention_bytes=300_000, **small) as broker:
+        await until(lambda: len(broker.store.sealed(0)) <= 2)
+
+
 # --- who may read it -------------------------------------------------------------------------------------------------
 
 
