@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,22 +29,27 @@ def serve(
 ) -> None:
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
-    Once it serves it prints one line on stdout; its log goes to stderr. `qmq config` shows every setting. Each is taken
-    from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over --config.
+    Once it serves it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
+    setting. Each is taken from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over --config.
     """
     flags = {"data_dir": data_dir, "listen": listen, "log_level": log_level}
     settings = load(config, assignments, flags, os.environ)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=settings.log_level.upper())
     from qmq import wiring
 
     try:
         wiring.run(settings, _ready)
     except KeyboardInterrupt:
         logging.getLogger("qmq.broker").info("stopped while the data directory was opened")
+
+
+class UtcFormatter(logging.Formatter):
+    """Writes times as 2026-01-31T23:59:59.123Z."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # its name there
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _ready(broker: RunningBroker) -> None:
