@@ -29,7 +29,8 @@ class Checkpoints:
         clock: Callable[[], Now],
     ) -> None:
         """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
-        self._settings = settings
+        self._interval_s = settings.checkpoint_ms / 1_000
+        self._waiting: asyncio.Timeout | None = None
         self._store = store
         self._broker = broker
         self._changes = changes
@@ -43,6 +44,12 @@ class Checkpoints:
         #: One is being written.
         self.running = False
         self._task = asyncio.create_task(self._run())
+
+    def set_interval(self, checkpoint_ms: int) -> None:
+        """Take one at least so often from now on."""
+        self._interval_s = checkpoint_ms / 1_000
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time() + self._interval_s)
 
     def hurry(self) -> None:
         """Take one now."""
@@ -86,10 +93,12 @@ class Checkpoints:
     async def _pause(self, event: asyncio.Event) -> None:
         """Until *event*, at most until the next checkpoint is due by time."""
         try:
-            async with asyncio.timeout(self._settings.checkpoint_ms / 1_000):
+            async with asyncio.timeout(self._interval_s) as self._waiting:
                 await event.wait()
         except TimeoutError:
             pass
+        finally:
+            self._waiting = None
 
     async def _take(self) -> None:
         self.running = True

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import metadata
-from typing import Final
+from typing import Any, Final
 
 from qmq.broker.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.counters import Counters
@@ -31,6 +31,7 @@ from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
+from qmq.reloading import changes_between
 from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
 from qmq.starting import check_clock, open_broker
@@ -107,11 +108,8 @@ class RunningBroker:
         self._checkpoints = Checkpoints(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
-        self._scrubbing = None
-        if self.settings.scrub_bytes_per_s:
-            self._scrubbing = Scrubbing(
-                self.settings, self.store, self.broker, self._scrub_worker, self._clock, self._tell_damage
-            )
+        self._scrubbing: Scrubbing | None = None
+        self._begin_scrub()
         try:
             self.server.listen(self._sockets)
         except OSError as error:
@@ -324,14 +322,21 @@ class RunningBroker:
         return full
 
 
-def run(settings: Settings, ready: Callable[[RunningBroker], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT; *ready* is called once it serves. Raises QmqError."""
+def run(
+    settings: Settings,
+    ready: Callable[[RunningBroker], None],
+    read_again: Callable[[], Settings] | None = None,
+    hung_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT; *ready* is called once it serves. At SIGHUP it takes what it can of the
+    settings that *read_again* gives; *hung_up* says whether one came before it served. Raises QmqError.
+    """
     import uvloop
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    settings = settings.model_copy(update={"max_connections": _allow_files(settings.max_connections)})
-    running = RunningBroker(settings)  # before the loop runs, so that a signal can end a long recovery
-    uvloop.run(_serve(running, ready))
+    allowed = settings.model_copy(update={"max_connections": _allow_files(settings.max_connections)})
+    running = RunningBroker(allowed)  # before the loop runs, so that a signal can end a long recovery
+    uvloop.run(_serve(running, ready, _Reload(running, settings, read_again), hung_up))
 
 
 def _allow_files(connections: int) -> int:
@@ -354,17 +359,64 @@ def _allow_files(connections: int) -> int:
     return allowed
 
 
-async def _serve(running: RunningBroker, ready: Callable[[RunningBroker], None]) -> None:
-    stop = asyncio.Event()
+class _Reload:
+    """What SIGHUP does: reads the settings again, has the broker take those that it can, and logs which."""
+
+    def __init__(self, running: RunningBroker, settings: Settings, read_again: Callable[[], Settings] | None) -> None:
+        self._running = running
+        self._settings = settings
+        self._read_again = read_again
+
+    async def __call__(self) -> None:
+        if self._read_again is None:
+            log.warning("SIGHUP: there is nothing to reload, as this broker was started without --config")
+            return
+        try:
+            read = self._read_again()
+        except (QmqError, OSError) as error:
+            log.error("SIGHUP: the settings stay as they are: %s", error)
+            return
+        taken, need_restart = changes_between(self._settings, read)
+        levels = {logging.getLevelName(level.upper()) for level in (self._settings.log_level, read.log_level)}
+        self._settings = self._settings.model_copy(update=taken)
+        if taken:
+            await self._running.reload(taken)
+        if "log_level" in taken:
+            logging.getLogger().setLevel(min(levels))  # what follows is to be seen
+        shown = ", ".join(f"{key} = {value}" for key, value in taken.items())
+        log.info("SIGHUP: %s", f"went on with {shown}" if shown else "nothing has changed that a running broker takes")
+        if need_restart:
+            log.warning("SIGHUP: %s changed, which needs a restart", ", ".join(need_restart))
+        if "log_level" in taken:
+            logging.getLogger().setLevel(read.log_level.upper())
+
+
+async def _serve(
+    running: RunningBroker, ready: Callable[[RunningBroker], None], reload: _Reload, hung_up: Callable[[], bool]
+) -> None:
+    stop, woken, reloading = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def wake(event: asyncio.Event) -> None:
+        event.set()
+        woken.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, wake, stop)
+    loop.add_signal_handler(signal.SIGHUP, wake, reloading)
+    if hung_up():
+        wake(reloading)
     await running.start()
     # What is there now stays: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     ready(running)
-    await stop.wait()
+    while not stop.is_set():
+        await woken.wait()
+        woken.clear()
+        if reloading.is_set():
+            reloading.clear()
+            await reload()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)  # a second one ends the process at once
     log.info("stopping")

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.syncing": ("qmq.errors", "qmq.storage", "qmq.workers"),
     "qmq.checkpoints": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage", "qmq.workers"),
     "qmq.starting": ("qmq.broker", "qmq.errors", "qmq.storage"),
+    "qmq.reloading": ("qmq.settings",),
     "qmq.scrubbing": ("qmq.broker", "qmq.errors", "qmq.settings", "qmq.storage"),
     "qmq.wiring": (
         "qmq.broker",
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.format",
         "qmq.names",
         "qmq.net",
+        "qmq.reloading",
         "qmq.scrubbing",
         "qmq.settings",
         "qmq.starting",

@@ -159,6 +159,35 @@ async def test_several_partitions_sync_each_for_itself(tmp_path: Path) -> None:
         await client.close()
 
 
+# --- other settings --------------------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_new_settings_count_at_once(tmp_path: Path) -> None:
+    small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
+    slow = {"checkpoint_ms": 3_600_000, "scrub_bytes_per_s": 0, "scrub_round_ms": 10}
+    async with running(tmp_path, **small, **slow) as broker, qmq.connect(broker.url) as client:
+        await client.send_many("a.b", [bytes(20_000)] * 40)
+        taken = broker.store.checkpoints_taken
+        await broker.reload({"checkpoint_ms": 10})
+        await until(lambda: broker.store.checkpoints_taken > taken)
+        assert broker.counters.scrub_rounds == 0
+        await broker.reload({"scrub_bytes_per_s": 1 << 30})
+        await until(lambda: broker.counters.scrub_rounds > 2)
+        sealed = len(broker.store.sealed(0))
+        assert sealed >= 4
+        await broker.reload({"retention_bytes": 300_000})
+        await until(lambda: len(broker.store.sealed(0)) <= 2)
+        await broker.reload({"scrub_bytes_per_s": 0})
+        rounds = broker.counters.scrub_rounds
+        await broker.reload({"retention_bytes": 0})
+        await client.send_many("a.b", [bytes(20_000)] * 40)
+        await client.send("a.b", b"last")
+        assert len(broker.store.sealed(0)) >= sealed
+        assert broker.counters.scrub_rounds == rounds
+        assert (broker.settings.checkpoint_ms, broker.settings.retention_bytes) == (10, 0)
+
+
 @on_uvloop
 async def test_retention_goes_on_in_a_broker_that_nobody_talks_to(tmp_path: Path) -> None:
     small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}

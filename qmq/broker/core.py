@@ -218,6 +218,10 @@ class Broker:
             counters.skipped_messages += sum(one.skipped.values())
         return dropped
 
+    def set_retention(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
+        """Set how long messages are kept from now on."""
+        self._retention.keep(age_ms, size, needs_archive=needs_archive)
+
     def take_kept(self) -> list[Kept]:
         """What retention keeps since long because no archive has it, to be told of now."""
         kept, self._retention.kept = self._retention.kept, []

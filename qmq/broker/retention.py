@@ -145,9 +145,8 @@ class Retention:
         self, store: Store, limits: BrokerLimits, intake: Intake, delivery: Delivery, effects: list[Effect]
     ) -> None:
         self._store = store
-        self._age_us = limits.retention_ms * 1_000
-        self._bytes = limits.retention_bytes
-        self._needs_archive = limits.retention_needs_archive
+        self._age_us = self._bytes = 0
+        self._needs_archive = False
         self._intake = intake
         self._delivery = delivery
         self._effects = effects
@@ -162,6 +161,13 @@ class Retention:
         #: What has gone, and what is kept for lack of a receipt, and nobody was told of yet.
         self.dropped: list[Dropped] = []
         self.kept: list[Kept] = []
+        self.keep(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
+
+    def keep(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
+        """Set how long messages are kept, and how many bytes of them; 0: for good, and any. The next tick looks."""
+        self._age_us, self._bytes, self._needs_archive = age_ms * 1_000, size, needs_archive
+        self._put_off.clear()
+        self._look_us = self._any_size_until_us = 0
 
     # --- one step after another --------------------------------------------------------------------------------------
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from qmq.cli.signals import noting_hangups
 from qmq.cli.streams import failure_of
-from qmq.settings import load
+from qmq.errors import InvalidOption
+from qmq.settings import Settings, load
 
 if TYPE_CHECKING:
     from qmq.wiring import RunningBroker
@@ -31,16 +34,29 @@ def serve(
 
     Once it serves it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
     setting. Each is taken from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over --config.
+    At SIGHUP it reads the file of --config again, takes what it can change while it serves, and logs that.
     """
-    flags = {"data_dir": data_dir, "listen": listen, "log_level": log_level}
+    with noting_hangups() as hung_up:
+        _serve(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level}, hung_up)
+
+
+def _serve(
+    config: Path | None, assignments: tuple[str, ...], flags: dict[str, str | None], hung_up: Callable[[], bool]
+) -> None:
     settings = load(config, assignments, flags, os.environ)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper())
     from qmq import wiring
 
+    def read_again() -> Settings:
+        assert config is not None
+        if config.exists() and not config.is_file():  # a pipe might have the broker wait
+            raise InvalidOption(f"the settings file {config} cannot be read again: it is no regular file; give one")
+        return load(config, assignments, flags, os.environ)
+
     try:
-        wiring.run(settings, _ready)
+        wiring.run(settings, _ready, read_again if config is not None else None, hung_up)
     except KeyboardInterrupt:
         logging.getLogger("qmq.broker").info("stopped while the data directory was opened")
 

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM while a command is still being loaded."""
+"""Signals that come while a command is still being loaded, or a broker is starting."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -29,3 +30,22 @@ def ending_at_once() -> Iterator[None]:
     finally:
         for number, handler in changed.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def noting_hangups() -> Iterator[Callable[[], bool]]:
+    """Have SIGHUP not end the process meanwhile; gives a function that says whether one has come."""
+    came = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: came
+        return
+    before = signal.signal(signal.SIGHUP, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGHUP, before)

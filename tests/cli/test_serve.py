@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,83 @@ def test_settings_of_a_file_and_of_the_command(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert [path.name for path in sorted((tmp_path / "data").glob("log-*"))] == ["log-0", "log-1"]
+
+
+class Serving:
+    """`qmq serve` in a process of its own, whose log is read line by line."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready on ")
+
+    def hang_up(self, lines: int = 1) -> list[str]:
+        """SIGHUP; so many lines that it logs of that, with their levels."""
+        self.process.send_signal(signal.SIGHUP)
+        return [self._line() for _ in range(lines)]
+
+    def _line(self) -> str:
+        assert self.process.stderr is not None
+        while " SIGHUP: " not in (line := self.process.stderr.readline().decode()):
+            assert line, "it ended"
+        return re.sub(r"^\S+ (\w+) qmq.broker: ", r"\1 ", line.rstrip())
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0
+
+
+def test_a_hangup_takes_what_it_can_of_the_file_again(tmp_path: Path) -> None:
+    path = tmp_path / "qmq.toml"
+    listen = 'listen = "127.0.0.1:0"\n'
+    path.write_text(f'{listen}log_level = "info"\nretention_ms = 5000\n')
+    flags = ["--set", "scrub_round_ms=1000", "--data-dir", str(tmp_path / "data")]
+    with qmq_process("serve", "--config", str(path), *flags) as process:
+        serving = Serving(process)
+        assert serving.hang_up() == ["INFO SIGHUP: nothing has changed that a running broker takes"]
+        path.write_text(f'{listen}log_level = "error"\nretention_ms = 0\nscrub_round_ms = 7\n')
+        assert serving.hang_up() == ["INFO SIGHUP: went on with log_level = error, retention_ms = 0"]
+        path.write_text(f'{listen}log_level = "info"\npartitions = 2\nmax_groups = 5\n')
+        assert serving.hang_up(lines=2) == [
+            "INFO SIGHUP: went on with log_level = info",
+            "WARNING SIGHUP: partitions, max_groups changed, which needs a restart",
+        ]
+        path.write_text(f'{listen}log_level = "loud"\nretention_ms = 7\n')
+        (line,) = serving.hang_up()
+        assert line.startswith("ERROR SIGHUP: the settings stay as they are: log_level = 'loud'")
+        path.write_text("no toml")
+        (line,) = serving.hang_up()
+        assert re.search(r"ERROR SIGHUP: the settings stay as they are: .*qmq.toml is not TOML", line)
+        path.unlink()
+        (line,) = serving.hang_up()
+        assert re.search(r"ERROR SIGHUP: the settings stay as they are: .*qmq.toml cannot be read", line)
+        os.mkfifo(path)
+        (line,) = serving.hang_up()
+        assert re.search(r"ERROR SIGHUP: the settings stay as they are: .*it is no regular file", line)
+        serving.stop()
+
+
+def test_a_hangup_without_a_file_ends_nothing(tmp_path: Path) -> None:
+    with qmq_process("serve", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")) as process:
+        serving = Serving(process)
+        for _ in range(3):
+            (line,) = serving.hang_up()
+            assert line == "WARNING SIGHUP: there is nothing to reload, as this broker was started without --config"
+        serving.stop()
+
+
+def test_the_times_of_the_log_are_utc_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    before = datetime.now(UTC)
+    with qmq_process("serve", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")) as process:
+        Serving(process).stop()
+        assert process.stderr is not None
+        lines = process.stderr.read().decode().splitlines()
+    assert len(lines) >= 4
+    for line in lines:
+        stamp = line.split()[0]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", stamp), line
+        assert before - timedelta(seconds=1) <= datetime.fromisoformat(stamp) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(

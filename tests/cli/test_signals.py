@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from qmq.cli.signals import ending_at_once
+from qmq.cli.signals import ending_at_once, noting_hangups
 
 #: Sends itself the signal in the middle of an import: of click, as the command begins, or of a command's module.
 LOADING = """
@@ -56,3 +56,12 @@ def test_in_another_thread_it_changes_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT)]
+
+
+def test_a_hangup_is_noted_and_ends_nothing() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with noting_hangups() as hung_up:
+        assert not hung_up()
+        signal.raise_signal(signal.SIGHUP)
+        assert hung_up()
+    assert signal.getsignal(signal.SIGHUP) == before

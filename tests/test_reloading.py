@@ -1,0 +1,30 @@
+"""qmq/reloading.py: what a running broker takes of new settings, and what needs a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qmq.reloading import RELOADABLE, changes_between
+from qmq.settings import Settings, load
+
+
+def test_what_may_change_are_settings() -> None:
+    assert Settings.model_fields.keys() >= RELOADABLE
+
+
+def test_what_differs_is_taken_or_needs_a_restart() -> None:
+    running = load(None, ["partitions=2", "retention_ms=5"])
+    read = load(None, ["max_groups=7", "retention_ms=5", "log_level=debug", "scrub_bytes_per_s=2 MiB"])
+    taken, need_restart = changes_between(running, read)
+    assert taken == {"log_level": "debug", "scrub_bytes_per_s": 2 << 20}
+    assert need_restart == ["partitions", "max_groups"]
+    assert changes_between(running, running) == ({}, [])
+
+
+def test_what_may_change_fits_whatever_the_rest_is() -> None:
+    """None of them is bound by another one, so any mix of old and new ones is good."""
+    least = {key: 0 for key in RELOADABLE if key.startswith(("retention_m", "retention_b", "scrub_b"))}
+    Settings.model_validate(
+        least | {"data_dir": Path("d"), "checkpoint_ms": 10, "checkpoint_bytes": 64 << 10, "scrub_round_ms": 10}
+    )
+    Settings.model_validate({"max_unsynced_bytes": 1 << 20, "max_frame_bytes": 64 << 20, "reserve_bytes": 1 << 30})
