@@ -126,8 +126,8 @@ class FaultyDisk(Disk):
 
     def close(self, fd: int) -> None:
         self._count("close", self._paths.get(fd, ""))
+        del self._paths[fd]  # before another thread may be given its number
         super().close(fd)
-        del self._paths[fd]
 
     def still_open(self) -> list[str]:
         """The files whose descriptors have not been closed."""
