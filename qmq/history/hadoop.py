@@ -51,6 +51,16 @@ _SETTINGS: Final = {
     "ipc.client.connect.max.retries.on.timeouts": "1",
     "ipc.client.rpc-timeout.ms": "8000",
 }
+#: Signs in an error that to write again at once would end the same way: nobody is there, or says no.
+_FOR_GOOD: Final = (
+    "Call From ",
+    "ConnectException",
+    "There are 0 datanode(s)",
+    "AccessControl",
+    "afe mode",
+    "Quota",
+    "quota",
+)
 #: To find out whether anybody is there: no waiting for one who is being restarted.
 _AT_FIRST: Final = {
     "dfs.client.retry.policy.enabled": "false",
@@ -164,6 +174,16 @@ class Hadoop:
                 raise self._lost(what, name) from error
             # Java has no such method: another version.
             raise StorageFailed(f"cannot {what} {name}: {error}; install the versions that qmq[hdfs] names") from error
+
+    def may_pass(self, error: BaseException) -> bool:
+        """Whether *error* says that a write was broken off within HDFS, as where a DataNode goes: another one may take
+        the same file now. Not where HDFS does not answer at all, or refuses.
+        """
+        cause = error.__cause__
+        if self._gone or not isinstance(cause, self._java_error):
+            return False
+        words = self._words(cause)
+        return not any(sign in words for sign in _FOR_GOOD)
 
     def _words(self, error: Any) -> str:
         """What an exception says, in one line, with its class."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
@@ -27,6 +27,7 @@ SCHEME: Final = "hdfs://"
 _SMALL_BYTES: Final = 64 << 10
 #: What Java reads and hands on at once: more than Hadoop's client gathers, which so makes checksums where bytes lie.
 _BUFFER_BYTES: Final = 128 << 10
+Done = TypeVar("Done")
 #: What no name of an archive has in it.
 _BETWEEN: Final = "\n"
 
@@ -146,8 +147,23 @@ class WritableHdfsFiles:
         if len(data) > _SMALL_BYTES:
             self._write_by_file(path, data)
             return
-        with self._writing(path) as stream, self._hadoop.doing("write", self._at(path)):
-            stream.write(data)
+
+        def write() -> None:
+            with self._writing(path) as stream, self._hadoop.doing("write", self._at(path)):
+                stream.write(data)
+
+        self._twice(write)
+
+    def _twice(self, do: Callable[[], Done]) -> Done:
+        """Write or check a whole file; where HDFS breaks that off, once more: with a DataNode goes what it has of a
+        file, and Hadoop's client may give up one that is sound together with it.
+        """
+        try:
+            return do()
+        except (StorageFull, StorageFailed) as error:
+            if not self._hadoop.may_pass(error):
+                raise
+            return do()
 
     def _write_by_file(self, path: str, data: bytes) -> None:
         """Bytes that went from Python to Java as they are would take a second for 20 MB."""
@@ -158,6 +174,18 @@ class WritableHdfsFiles:
                 self.copy_in(source, len(data), path, lambda _: None)
 
     def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
+        told = 0
+
+        def tell(done: int) -> None:
+            """Bytes that are copied a second time are not told of again."""
+            nonlocal told
+            progress(max(0, done - told))
+            told = max(told, done)
+
+        return self._twice(lambda: self._copy_in(source, size, path, tell))
+
+    def _copy_in(self, source: LocalReading, size: int, path: str, tell: Callable[[int], None]) -> int:
+        """As ``copy_in``, in one try; *tell* is told how many bytes are copied by then."""
         with self._hadoop.doing("write", self._at(path)):
             buffer = self._hadoop.buffer(_BUFFER_BYTES)
         with self._writing(path) as stream, self._reading(source) as (file, crc):
@@ -171,7 +199,7 @@ class WritableHdfsFiles:
                     raise
                 if copied != part:
                     raise StorageFailed(f"{source.path} ends at {done + copied} of {size} bytes; run qmq verify")
-                progress(part)
+                tell(done + part)
             with self._hadoop.doing("read", str(source.path)):
                 return int(crc.getValue())
 
@@ -212,6 +240,9 @@ class WritableHdfsFiles:
             raise StorageFailed(f"cannot write {name}: {error}; its directory was removed, run this again") from error
 
     def checksum(self, path: str, progress: Progress) -> tuple[int, int]:
+        return self._twice(lambda: self._checksum(path, progress))
+
+    def _checksum(self, path: str, progress: Progress) -> tuple[int, int]:
         with self._hadoop.doing("check", self._at(path)):
             size = int(self._fs.getFileStatus(self._path(path)).getLen())
             found = self._fs.getFileChecksum(self._path(path)) if size else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -39,6 +41,45 @@ def test_a_source_that_ends_too_early_is_told_of(tree: WritableHdfsFiles, tmp_pa
     (tmp_path / "source").write_bytes(b"abc")
     with LocalFiles(tmp_path).open("source") as source, pytest.raises(StorageFailed, match="ends at 3 of 4 bytes"):
         tree.copy_in(source, 4, "target", lambda _: None)
+
+
+class BreakingOff:
+    """Copies as Hadoop's client does, and has closed what it writes to before some of its calls, counted from 1."""
+
+    def __init__(self, tree: WritableHdfsFiles, *calls: int) -> None:
+        self._copy: Any = tree._copy
+        self._at = calls
+        self.calls = 0
+
+    def __call__(self, file: Any, stream: Any, *rest: Any) -> int:
+        self.calls += 1
+        if self.calls in self._at:
+            stream.close()
+        return int(self._copy(file, stream, *rest))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_write_that_is_broken_off_is_done_again(tree: WritableHdfsFiles, tmp_path: Path, call: int) -> None:
+    data = bytes(range(256)) * (2 * COPY_BYTES // 256) + b"rest"
+    (tmp_path / "source").write_bytes(data)
+    breaking, told = BreakingOff(tree, call), list[int]()
+    other: Any = copy.copy(tree)
+    other._copy = breaking
+    with LocalFiles(tmp_path).open("source") as source:
+        assert other.copy_in(source, len(data), "target", told.append) == crc32c(data)
+    assert breaking.calls == call + 3
+    assert sum(told) == len(data), "nothing is told of twice"
+    assert tree.checksum("target", told.append) == (len(data), crc32c(data))
+
+
+def test_a_write_that_is_broken_off_twice_ends(tree: WritableHdfsFiles, tmp_path: Path) -> None:
+    data = b"data" * 300_000
+    breaking = BreakingOff(tree, 1, 2)
+    other: Any = copy.copy(tree)
+    other._copy = breaking
+    with pytest.raises(StorageFailed, match=r"cannot write .*target: ClosedChannelException.*run this again"):
+        other.write("target", data)
+    assert breaking.calls == 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
@@ -109,6 +150,15 @@ def test_files_with_another_checksum_are_read_back(
         tree.copy_in(source, len(data), "target", lambda _: None)
     assert tree.checksum("target", told.append) == (len(data), crc32c(data))
     assert told == [COPY_BYTES, 4]
+
+
+def test_a_check_that_is_broken_off_is_done_again(connection: WritableHdfsFiles, hdfs: Cluster) -> None:
+    data = b"data" * 300_000
+    tree: Any = beside(connection, hdfs, dfs_checksum_type="CRC32")
+    tree.write("target", data)
+    breaking = tree._copy = BreakingOff(tree, 1)
+    assert tree.checksum("target", lambda _: None) == (len(data), crc32c(data))
+    assert breaking.calls == 2
 
 
 def test_places_in_hdfs() -> None:
