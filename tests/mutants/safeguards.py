@@ -160,6 +160,20 @@ SAFEGUARDS: Final = (
         ("tests/storage/test_message_log.py", "tests/storage/test_store_failures.py"),
     ),
     Mutant(
+        "look before a checkpoint whether the directories are there",
+        "qmq/checkpoints.py",
+        "            await self.worker.run(self._store.check_there)\n",
+        "",
+        ("tests/test_wiring.py",),
+    ),
+    Mutant(
+        "look whether a lock that was got is still the one of its name",
+        "qmq/net/state_file.py",
+        "            if _is_at(lock, path):\n",
+        "            if True:\n",
+        ("tests/net/test_state_file.py",),
+    ),
+    Mutant(
         "sync the logs before a checkpoint claims them",
         "qmq/storage/checkpointing.py",
         "            self._sync_log(log)\n",
