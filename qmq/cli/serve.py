@@ -33,8 +33,8 @@ def serve(
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
     Once it serves it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
-    setting. Each is taken from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over --config.
-    At SIGHUP it reads the file of --config again, takes what it can change while it serves, and logs that.
+    setting. Each is taken from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over
+    --config. At SIGHUP it reads the file of --config again, takes what it can change while it serves, and logs that.
     """
     with noting_hangups() as hung_up:
         _serve(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level}, hung_up)
