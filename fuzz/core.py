@@ -37,7 +37,7 @@ LIMITS: Final = BrokerLimits(
     max_parked_pulls=8,
     max_pull_count=1_000,
     max_pull_bytes=64 << 10,
-    max_subscriptions=8,
+    max_consumers_per_connection=8,
     max_prefixes=20,
 )
 

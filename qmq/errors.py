@@ -168,6 +168,12 @@ class TooManyGroups(QmqError):
 # --- consuming -------------------------------------------------------------------------------------------------------
 
 
+class TooManyConsumers(QmqError):
+    """A client has ``max_consumers_per_connection`` consumers, or a group as many as it may have."""
+
+    code = "too_many_consumers"
+
+
 class GroupMismatch(QmqError):
     """The group exists with another mode."""
 

@@ -174,6 +174,9 @@ class Settings(BaseModel):
     )
     max_connections: Count = Field(10_000, ge=1, le=1_000_000, description="Connections at the same time.")
     max_parked_pulls: Count = Field(1_000, ge=1, le=100_000, description="Pulls that wait, for each connection.")
+    max_consumers_per_connection: Count = Field(
+        1_000, ge=1, le=100_000, description="Consumers (subscriptions) that one connection, so one client, may have."
+    )
     max_inflight_bytes: Bytes = Field(
         64 * MIB, ge=64 * KIB, le=16 * GIB, description="Answers that a connection has not read yet; then it waits."
     )

@@ -461,6 +461,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_parked_pulls=settings.max_parked_pulls,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
+        max_consumers_per_connection=settings.max_consumers_per_connection,
         lapse_ms=settings.lapse_ms,
         broadcast_ttl_ms=settings.broadcast_ttl_ms,
         retention_ms=settings.retention_ms,

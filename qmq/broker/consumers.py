@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from qmq.broker.held import Held
 from qmq.broker.member import Member
-from qmq.errors import Fenced, Overloaded
+from qmq.errors import Fenced, TooManyConsumers
 
 #: Consumers of a group, those that are away among them.
 MAX_CONSUMERS: Final = 10_000
@@ -21,9 +21,9 @@ class Consumers:
         self.next_number = 1
 
     def check_room(self, name: str) -> None:
-        """Raises Overloaded when there can be no consumer of that name."""
+        """Raises TooManyConsumers when there can be no consumer of that name."""
         if name not in self.by_name and len(self.by_number) >= MAX_CONSUMERS and self._longest_away() is None:
-            raise Overloaded(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
+            raise TooManyConsumers(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
 
     def _longest_away(self) -> Member | None:
         """Who may be forgotten: it holds nothing."""

@@ -66,7 +66,7 @@ class Ledger:
     ) -> Member:
         """Be that consumer: again (with the nonce of before), or instead of who was.
 
-        Raises Overloaded; and Fenced for one instead of whom another came.
+        Raises TooManyConsumers; and Fenced for one instead of whom another came.
         """
         self._consumers.check_room(name)
         member = self.by_name.get(name)

@@ -16,7 +16,7 @@ class BrokerLimits(NamedTuple):
     max_parked_pulls: int = 1_000
     max_pull_count: int = 1_000_000
     max_pull_bytes: int = 16 << 20
-    max_subscriptions: int = 1_000
+    max_consumers_per_connection: int = 1_000
     max_prefixes: int = 1_000
     lapse_ms: int = 30_000
     broadcast_ttl_ms: int = 7 * 86_400_000

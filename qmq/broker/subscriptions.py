@@ -17,7 +17,7 @@ from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolv
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import BROADCAST, MEMBER_MARK, MOST_ONCE, check_mode, group_of
-from qmq.errors import InvalidOption, Overloaded, TooManyGroups, UnknownGroup, UnknownSubscription
+from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import check_consumer, check_prefix
 from qmq.storage.store import Store
 
@@ -46,8 +46,11 @@ class Subscriptions:
     def join(self, command: Subscribe) -> None:
         """Join a group (made now, if it is new) or follow alone. Nothing has changed when this raises NotAtHand."""
         mine = self._by_connection.setdefault(command.connection, set())
-        if len(mine) >= self._limits.max_subscriptions:
-            raise Overloaded(f"this connection has {len(mine)} subscriptions, the most one may have; use another")
+        if len(mine) >= self._limits.max_consumers_per_connection:
+            raise TooManyConsumers(
+                f"this client has {len(mine)} consumers, the most that one may have "
+                "(max_consumers_per_connection); use another client, or raise the bound"
+            )
         if not command.prefixes:
             raise InvalidOption("a subscription names no prefix; give at least one, '' for everything")
         for prefix in command.prefixes:

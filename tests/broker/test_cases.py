@@ -10,7 +10,7 @@ from qmq.broker.commands import Ack
 from qmq.broker.effects import Acked, Messages, Refused
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
-from qmq.errors import Fenced, InvalidOption, Overloaded
+from qmq.errors import Fenced, InvalidOption, TooManyConsumers
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many
 
@@ -114,7 +114,7 @@ def test_what_one_held_that_is_forgotten_as_dead_was_recovered_before(
     assert dead.pull() == many(3)
     other = Consumer(driven, "other", connection=2)
     dead.ack(1)
-    with pytest.raises(Overloaded):
+    with pytest.raises(TooManyConsumers):
         Consumer(driven, "third", connection=3)
     driven.advance(LAPSE_MS // 2)
     assert other.pull() == []

@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker.consumers import Consumers
 from qmq.broker.kinds import Leaving
-from qmq.errors import Fenced, Overloaded
+from qmq.errors import Fenced, TooManyConsumers
 from tests.broker.test_ledger import Driven
 
 
@@ -18,7 +18,7 @@ def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
     monkeypatch.setattr("qmq.broker.consumers.MAX_CONSUMERS", 3)
     driven = Driven(tmp_path)
     _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
-    with pytest.raises(Overloaded, match="are there, the most it may have"):
+    with pytest.raises(TooManyConsumers, match="are there, the most it may have"):
         driven.ledger.join("d", b"1", transient=False, now_us=0)
     driven.ledger.leave(b, Leaving.LEFT, 1)
     driven.ledger.join("d", b"1", transient=False, now_us=2)

@@ -16,6 +16,7 @@ from qmq.errors import (
     InvalidOption,
     Overloaded,
     QmqError,
+    TooManyConsumers,
     TooManyGroups,
     UnknownSubscription,
 )
@@ -310,13 +311,13 @@ def refusal(driven: Driven, command: object) -> type[QmqError]:
 
 
 def test_what_is_out_of_bounds_is_refused(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, BrokerLimits(max_groups=2, max_parked_pulls=2, max_subscriptions=4))
+    driven = Driven(tmp_path, BrokerLimits(max_groups=2, max_parked_pulls=2, max_consumers_per_connection=4))
     subscription = driven.subscribe("a", group="one")
     driven.subscribe("a", group="two")
     assert refusal(driven, Subscribe(1, 50, "three", ("a",), "c", None)) is TooManyGroups
     driven.subscribe("a", group=None)
     driven.subscribe("a", group=None)
-    assert refusal(driven, Subscribe(1, 51, "one", ("a",), "c", None)) is Overloaded
+    assert refusal(driven, Subscribe(1, 51, "one", ("a",), "c", None)) is TooManyConsumers
     driven.do(*[driven.pull_command(subscription, timeout_ms=1_000) for _ in range(2)])
     assert refusal(driven, driven.pull_command(subscription, timeout_ms=1_000)) is Overloaded
     driven.close()

@@ -96,7 +96,7 @@ def test_a_welcome_has_the_names_of_the_page() -> None:
         ("`limit` (rows; {:,} at most)", requests.MAX_LISTED),
         ("At most {} may be\nopen on a connection", server.MAX_LISTINGS),
         ("without an answer: {:,} beside parked pulls", server.MAX_REQUESTS),
-        ("A connection may have {:,} subscriptions", BrokerLimits().max_subscriptions),
+        ("A connection may have {:,}\nsubscriptions", BrokerLimits().max_consumers_per_connection),
         ("`first_frame_timeout_ms` ({} s)", Settings().first_frame_timeout_ms // 1_000),
         ("protocol of QMQ, version {}", wire.PROTOCOL_VERSION),
     ],
