@@ -21,7 +21,7 @@ from qmq.errors import (
 from qmq.format.pieces import Damage, Run
 from qmq.net import wire
 from qmq.net.asking import Asking, numbers_of
-from qmq.net.backoff import Backoff
+from qmq.net.backoff import Backoff, Refusals
 from qmq.net.connection import Answer, Connection
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.holder import Holder
@@ -78,6 +78,7 @@ class Puller:
         self._warned_at = -_WARN_EVERY
         self._inside = False
         self._backoff = Backoff()
+        self._refusals = Refusals(f"consumer {self.id} can't pull for now")
         self._doubts = 0
         self._kept = Kept()
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
@@ -308,6 +309,7 @@ class Puller:
                 self._doubt(answer)
                 return False
             if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
+                self._refusals.came(answer)
                 delay = self._backoff.next_delay()
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
                 await asyncio.sleep(min(delay, left))

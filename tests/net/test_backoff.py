@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from qmq.net.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff
+import pytest
+
+from qmq.errors import ConnectionLost, Overloaded
+from qmq.net.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff, Refusals
 
 
 def test_delays_double_from_50_ms_to_1_s_with_jitter() -> None:
@@ -23,3 +26,11 @@ def test_it_begins_anew_after_a_success_and_never_overflows() -> None:
 
 def test_clients_do_not_come_back_together() -> None:
     assert Backoff(seed=1).next_delay() != Backoff(seed=2).next_delay()
+
+
+def test_the_log_is_told_now_and_then_why_something_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals("this can't be done yet")
+    refusals.came(ConnectionLost("gone"))  # of which the link tells
+    for _ in range(3):
+        refusals.came(Overloaded("too much"))
+    assert caplog.messages == ["this can't be done yet: too much; trying again"]
