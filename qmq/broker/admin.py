@@ -56,6 +56,7 @@ class Admin:
             "delete_group": self._delete_group,
             "dead_letters": self._dead_letters,
             "handled": self._handled,
+            "leave": self._leave,
         }
 
     def do(self, action: str, fields: Fields, now: Now) -> Fields:
@@ -165,6 +166,17 @@ class Admin:
         ledger.handled_before(member, tuple(numbers))
         self._delivery.handing.members.look(ledger)
         return {"taken": True}
+
+    def _leave(self, fields: Fields, now: Now) -> Fields:
+        """A consumer's client tells late that the consumer is gone: its connection was lost before."""
+        _, ledger = self._group(fields)
+        member, nonce = ledger.by_name.get(_text(fields, "consumer")), fields.get("nonce")
+        if type(nonce) is not bytes or not nonce:
+            raise InvalidOption("nonce is that of the SUBSCRIBE by which the consumer joined")
+        if member is None or not member.is_there or member.nonce != nonce:
+            return {"left": False}
+        self._delivery.handing.members.leave(ledger, member, now)
+        return {"left": True}
 
     # --- dead letters ------------------------------------------------------------------------------------------------
 

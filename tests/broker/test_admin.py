@@ -323,3 +323,21 @@ def test_where_subjects_are_too_many_to_look_up_ready_is_at_least_what_it_says(
     driven.send("a.1", b"more")
     assert group_row(driven)["ready"] <= 1
     driven.close()
+
+
+def test_a_consumer_whose_connection_is_gone_leaves_by_its_nonce(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one")
+    held = consumer.pull(4)
+    with pytest.raises(InvalidOption, match="nonce"):
+        ask(driven, "leave", group="g", consumer="one")
+    with pytest.raises(UnknownGroup):
+        ask(driven, "leave", group="another", consumer="one", nonce=consumer.nonce)
+    assert not ask(driven, "leave", group="g", consumer="two", nonce=consumer.nonce)["left"]
+    assert not ask(driven, "leave", group="g", consumer="one", nonce=b"another")["left"]
+    assert counts(driven)[1] == 4
+    assert ask(driven, "leave", group="g", consumer="one", nonce=consumer.nonce)["left"]
+    assert counts(driven)[1] == 0
+    assert not ask(driven, "leave", group="g", consumer="one", nonce=consumer.nonce)["left"]
+    assert Consumer(driven, "two").pull() == held
+    driven.close()
