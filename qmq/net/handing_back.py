@@ -6,6 +6,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
@@ -68,8 +69,8 @@ class HandingBack:
 
         Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
         """
-        holding.take_back(back.start, back.end)
         waiter = asyncio.get_running_loop().create_future()
+        holding.take_back(back.start, back.end)
         self._gather(_Waiting(holding, back, waiter))
         await waiter
 
@@ -98,7 +99,9 @@ class HandingBack:
             parts.setdefault((id(one.holding), one.back.whole is None), []).append(one)
         for part in parts.values():
             for at in range(0, len(part), MOST_BACKS):
-                self._spawn(self._bring(part[at : at + MOST_BACKS]), asyncio.get_running_loop())
+                some = part[at : at + MOST_BACKS]
+                task = self._spawn(self._bring(some), asyncio.get_running_loop())
+                task.add_done_callback(partial(self._brought, some))
 
     async def _bring(self, several: list[_Waiting]) -> None:
         """Of one holding, all of them with their whole messages or none."""
@@ -109,10 +112,6 @@ class HandingBack:
                 for one in some:
                     one.tell(error)
                 continue
-            except asyncio.CancelledError:
-                for one in several:
-                    one.tell(left(self._consumer))
-                raise
             except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
                 log.exception("consumer %s: handing back has failed", self._consumer)
                 for one in several:
@@ -126,6 +125,14 @@ class HandingBack:
                     self._gather(one._replace(back=one.back._replace(start=middle)))
                 else:
                     one.tell(refusal)
+
+    def _brought(self, several: list[_Waiting], task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # maybe before it had begun
+            self._tell_left(several)
+
+    def _tell_left(self, several: list[_Waiting]) -> None:
+        for one in several:
+            one.tell(left(self._consumer))
 
     async def _bring_some(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
         """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""
@@ -191,10 +198,11 @@ class HandingBack:
         place = holding.place
         return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         task = loop.create_task(work, name="qmq-hand-back")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def wait(self) -> None:
         """Until all that was handed back is with the broker, or refused."""
@@ -205,6 +213,8 @@ class HandingBack:
         """Nobody brings the rest any more."""
         for task in tuple(self._tasks):
             task.cancel()
+        gathered, self._gathered = self._gathered, []
+        self._tell_left(gathered)
 
 
 def left(consumer: str) -> Fenced:

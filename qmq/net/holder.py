@@ -146,9 +146,9 @@ class Holder:
         if self._timer is None:
             self._timer = self.loop.call_later(ACK_DELAY, self._due)
         elif not self._hurries and self.holding is not None and self.holding.pending >= ACK_COUNT:
+            timer, self._timer = self._timer, self.loop.call_soon(self._due)
             self._hurries = True
-            self._timer.cancel()
-            self._timer = self.loop.call_soon(self._due)
+            timer.cancel()
 
     def _due(self) -> None:
         self._hurries = False
@@ -303,8 +303,8 @@ class Holder:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    async def close(self, timeout: float) -> None:
-        """Have what is on the way arrive, as far as there is time."""
+    async def settle(self, timeout: float) -> None:
+        """Have what is on the way arrive, as far as there is time; ``close`` then."""
         self._closed = True
         try:
             async with asyncio.timeout(timeout):
@@ -313,18 +313,20 @@ class Holder:
         except (QmqError, TimeoutError) as error:
             log.debug("consumer %s: %s", self._consumer, error)
             await self._keep_acks()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self.keeping is not None:
-                await self.keeping.close()
-            self.backs.cancel()
-            if self._sending is not None:
-                self._sending.cancel()
-            self._leave()
+        if self.keeping is not None:
+            await self.keeping.save()
 
-    def _leave(self) -> None:
-        """Verdicts that come later are refused: no subscription would take them."""
+    def close(self) -> None:
+        """End it, without waiting for anything: later verdicts are refused, as no subscription would take them."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.keeping is not None:
+            self.keeping.close()
+        self.backs.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
         self.refused += self._undecided.size
         self._undecided = Intervals()
         if self.holding is not None and self.holding.fenced is None:

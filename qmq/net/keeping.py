@@ -30,14 +30,14 @@ class Keeping:
         self._file: StateFile | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._closed = False
+        self._written: Known | None = None
 
     async def open(self, store_id: bytes) -> Known | None:
         """Have the file of a store; what the process before has left there."""
         if self._store_id == store_id:
             return None
         self._store_id = store_id
-        await self._close_file()
+        self._close_file()
         try:
             self._file = await taken_in_thread(
                 lambda: StateFile.open(state_directory(), store_id, self._group, self._consumer), StateFile.close
@@ -62,7 +62,7 @@ class Keeping:
 
     def want_write(self) -> None:
         """Something was acknowledged."""
-        if self._file is not None and self._timer is None and not self._closed:
+        if self._file is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WRITE_DELAY, self._due)
 
     def hurry(self) -> None:
@@ -77,30 +77,46 @@ class Keeping:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name="qmq-state")
 
     async def _write(self, *, again: bool = True) -> None:
-        known, unconfirmed = self._snapshot()
-        if self._file is None or known is None or not unconfirmed:
+        file, (known, unconfirmed) = self._file, self._snapshot()
+        if file is None or known is None or not unconfirmed:
             return
         try:
-            await asyncio.to_thread(self._file.write, known)
+            await asyncio.to_thread(file.write, known)
         except OSError as error:
             self._say(str(error))
-            await self._close_file()
+            if self._file is file:
+                self._close_file()
             return
-        if again:  # until all is confirmed
+        self._written = known
+        if again and self._file is file:  # until all is confirmed
             self.want_write()
 
-    async def close(self) -> None:
-        """Write what is left, and let go of the file."""
-        self._closed = True
+    async def save(self) -> None:
+        """Write what is left; ``close`` then has nothing to do for the disk."""
+        self._stop_timer()
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+            self._stop_timer()
+        await self._write(again=False)
+
+    def close(self) -> None:
+        """Let go of the file. What ``save`` has not written is written in the loop: there is no other time for it."""
+        self._stop_timer()
+        known, unconfirmed = self._snapshot()
+        if self._file is not None and known is not None and unconfirmed and known != self._written:
+            try:
+                self._file.write(known)
+            except OSError as error:
+                self._say(str(error))
+        self._close_file()
+        self._store_id = self._written = None
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is not None:
-            await asyncio.wait({self._writing})
-        await self._write(again=False)
-        await self._close_file()
 
-    async def _close_file(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            await asyncio.to_thread(file.close)
+            file.close()

@@ -15,6 +15,7 @@ from qmq.net import wire
 from qmq.net.address import Address
 from qmq.net.backoff import Backoff
 from qmq.net.connection import Answer, Connection, Welcome
+from qmq.net.departures import Departure, Departures
 from qmq.net.gathering import SendLimits
 from qmq.net.heartbeat import Heartbeat
 from qmq.net.holder import Holder
@@ -71,6 +72,7 @@ class Link:
         self.client_id = client_id
         self._heartbeat: Heartbeat | None = None
         self._holders: set[Holder] = set()  # which lose what they hold when nobody hears of us
+        self._departures = Departures()
         self.welcome: Welcome | None = None
         self._options = options
         self._sending = sending
@@ -168,6 +170,10 @@ class Link:
         if not self._holders and self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
+
+    def depart(self, departure: Departure) -> None:
+        """It has left, and its broker may not know: have it told as soon as that can be."""
+        self._departures.add(departure, self.connection)
 
     def _out_of_touch(self) -> None:
         error = Fenced("the broker was out of reach for so long that it may have handed what is held here to others")
@@ -377,6 +383,7 @@ class Link:
         self._sending.continue_after(last)
         self._connected_at = self._loop.time()
         self.connection = connection
+        self._departures.connected(connection, welcome.store_id)
         self._tell(self._waiters)
         self._owner.changed()
         for holder in self._holders:

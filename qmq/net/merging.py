@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from qmq.errors import Fenced, QmqError
@@ -119,9 +120,7 @@ class MergedPuller:
             for task in done:
                 task.result()
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._entering = tasks
             await self.leave()
             raise
 
@@ -130,18 +129,28 @@ class MergedPuller:
         self._entered.add(puller)
 
     async def leave(self, error: BaseException | None = None) -> None:
-        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. *error*: as ``Puller.leave``."""
+        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. See ``Puller.leave``."""
         if isinstance(error, Exception) and not self.is_alone:
             release(self._on_the_way())
-        for task in self._entering:
-            task.cancel()
-        await asyncio.gather(*self._entering, return_exceptions=True)
-        await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
+        try:
+            for task in self._entering:
+                task.cancel()
+            await asyncio.gather(*self._entering, return_exceptions=True)
+            await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
+        finally:
+            self.part()
 
     def _on_the_way(self) -> list[Run]:
         """What a pull under way has taken, and has not handed out."""
         done = [task for task in self._tasks.values() if task.done() and not task.cancelled() and not task.exception()]
         return [*self._taken, *(run for task in done for run in task.result())]
+
+    def part(self) -> None:
+        """As ``Puller.part``, everywhere."""
+        for task in self._entering:
+            task.cancel()
+        for puller in self._pullers:
+            puller.part()
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
@@ -170,8 +179,10 @@ class MergedPuller:
         try:
             await self._pull_alone(taken, max_count, min_count, deadline)
         except BaseException:
-            await self._withdraw()
-            self.put_back(taken)
+            try:
+                await self._withdraw()
+            finally:
+                self.put_back(taken)
             raise
         finally:
             self._taken = []
@@ -263,12 +274,10 @@ class MergedPuller:
         if not self._tasks:
             return
         tasks, self._tasks = self._tasks, {}
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
         for puller, task in tasks.items():
-            if not task.cancelled() and task.exception() is None:
-                puller.put_back(task.result())
+            task.cancel()
+            task.add_done_callback(partial(_came_late, puller))  # also where nobody waits for that any more
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def _is_enough(self, runs: Sequence[Run], min_count: int) -> bool:
         return _count(runs) >= min_count or sum(len(run.data) for run in runs) >= self._max_bytes
@@ -308,6 +317,12 @@ class MergedPuller:
         beyond = [run.slice(rest, run.count), *taken[at + 1 :]] if rest else taken[at:]
         taken[at:] = [run.slice(0, rest)] if rest else []
         self.put_back(beyond)
+
+
+def _came_late(puller: Puller, task: asyncio.Task[list[Run]]) -> None:
+    """A pull that was withdrawn has ended: what it has brought all the same is for the next one."""
+    if not task.cancelled() and task.exception() is None:
+        puller.put_back(task.result())
 
 
 def _count(runs: Sequence[Run]) -> int:

@@ -31,7 +31,6 @@ from qmq.net.mending import Mending, error_of, read_checked
 from qmq.net.options import PULL_BYTES, Start, check_pull
 from qmq.net.subscribing import MOST_DOUBTS, Subscribing
 from qmq.net.tags import tags_of, with_tags
-from qmq.net.wire import Kind
 
 log = logging.getLogger("qmq.client")
 
@@ -119,40 +118,62 @@ class Puller:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        await self._subscribing.enter()
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with; then, and when it is
+        cancelled, nothing is left of it there.
+        """
+        try:
+            await self._subscribing.enter()
+        except BaseException:
+            self.part()
+            raise
         self._inside = True
 
     async def leave(self, error: BaseException | None = None) -> None:
         """Unsubscribe, which hands back what is held; whoever waits for messages gets UnknownSubscription.
 
         Acknowledgements are brought to the broker before, as far as there is time. An Exception as *error* fails what
-        was handed out and has no disposition.
+        was handed out and has no disposition. Who cancels this ends that, and the wait for the broker, and no more:
+        ``part`` is done in any case.
         """
-        self._inside = False
-        self._asking.withdraw()
-        self._asking.wake()
+        self._stop()
         if self.holder is not None and isinstance(error, Exception):
             release(self._kept.take(self._kept.count))
             self.holder.fail_open(error)
+        try:
+            if self._mending is not None:
+                await asyncio.wait({self._mending})
+            if self.holder is not None:
+                await self.holder.settle(FLUSH_TIMEOUT)
+        finally:
+            unsubscribed = self.part()
+        await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
+
+    def part(self) -> asyncio.Future[None]:
+        """Leave, without waiting for anything: send the acknowledgements that are there, let go of what is held, and
+        unsubscribe. May be called again. What it returns is done once the broker has answered.
+        """
+        self._stop()
+        known = None
+        if self.holder is not None:
+            current = self._subscribing.current
+            if current is not None and not current[0].closed:
+                self.holder.send(current)
+            known, _ = self.holder.snapshot()
+            self.holder.close()
+            self._link.let_go(self.holder)
+        return self._subscribing.leave(known)
+
+    def _stop(self) -> None:
+        """Nobody pulls any more."""
+        if self._inside:
+            self._inside = False
+            self._asking.withdraw()
+            self._asking.wake()
         if self._unused is not None:
             self._unused.cancel()
+            self._unused = None
         if self._mending is not None:
             self._mending.cancel()
-            await asyncio.wait({self._mending})
-        if self.holder is not None:
-            await self.holder.close(FLUSH_TIMEOUT)
-            self._link.let_go(self.holder)
-        self._subscribing.leave()
-        current = self._subscribing.current
-        if current is None or current[0].closed:
-            return
-        connection, subscription = current
-        try:
-            async with asyncio.timeout(LEAVE_TIMEOUT):
-                await connection.request(Kind.UNSUBSCRIBE, payload=wire.UNSUBSCRIBE.pack(subscription))
-        except (QmqError, TimeoutError) as failure:
-            log.debug("consumer %s could not unsubscribe: %r", self.id, failure)
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from qmq.errors import ConnectionLost
 from qmq.format.build import MessageHeader
 from qmq.net.client import Client, make_parts
 from qmq.net.gathering import BATCH_BYTES
@@ -32,21 +33,37 @@ class Session:
         self._ticket = 0
         self._queued: list[_Queued] = []  # by send_nowait, for the loop to take
         self._queued_bytes = 0
-        self._thread = threading.Thread(target=self._loop.run_forever, name="qmq-client", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="qmq-client", daemon=True)
         self._thread.start()
         try:
-            self.run(self.client.__aenter__())
+            self.run(self.client.__aenter__(), lambda _: self.parts.brokers.close(ConnectionLost("given up")))
         except BaseException:
             self._stop()
             raise
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop and wait; an interrupt of the wait cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
+        """Run it in the loop and wait; an interrupt of the wait cancels it. *undo* is called in the loop with what it
+        returned when it was through just then, so that nobody else gets that.
+        """
+        results: list[T] = []
+
+        async def noted() -> T:
+            result = await coroutine
+            results.append(result)
+            return result
+
+        def undone() -> None:
+            assert undo is not None
+            for result in results:
+                undo(result)
+
+        future = asyncio.run_coroutine_threadsafe(coroutine if undo is None else noted(), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            if undo is not None:
+                self._loop.call_soon_threadsafe(undone)  # behind the cancellation: it is through, or never will be
             raise
 
     def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
@@ -89,12 +106,17 @@ class Session:
             self._stop()
 
     def _stop(self) -> None:
-        try:
-            self.run(_end_tasks())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run it until it is stopped, then end what is in it: here, where no interrupt comes between."""
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end_tasks())
+    finally:
+        loop.close()
 
 
 async def _end_tasks() -> None:

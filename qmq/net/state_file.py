@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -43,12 +44,13 @@ def state_directory() -> Path:
 
 
 class StateFile:
-    """Of one consumer. Every method may wait for the disk."""
+    """Of one consumer. Every method may wait for the disk, and may be called in any thread."""
 
     def __init__(self, path: Path, key: list[bytes | str], lock: int) -> None:
         self.path = path
         self._key = key
-        self._lock = lock
+        self._lock: int | None = lock
+        self._mutex = threading.Lock()
 
     @classmethod
     def open(cls, directory: Path, store_id: bytes, group: str, consumer: str) -> Self:
@@ -80,18 +82,25 @@ class StateFile:
         return Known(since_us, generation, 0, expected, tuple(handled))
 
     def write(self, known: Known) -> None:
-        """Replace it. Raises OSError."""
+        """Replace it; does nothing once it is closed: another process may have it. Raises OSError."""
         body = msgpack.packb([*self._key, known.since_us, known.generation, known.expected, list(known.handled)])
         beside = self.path.with_suffix(".new")
-        with open(beside, "wb", opener=_private) as file:
-            file.write(MAGIC + _CRC.pack(crc32c(body)) + body)
-        os.replace(beside, self.path)
+        with self._mutex:
+            if self._lock is None:
+                return
+            with open(beside, "wb", opener=_private) as file:
+                file.write(MAGIC + _CRC.pack(crc32c(body)) + body)
+            os.replace(beside, self.path)
 
     def close(self) -> None:
         """Let another process have it; nothing is left of the lock."""
-        with suppress(OSError):
-            os.unlink(self.path.with_suffix(".lock"))  # while it is held: who has opened it by now looks again
-        os.close(self._lock)
+        with self._mutex:
+            if self._lock is None:
+                return
+            with suppress(OSError):
+                os.unlink(self.path.with_suffix(".lock"))  # while it is held: who has opened it by now looks again
+            os.close(self._lock)
+            self._lock = None
 
 
 def _locked(path: Path) -> int:

@@ -6,13 +6,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidName, ProtocolError, QmqError, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net import wire
-from qmq.net.backoff import Backoff
-from qmq.net.connection import Answer, Connection
+from qmq.net.backoff import Backoff, Refusals
+from qmq.net.connection import ANSWER_TIMEOUT, Answer, Connection
+from qmq.net.departures import Departure
 from qmq.net.group_settings import Terms, shown_settings
 from qmq.net.holder import Holder
 from qmq.net.holding import Known, Place
@@ -72,7 +74,10 @@ class Subscribing:
         #: What is known from before this process, if anything.
         self._before: Known | None = None
         self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Future[Answer] | None = None  # a SUBSCRIBE on its way
+        self._asked_at: bytes | None = None  # the store whose broker may take the consumer for there
         self._backoff = Backoff()
+        self._refusals = Refusals(f"consumer {self.id} can't subscribe yet")
         if self.holder is not None:
             self.holder.on_connected = self._begin
             if not self._transient and group is not None:
@@ -84,11 +89,55 @@ class Subscribing:
         await self._subscribe()
         self.inside = True
 
-    def leave(self) -> None:
-        """Nobody subscribes any more."""
+    def leave(self, known: Known | None = None) -> asyncio.Future[None]:
+        """Nobody subscribes any more; what is there is unsubscribed, without waiting for that. Done when it is.
+
+        *known* is told to the broker where it can't be told by then that the consumer is gone.
+        """
         self.inside = False
         if self._task is not None and not self._task.cancel() and not self._task.cancelled():
             self._task.exception()  # it is over, and nobody will ask
+        self._task = None
+        current, self.current = self.current, None
+        asking, self._asking = self._asking, None  # who waits for that is cancelled, and has it undone
+        asked_at, self._asked_at = self._asked_at, None
+        departure = self._departure(asked_at, known) if asked_at is not None else None
+        if current is not None and not current[0].closed:
+            return self._unsubscribe(*current, departure)
+        if asking is None:
+            self._depart(departure)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def _unsubscribe(
+        self, connection: Connection, subscription: int, departure: Departure | None
+    ) -> asyncio.Future[None]:
+        """Write that; the broker hears of the *departure* if the connection does not last for so long."""
+        done = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if isinstance(answer, QmqError):
+                log.debug("consumer %s could not unsubscribe: %r", self.id, answer)
+                if answer.retryable:
+                    self._depart(departure)
+            if not done.done():
+                done.set_result(None)
+
+        due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
+        connection.ask(Kind.UNSUBSCRIBE, answered, payload=wire.UNSUBSCRIBE.pack(subscription), due=due)
+        return done
+
+    def _departure(self, store_id: bytes, known: Known | None) -> Departure | None:
+        """What that broker is to hear where its connection is gone; None: it has forgotten the consumer with that."""
+        if self.holder is None or self._group is None:
+            return None
+        group = f"{self._group}@{self.id}" if self._terms.mode == "broadcast" else self._group
+        return Departure(store_id, group, self.id, self._nonce, known)
+
+    def _depart(self, departure: Departure | None) -> None:
+        if departure is not None:
+            self._link.depart(departure)
 
     def outside(self) -> UnknownSubscription:
         """What is raised before ``enter`` and after ``leave``."""
@@ -153,15 +202,16 @@ class Subscribing:
                 doubts += is_doubtful
                 if not error.retryable and not (is_doubtful and doubts < MOST_DOUBTS):
                     raise
+                self._refusals.came(error)
             await asyncio.sleep(self._backoff.next_delay())
 
     async def _subscribe_on(self, connection: Connection) -> None:
         store_id, asked_at = self._link.store_id, asyncio.get_running_loop().time()
         if self.holder is not None and self.holder.keeping is not None:
             self._before = await self.holder.keeping.open(store_id) or self._before
-        answer = await connection.request(Kind.SUBSCRIBE, self._said(store_id))
-        subscription = answer.meta.get("subscription")
-        if type(subscription) is not int or not 0 <= subscription < 1 << 32:
+        answer = await self._ask(connection, self._said(store_id))
+        subscription = _subscription_in(answer)
+        if subscription is None:
             connection.abort(
                 ConnectionLost(f"the connection to {connection.address} is of no use: no subscription came")
             )
@@ -177,6 +227,44 @@ class Subscribing:
         start_us = answer.meta.get("start_us")
         if self.progress is not None and self.progress.floor_us is None and isinstance(start_us, int):
             self.progress.begin_at(start_us)
+
+    async def _ask(self, connection: Connection, meta: dict[str, Any]) -> Answer:
+        """Send SUBSCRIBE. Where nobody waits for the answer any more when it comes, what it brings is undone."""
+        loop = asyncio.get_running_loop()
+        self._asking = asking = loop.create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if isinstance(answer, QmqError):
+                asking.set_exception(answer)
+            else:
+                asking.set_result(answer)
+
+        connection.ask(Kind.SUBSCRIBE, answered, wire.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
+        store_id = self._link.store_id
+        was_asked_at, self._asked_at = self._asked_at, store_id
+        try:
+            answer: Answer = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(partial(self._undo, connection, self._departure(store_id, None)))
+            raise
+        except QmqError as error:
+            if not error.retryable:
+                self._asked_at = was_asked_at
+            self._asking = None
+            raise
+        self._asking = None
+        return answer
+
+    def _undo(self, connection: Connection, departure: Departure | None, asking: asyncio.Future[Answer]) -> None:
+        """Nobody waits any more for a subscription that was asked for."""
+        if asking.cancelled():
+            return
+        error = asking.exception()
+        subscription = _subscription_in(asking.result()) if error is None else None
+        if subscription is not None:
+            self._unsubscribe(connection, subscription, departure)
+        elif error is None or (isinstance(error, QmqError) and error.retryable):
+            self._depart(departure)
 
     def _warn_of(self, differing: dict[str, Any]) -> None:
         """The group is not new, and has other settings: say so once."""
@@ -208,6 +296,12 @@ class Subscribing:
                 numbers = [*known[:4], *known.handled]
                 meta |= {"known": numbers, "known_crc": wire.pack_numbers(numbers)[1]}
         return meta
+
+
+def _subscription_in(answer: Answer) -> int | None:
+    """The number that pulls name."""
+    number = answer.meta.get("subscription")
+    return number if type(number) is int and 0 <= number < 1 << 32 else None
 
 
 def _place_in(answer: Answer) -> Place:

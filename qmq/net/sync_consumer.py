@@ -170,7 +170,7 @@ class SyncConsumer:
 
     def __enter__(self) -> Self:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        self._session.run(self._puller.enter())
+        self._session.run(self._puller.enter(), lambda _: self._puller.part())
         return self
 
     def __exit__(
@@ -202,7 +202,8 @@ class SyncConsumer:
 
     def _pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
         self._come_here()
-        return self._session.run(self._feed.pull(max_count, min_count, timeout, max_bytes))
+        puller = self._puller
+        return self._session.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)
 
     def _come_here(self) -> None:
         """Be subscribed in this process."""
@@ -210,5 +211,5 @@ class SyncConsumer:
         if session is not self._session:
             puller = self._make(session.parts.brokers)
             puller.on_error = self._puller.on_error
-            session.run(puller.enter())
+            session.run(puller.enter(), lambda _: puller.part())
             self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)

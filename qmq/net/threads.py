@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,18 +11,29 @@ T = TypeVar("T")
 
 
 async def taken_in_thread(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """What *take* returns, which holds something open. Who is cancelled meanwhile has it given back.
+    """What *take* returns, which holds something open. Who is cancelled meanwhile has it given back, in the thread
+    where that is still at work: the loop may have ended before it is through.
 
     Raises what *take* raises.
     """
-    taking = asyncio.ensure_future(asyncio.to_thread(take))
+    lock = threading.Lock()
+    taken: list[T] = []
+    is_wanted = True
+
+    def work() -> T:
+        thing = take()
+        with lock:
+            if is_wanted:
+                taken.append(thing)
+                return thing
+        give_back(thing)
+        return thing
+
     try:
-        return await asyncio.shield(taking)
+        return await asyncio.to_thread(work)
     except asyncio.CancelledError:
-        taking.add_done_callback(lambda done: _give_back(done, give_back))
+        with lock:
+            is_wanted = False
+        for thing in taken:
+            give_back(thing)
         raise
-
-
-def _give_back(done: asyncio.Future[T], give_back: Callable[[T], object]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        give_back(done.result())

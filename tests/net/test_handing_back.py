@@ -129,3 +129,18 @@ async def test_a_message_has_one_verdict_only() -> None:
             await message.reject("no")
         answer(s, frame)
         await waiting
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_waits_when_the_consumer_is_left_in_a_hurry_is_told(turns: int) -> None:
+    async with given(b"1", b"2") as (s, messages):
+        waiting = asyncio.gather(*(message.nack() for message in messages), return_exceptions=True)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        async with asyncio.timeout(60):
+            assert [type(one) for one in await waiting] == [Fenced, Fenced]

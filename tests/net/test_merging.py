@@ -11,6 +11,7 @@ import qmq
 from qmq.net.merging import MergedPuller
 from tests.broker_process import BrokerProcess
 from tests.net.several import Several, connections, put, several, until
+from tests.net.stepping import run_turns
 
 
 def bodies(messages: list[qmq.Message]) -> list[bytes]:
@@ -187,6 +188,27 @@ async def test_a_cancelled_pull_loses_nothing(tmp_path: Path) -> None:
             except asyncio.CancelledError:
                 came += await consumer.pull(max_count=1, timeout=30)
         assert bodies(came) == [b"%02d" % number for number in range(30)]
+
+
+@pytest.mark.parametrize("cancels", [1, 4])
+@pytest.mark.parametrize("group", ["g", None])
+async def test_wherever_a_pull_is_cancelled_it_loses_nothing(tmp_path: Path, group: str | None, cancels: int) -> None:
+    async with (
+        several(tmp_path) as brokers,
+        qmq.connect(brokers.url) as client,
+        client.subscribe("a", group=group, start="first") as consumer,
+    ):
+        came, sent = list[bytes](), list[bytes]()
+        for turns in range(1, 30):
+            new = [b"%02d-%d" % (turns, number) for number in range(2)]
+            sent += new
+            for number, body in enumerate(new):
+                await put(brokers.one(number), "a", [body])
+            if not await run_turns(consumer.pull(4, 4), turns, cancels):
+                raise AssertionError("there is too little for it to return")
+            while len(came) < len(sent) and (more := await consumer.pull(max_count=100, timeout=30)):
+                came += bodies(more)
+        assert sorted(came) == sent
 
 
 async def test_async_for_takes_from_all_and_what_it_left_comes_next(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,6 +28,7 @@ from qmq.net import wire
 from qmq.net.options import check_pull, make_consumer_id, start_of
 from qmq.net.wire import Kind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
+from tests.net.several import several
 
 
 class Subscribed(NamedTuple):
@@ -114,7 +116,9 @@ async def test_leaving_ends_a_pull_that_waits() -> None:
             await pulling
 
 
-async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_again() -> None:
+async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__())
@@ -124,6 +128,18 @@ async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_a
         peer.refuse(frame.request, GroupMismatch("another mode"))
         with pytest.raises(GroupMismatch, match="another mode"):
             await entering
+    assert caplog.text.count("can't subscribe yet: too many subscriptions; trying again") == 1
+
+
+async def test_one_consumer_more_than_a_client_may_have_is_told_so_at_once(tmp_path: Path) -> None:
+    async with several(tmp_path, 1, max_consumers_per_connection=2) as brokers, qmq.connect(brokers.url) as client:
+        async with client.subscribe("a.", group="g"), client.subscribe("a.") as alone:
+            with pytest.raises(qmq.TooManyConsumers, match="max_consumers_per_connection"):
+                await client.subscribe("a.", group="g").__aenter__()
+            await client.send("a.b", b"1")
+            assert bodies(await alone.pull()) == [b"1"]
+        async with client.subscribe("a.", group="g"), client.subscribe("a."):
+            assert len([one for one in await client.admin.consumers("g") if one.online]) == 1
 
 
 @pytest.mark.parametrize(
