@@ -69,9 +69,11 @@ class Brokers:
         except BaseException as error:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
-            for link in self.links:
-                link.close(error if isinstance(error, QmqError) else ConnectionLost("given up"))
+            try:
+                await asyncio.wait(tasks)
+            finally:
+                for link in self.links:
+                    link.close(error if isinstance(error, QmqError) else ConnectionLost("given up"))
             raise
         self._ended = None
         self.changed()
@@ -112,11 +114,9 @@ class Brokers:
 
     async def aclose(self, error: QmqError) -> None:
         """As ``close``, and wait for the connections to end."""
-        self._ended = error
-        self.elsewhere.close()
-        if self._moving is not None:
-            self._moving.cancel()
-        await asyncio.gather(*(link.aclose(error) for link in self.links))
+        connections = [link.connection for link in self.links if link.connection is not None]
+        self.close(error)  # before anything is waited for, which may be cancelled
+        await asyncio.gather(*(connection.wait_closed() for connection in connections))
 
     @property
     def is_open(self) -> bool:

@@ -102,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asked: dict[int, _Asked] = {}
         self._lost = False
         self._end_waiter: asyncio.Future[None] | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._error: QmqError | None = None  # why it ends, when it is known before the transport says so
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
@@ -187,21 +188,20 @@ class Connection(asyncio.BufferedProtocol):
         return any(asked.due is not None and now > asked.due for asked in self._asked.values())
 
     def close(self) -> None:
-        """Write what is left, then end."""
+        """Write what is left, then end; a broker that does not read that is not waited for long."""
         self.closed = True
-        if self._transport is not None:
+        if self._transport is not None and not self._lost:
             self._transport.close()
+            if self._end_timer is None:
+                self._end_timer = self._loop.call_later(CLOSE_TIMEOUT, self._transport.abort)
 
     async def wait_closed(self) -> None:
-        """After ``close``: wait until it has ended, but not for a broker that does not read what is left."""
+        """After ``close``: wait until it has ended."""
         if self._transport is None or self._lost:
             return
-        self._end_waiter = waiter = self._loop.create_future()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT):
-                await waiter
-        except TimeoutError:
-            self._transport.abort()
+        if self._end_waiter is None:
+            self._end_waiter = self._loop.create_future()
+        await asyncio.shield(self._end_waiter)
 
     def abort(self, error: QmqError) -> None:
         """End now, because of *error*."""
@@ -224,7 +224,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = self._lost = True
-        if self._end_waiter is not None and not self._end_waiter.done():
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        if self._end_waiter is not None:
             self._end_waiter.set_result(None)
         if self._error is None and exc is not None:
             self._error = ConnectionLost(f"the connection to {self.address} was lost: {exc}")

@@ -125,13 +125,6 @@ class Link:
         self._tell(self._waiters)
         self._owner.batch_ended()
 
-    async def aclose(self, error: QmqError) -> None:
-        """As ``close``, and wait for the connection to end."""
-        connection = self.connection
-        self.close(error)
-        if connection is not None:
-            await connection.wait_closed()
-
     @property
     def is_open(self) -> bool:
         """It was opened, and nothing has ended it."""
