@@ -62,6 +62,7 @@ class HandingBack:
         self._consumer = consumer
         self._subscribed = subscribed
         self._gathered: list[_Waiting] = []
+        self._sender: asyncio.Task[None] | None = None  # which brings these, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def hand_back(self, holding: Holding, back: Back) -> None:
@@ -87,12 +88,13 @@ class HandingBack:
         self._gather(_Waiting(holding, back, None))
 
     def _gather(self, waiting: _Waiting) -> None:
-        if not self._gathered:
-            self._spawn(self._send(), waiting.holding.owner.loop)
         self._gathered.append(waiting)
+        if self._sender is None:
+            self._sender = self._spawn(self._send(), waiting.holding.owner.loop)
 
     async def _send(self) -> None:
         """What was gathered in the turn before."""
+        self._sender = None
         gathered, self._gathered = self._gathered, []
         parts = dict[tuple[int, bool], list[_Waiting]]()
         for one in gathered:
@@ -199,7 +201,11 @@ class HandingBack:
         return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
 
     def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        task = loop.create_task(work, name="qmq-hand-back")
+        try:
+            task = loop.create_task(work, name="qmq-hand-back")
+        except RuntimeError:  # in a wrong thread, where asyncio is in its debug mode
+            work.close()
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -213,6 +219,7 @@ class HandingBack:
         """Nobody brings the rest any more."""
         for task in tuple(self._tasks):
             task.cancel()
+        self._sender = None
         gathered, self._gathered = self._gathered, []
         self._tell_left(gathered)
 

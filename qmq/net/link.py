@@ -220,8 +220,8 @@ class Link:
         """There may be something to write: see to it in the next turn of the loop."""
         if not self._turn_wanted and self.connection is not None:
             assert self._loop is not None
+            self._loop.call_soon(self._turn)  # raises in a wrong thread, where asyncio is in its debug mode
             self._turn_wanted = True
-            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """Write one batch; more in further turns, so that the broker works while the next one is made."""

@@ -1,0 +1,55 @@
+"""Calls from a thread that is not the client's, which asyncio refuses in its debug mode, leave the client alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+import qmq
+from qmq.broker.commands import Back
+from qmq.net import holder
+from qmq.net.holding import Verdict
+from qmq.net.wire import ACK, Kind
+from tests.net.scripted import backs_of, scripted_broker
+from tests.net.test_handlers import given
+
+
+async def refused(call: Callable[[], object]) -> None:
+    """Make the call in another thread, where it raises."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    try:
+        with pytest.raises(RuntimeError, match="Non-thread-safe"):
+            await asyncio.to_thread(call)
+    finally:
+        loop.set_debug(False)
+
+
+async def test_a_send() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        await refused(lambda: client.send_nowait("a", b"1"))
+        sending = asyncio.ensure_future(client.send("a", b"2"))
+        frame, _ = await peer.batch()
+        peer.stored(frame)
+        await sending
+
+
+async def test_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder, "ACK_COUNT", 2)
+    async with given(b"1", b"2", b"3") as (s, messages):
+        messages[0].ack()
+        await refused(messages[2].ack)
+        frame = await s.peer.frame(Kind.ACK)
+        assert (len(frame.payload) - ACK.size) // 16 == 2, "both of them"
+
+
+async def test_a_release() -> None:
+    async with given(b"1", b"2") as (s, messages):
+        await refused(messages[0].release)
+        messages[1].release()
+        assert backs_of(await s.peer.frame(Kind.HAND_BACK)) == [
+            Back(number, number + 1, Verdict.RELEASE, None, "") for number in range(2)
+        ]
