@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import warnings
 from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
@@ -53,6 +54,7 @@ class Brokers:
         #: What takes messages that failed whose broker is gone.
         self.elsewhere = Elsewhere(self)
         self._refused: set[Link] = set()  # by their brokers, for good, as far as these know
+        self._warned_of_left_open = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -230,6 +232,19 @@ class Brokers:
         log.error("connecting again can't help: %s", error)
         self.close(error)
         return True
+
+    def left_open(self) -> None:
+        """[any thread] The program has let go of the client, or closed its loop, without closing the client: warn it,
+        once.
+        """
+        if self.is_open and not self._warned_of_left_open:
+            self._warned_of_left_open = True
+            addresses = ", ".join(str(link.address) for link in self.links)
+            warnings.warn(
+                f"a client of {addresses} was left open; use it inside `async with qmq.connect(...) as client`",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
 
 def _error_of(link: Link, task: asyncio.Task[None]) -> QmqError | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import weakref
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, Unpack
@@ -94,6 +96,15 @@ class Client:
         finally:
             _clients.discard(self)
             await self._brokers.aclose(ConnectionLost("the client is closed"))
+
+    def __del__(self) -> None:
+        """End what was left open: else its heartbeats would keep its messages from others."""
+        brokers = getattr(self, "_brokers", None)  # none where options were refused
+        if brokers is None or not brokers.is_open or sys.is_finalizing():
+            return
+        with suppress(RuntimeError):  # the loop is closed, with which all of it has ended
+            brokers.ready().call_soon_threadsafe(brokers.close, ConnectionLost("the client was left open"))
+        brokers.left_open()
 
     def _forked(self) -> None:
         """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
@@ -266,7 +277,7 @@ class Client:
         other *settings* are for a new group; one that has others keeps them, which is logged.
         """
         terms = terms_of(group, mode, {"tags": tags, **settings})
-        return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms))
+        return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms), self)
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """The subjects that *prefix* takes, in the order of their creation; of several brokers one after another, as

@@ -26,7 +26,9 @@ class Consumer:
     that counts as no attempt.
     """
 
-    def __init__(self, puller: Puller | MergedPuller) -> None:
+    def __init__(self, puller: Puller | MergedPuller, client: object = None) -> None:
+        """*client*: not to be let go of as long as the consumer is there."""
+        self._client = client
         self._puller = puller
         self._feed = Feed(puller, Message)
 

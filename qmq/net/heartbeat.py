@@ -2,6 +2,7 @@
 
 So a handler that blocks the loop for minutes keeps its messages; one that keeps the interpreter itself does not. Each
 beat says for how long the loop has not turned. Silence is counted from when the last beat that was answered was sent.
+The thread ends with the client, and with the loop that it is in: whoever left the client open is warned.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ class Heartbeat:
         address: Callable[[], Address],
         lapse_s: float,
         out_of_touch: Callable[[], None],
+        left_open: Callable[[], None],
     ) -> None:
         """*address* tells where the client is connected now; *out_of_touch* is called in the loop, again and again
-        while the broker may take this client for dead before long.
+        while the broker may take this client for dead before long; *left_open* in the thread, when the loop was closed
+        before the client.
         """
         self._client_id = client_id
         self._address = address
         self._out_of_touch = out_of_touch
+        self._left_open = left_open
         self._lapse_s = lapse_s
         self._interval_s = lapse_s / BEATS
         self._ended = threading.Event()
@@ -57,9 +61,14 @@ class Heartbeat:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; does nothing when it has begun."""
         if self._thread is None:
+            self._begin(loop, self._interval_s)  # to subscribe was a sign of life
             self._turned(loop)
-            self._thread = threading.Thread(target=self._beat, name="qmq-heartbeat", daemon=True)
-            self._thread.start()
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, first_after_s: float) -> None:
+        self._thread = threading.Thread(
+            target=self._beat, args=(loop, first_after_s), name="qmq-heartbeat", daemon=True
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """End; the thread is not waited for."""
@@ -75,21 +84,29 @@ class Heartbeat:
         self._turned_at = time.monotonic()
         if self._turned_at - self._heard_at > GIVE_UP * self._lapse_s:
             self._out_of_touch()
+        if self._thread is not None and not self._thread.is_alive():  # the loop had stopped for a while
+            self._begin(loop, 0.0)
         self._timer = loop.call_later(self._interval_s / 4, self._turned, loop)
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        self._ended.wait(self._interval_s)  # to subscribe was a sign of life
-        while not self._ended.is_set():
+    def _beat(self, loop: asyncio.AbstractEventLoop, first_after_s: float) -> None:
+        self._ended.wait(first_after_s)
+        while self._goes_on(loop):
             try:
                 with self._connected() as connection:
-                    while not self._ended.is_set():
+                    while self._goes_on(loop):
                         self._beat_once(connection)
                         self._ended.wait(self._interval_s)
             except (OSError, QmqError, ValueError) as error:
                 log.debug("heartbeat: %s", error)
                 self._ended.wait(min(self._interval_s / 4, 0.5))
+        if loop.is_closed() and not self._ended.is_set():
+            self._left_open()
+
+    def _goes_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """The client is open, and its loop runs; a handler may block it."""
+        return not self._ended.is_set() and loop.is_running()
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._address(), timeout=self._interval_s)

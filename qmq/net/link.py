@@ -58,6 +58,9 @@ class Owner(Protocol):
     def is_hopeless(self, link: Link, error: QmqError) -> bool:
         """The broker has refused us for good; False: to be tried again, as others are there."""
 
+    def left_open(self) -> None:
+        """[any thread] The loop was closed, and the client was not."""
+
 
 class Link:
     """The connection to one broker, and what is written to it. In one loop; ``open`` before anything else."""
@@ -153,7 +156,9 @@ class Link:
         self._holders.add(holder)
         if self._heartbeat is None:
             lapse_s = self.welcome.lapse_ms / 1_000
-            self._heartbeat = Heartbeat(self.client_id, lambda: self.address, lapse_s, self._out_of_touch)
+            self._heartbeat = Heartbeat(
+                self.client_id, lambda: self.address, lapse_s, self._out_of_touch, self._owner.left_open
+            )
             self._heartbeat.start(self._loop)
         self._heartbeat.heard(self._loop.time() - asked_at)
 

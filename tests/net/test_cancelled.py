@@ -181,12 +181,12 @@ async def test_wherever_subscribing_is_cancelled_nothing_is_subscribed(
         for turns in itertools.count(1):
             consumer = client.subscribe("a.", consumer="c1", **options)
             if not await run_turns(consumer.__aenter__(), turns, cancels):
+                await consumer.__aexit__(None, None, None)
                 break
             cancelled += 1
             for _ in range(2):  # the answer to SUBSCRIBE comes before, then that to UNSUBSCRIBE
                 await client.admin.groups()
         assert cancelled > 4
-        await consumer.__aexit__(None, None, None)
         if mode in ("reliable", "broadcast"):
             await nothing_is_left(client, "g" if mode == "reliable" else "g@c1")
 
@@ -215,6 +215,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
         entering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entering
+        request = 0
         for _ in range(2):  # until it is answered
             peer.drop()
             peer = await broker.peer()
@@ -225,7 +226,8 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
                 "consumer": "c1",
                 "nonce": said["nonce"],
             }
-        peer.answer(Kind.ADMINISTERED, frame.request, payload=b"\x81\xa4left\xc3")
+            request = frame.request
+        peer.answer(Kind.ADMINISTERED, request, payload=b"\x81\xa4left\xc3")
         receipt = asyncio.ensure_future(client.send("a", b""))
         frame, _ = await peer.batch()
         peer.drop()
