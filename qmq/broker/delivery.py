@@ -60,6 +60,10 @@ class Delivery:
 
     def subscribe(self, command: Subscribe, postponed: Postponed | None = None) -> None:
         """Join a group (made now, if it is new) or follow alone; when its start has been read, if it must be."""
+        replaced = self.subscriptions.replaced(command)
+        if replaced is not None:  # it goes, and its consumer stays
+            self._answer_parked(replaced)
+            self.subscriptions.leave(replaced)
         try:
             self.subscriptions.join(command)
         except NotAtHand as missing:
@@ -70,10 +74,13 @@ class Delivery:
     def unsubscribe(self, connection: int, number: int) -> None:
         """Leave; parked pulls of it are answered with nothing."""
         subscription = self.subscriptions.known(connection, number)
-        for waiting in self._parked.of_subscription(subscription):
-            self._serving.answer_empty(waiting)
+        self._answer_parked(subscription)
         self.handing.leave(subscription)
         self.subscriptions.leave(subscription)
+
+    def _answer_parked(self, subscription: Subscription) -> None:
+        for waiting in self._parked.of_subscription(subscription):
+            self._serving.answer_empty(waiting)
 
     def disconnected(self, connection: int) -> None:
         """A connection is gone: so are its pulls and subscriptions."""

@@ -296,10 +296,14 @@ def _places(store: Store, following: Following, visible: list[int]) -> list[int]
 class Subscription:
     """One consumer's part in a group, on one connection."""
 
-    __slots__ = ("connection", "consumer", "followings", "group", "incarnation", "member", "number", "share", "turn")
+    __slots__ = (
+        "connection", "consumer", "followings", "group", "incarnation", "member", "name", "number", "share", "turn",
+    )  # fmt: skip
 
     def __init__(self, number: int, connection: int, consumer: str, group: Group, followings: list[Following]) -> None:
         self.number = number
+        #: Connection, group, consumer and nonce, where it has one: the same again takes its place.
+        self.name: tuple[int, str, str, bytes] | None = None
         self.connection = connection
         self.consumer = consumer
         self.group = group

@@ -42,6 +42,13 @@ class Subscriptions:
         self._numbers = itertools.count(1)
         self._by_number: dict[tuple[int, int], Subscription] = {}
         self._by_connection: dict[int, set[int]] = {}
+        self._by_name: dict[tuple[int, str, str, bytes], Subscription] = {}
+
+    def replaced(self, command: Subscribe) -> Subscription | None:
+        """The subscription of that connection whose place this one takes: a program that was fenced comes again."""
+        if type(command.group) is not str or type(command.consumer) is not str:
+            return None  # nobody has checked what it says yet
+        return self._by_name.get((command.connection, command.group, command.consumer, command.nonce))
 
     def join(self, command: Subscribe) -> None:
         """Join a group (made now, if it is new) or follow alone. Nothing has changed when this raises NotAtHand."""
@@ -81,6 +88,9 @@ class Subscriptions:
         mine.add(number)
         subscription = Subscription(number, command.connection, command.consumer, group, followings)
         self._by_number[command.connection, number] = subscription
+        if command.group is not None and command.nonce:
+            subscription.name = command.connection, command.group, command.consumer, command.nonce
+            self._by_name[subscription.name] = subscription
         self._begin(subscription, command, given if known is None else {})
         start = followings[0].start
         start_us = None
@@ -173,6 +183,8 @@ class Subscriptions:
         """It is not there any more."""
         del self._by_number[subscription.connection, subscription.number]
         self._by_connection[subscription.connection].discard(subscription.number)
+        if subscription.name is not None and self._by_name.get(subscription.name) is subscription:
+            del self._by_name[subscription.name]
         group = subscription.group
         if group.name is None:
             for following in subscription.followings:

@@ -21,6 +21,7 @@ from qmq.errors import (
     UnknownSubscription,
 )
 from tests.broker.harness import BrokerLimits, Driven, bodies_of, runs_of_answer
+from tests.broker.test_consuming import Consumer
 
 
 def many(prefix: str, count: int) -> list[bytes]:
@@ -423,4 +424,28 @@ def test_a_thousand_subjects_of_a_prefix_none_starves(tmp_path: Path) -> None:
     while runs := driven.pull(subscription, max_count=2_000):
         got += bodies_of(runs)
     assert got == many("big", 5_000) + [name.encode() for name in names] + many("late", 5_000)
+    driven.close()
+
+
+def test_the_same_subscription_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """As one does that was out of touch: so often as it likes, and what it holds it keeps."""
+    driven = Driven(tmp_path, BrokerLimits(max_consumers_per_connection=2))
+    driven.send("a", b"1")
+    consumer = Consumer(driven, "c", "a")
+    assert consumer.pull() == [b"1"]
+    consumers = list[int]()
+    for _ in range(5):
+        waits = driven.pull_command(consumer.subscription, timeout_ms=60_000)._replace(expected=consumer.expected)
+        assert driven.do(waits) == []
+        before, place = consumer.subscription, consumer.place
+        consumer.join()
+        assert consumer.place.incarnation == place.incarnation
+        consumer.expected = consumer.place.next_sequence
+        assert refusal(driven, Unsubscribe(1, driven.request(), before)) is UnknownSubscription
+        consumers.append(consumer.subscription)
+    assert len(set(consumers)) == 5
+    Consumer(driven, "another", "a")
+    assert refusal(driven, Subscribe(1, driven.request(), "g", ("a",), "third", None, b"n")) is TooManyConsumers
+    consumer.expected = consumer.place.frontier
+    assert consumer.pull() == [b"1"]
     driven.close()
