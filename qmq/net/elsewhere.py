@@ -139,7 +139,9 @@ class Elsewhere:
             while todo:
                 left = await self._left_of(todo[0].records)
                 done = done and not left
-                await asyncio.to_thread(self._let_go, todo.popleft(), left)
+                # Begun it is ended, also when this is cancelled: the file would stay locked otherwise.
+                letting_go = asyncio.get_running_loop().run_in_executor(None, self._let_go, todo.popleft(), left)
+                await asyncio.shield(letting_go)
         finally:
             self._put_back(todo)
         return done

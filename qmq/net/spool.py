@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -85,13 +86,15 @@ class Waiting(NamedTuple):
 
 
 class Spool:
-    """Of one client. Every method is for a thread, one at a time."""
+    """Of one client. Every method but ``close`` may wait for the disk, and is for a thread; they go one at a time."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
         self._directory = state_directory() / "spool"
         self._path: Path | None = None
         self._fd = -1
+        self._mutex = threading.Lock()  # who waited for a thread may have been cancelled, and others come
+        self._closed = False
 
     @property
     def may_wait(self) -> bool:
@@ -100,6 +103,12 @@ class Spool:
 
     def put(self, record: Record) -> None:
         """Keep it: it is on disk when this returns. Raises StorageFailed."""
+        with self._mutex:
+            self._put(record)
+        if self._closed:  # while this was at it
+            self.close()
+
+    def _put(self, record: Record) -> None:
         try:
             if self._path is None:
                 self._begin()
@@ -122,16 +131,25 @@ class Spool:
         self._path, self._fd = path, _made(path, self._addresses, [])
 
     def close(self) -> None:
-        """This client writes no more; what is in its file is for others."""
-        if self._path is not None:
-            os.close(self._fd)
-            self._path = None
+        """This client writes no more; what is in its file is for others, once nobody writes to it."""
+        self._closed = True
+        if self._mutex.acquire(blocking=False):
+            try:
+                if self._path is not None:
+                    os.close(self._fd)
+                    self._path = None
+            finally:
+                self._mutex.release()
 
     def take(self) -> list[Waiting]:
         """The files that wait for a broker of this client: its own, and those of processes that have ended.
 
         Each is to be ``removed`` or ``kept``. What cannot be read is left alone, and logged.
         """
+        with self._mutex:
+            return self._take()
+
+    def _take(self) -> list[Waiting]:
         own, own_fd, self._path = self._path, self._fd, None
         found = list[Waiting]()
         try:

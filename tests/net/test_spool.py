@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,30 @@ def test_what_a_killed_process_has_put_is_there(directory: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], env=os.environ.copy(), timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert taken(Spool(HERE)).records == [record_of(b"kept")]
+
+
+def test_closing_waits_for_no_disk_and_takes_no_file_from_who_writes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a client closes that was cancelled while something was put."""
+    syncing, go_on = threading.Event(), threading.Event()
+    sync = os.fdatasync
+
+    def slow_sync(fd: int) -> None:
+        syncing.set()
+        assert go_on.wait(60)
+        sync(fd)
+
+    spool = filled(1)
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
+    threads = [threading.Thread(target=spool.put, args=(record,)) for record in records(3)[1:]]
+    for thread in threads:
+        thread.start()
+    assert syncing.wait(60)
+    spool.close()
+    assert Spool(HERE).take() == [], "it is written to"
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    found = [record["batch"] for waiting in Spool(HERE).take() for record in waiting.records]
+    assert sorted(found) == [record["batch"] for record in records(3)], "each is kept, and no file is locked"
