@@ -79,8 +79,8 @@ HANDING_OVER: Final = (
     Mutant(
         "let go of spool files that were taken for who has left",
         "qmq/net/threads.py",
-        "        give_back(done.result())\n",
-        "        done.result()\n",
+        "        for thing in taken:\n            give_back(thing)\n",
+        "",
         ("tests/net/test_threads.py",),
     ),
 )

@@ -348,9 +348,9 @@ SAFEGUARDS: Final = (
     Mutant(
         "end what hands back, though nobody waits",
         "qmq/net/handing_back.py",
-        "        gathered, self._gathered = self._gathered, []\n",
+        "        gathered, self._gathered = self._gathered, []\n        parts",
         "        gathered = [one for one in self._gathered if one.waiter is None or not one.waiter.done()]\n"
-        "        self._gathered = []\n",
+        "        self._gathered = []\n        parts",
         ("tests/net/test_handing_back.py",),
     ),
     Mutant(
@@ -366,6 +366,34 @@ SAFEGUARDS: Final = (
         "if isinstance(error, Exception) and not self._puller.is_alone:",
         "if False:",
         ("tests/net/test_leaving.py",),
+    ),
+    Mutant(
+        "unsubscribe who is cancelled while leaving",
+        "qmq/net/pulling.py",
+        "        finally:\n            unsubscribed = self.part()\n",
+        "        finally:\n            pass\n        unsubscribed = self.part()\n",
+        ("tests/net/test_cancelled.py",),
+    ),
+    Mutant(
+        "undo a subscription that nobody waits for any more",
+        "qmq/net/subscribing.py",
+        "            asking.add_done_callback(partial(self._undo, connection, self._departure(store_id, None)))\n",
+        "",
+        ("tests/net/test_cancelled.py",),
+    ),
+    Mutant(
+        "tell the broker on the next connection who has left",
+        "qmq/net/link.py",
+        "        self._departures.connected(connection, welcome.store_id)\n",
+        "",
+        ("tests/net/test_cancelled.py",),
+    ),
+    Mutant(
+        "end the heartbeats of a client whose loop has ended",
+        "qmq/net/heartbeat.py",
+        "        return not self._ended.is_set() and loop.is_running()\n",
+        "        return not self._ended.is_set()\n",
+        ("tests/net/test_heartbeat.py",),
     ),
     Mutant(
         "tell whose message was refused, of those that are handed back together",
