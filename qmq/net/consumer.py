@@ -54,14 +54,19 @@ class Consumer:
         self._puller.on_error = call
 
     async def __aenter__(self) -> Self:
-        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with, such as
+        TooManyConsumers. Who cancels this leaves no subscription behind.
+        """
         await self._puller.enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave: the broker forgets the subscription, and messages without a disposition are handed back."""
+        """Leave: acknowledgements are confirmed, as far as there is time, and the broker forgets the subscription.
+
+        Messages without a disposition are handed back. Who cancels this ends the wait only: the consumer has left even so.
+        """
         await self._feed.leave(error)
 
     async def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:

@@ -167,6 +167,8 @@ def test_nobody_else_may_read_what_is_made(tmp_path: Path) -> None:
         file.close()
     finally:
         os.umask(before)
+
+
 def test_what_is_written_after_it_is_closed_is_not(tmp_path: Path) -> None:
     """A thread may come late with that, when another process has the file."""
     file = opened(tmp_path)
