@@ -65,7 +65,8 @@ class Consumer:
     ) -> None:
         """Leave: acknowledgements are confirmed, as far as there is time, and the broker forgets the subscription.
 
-        Messages without a disposition are handed back. Who cancels this ends the wait only: the consumer has left even so.
+        Messages without a disposition are handed back. Who cancels this ends the wait only: the consumer has left even
+        so.
         """
         await self._feed.leave(error)
 
