@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.net import pulling, wire
+from qmq.net import departures, pulling, wire
 from qmq.net.state_file import StateFile, state_directory
 from qmq.net.wire import Kind
 from tests.broker_process import broker_process
@@ -366,3 +366,27 @@ async def test_a_connection_that_is_not_read_ends_though_nobody_waits_for_that(
         with pytest.raises(asyncio.CancelledError):
             await closing
         await until(lambda: connection._lost, "the connection has ended")
+
+
+async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(departures, "AT_ONCE", 2)
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        peer = await broker.peer()
+        entering = [asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__()) for _ in range(5)]
+        said = [wire.unpack_meta((await peer.frame(Kind.SUBSCRIBE)).meta) for _ in entering]
+        for one in entering:
+            one.cancel()
+        await asyncio.wait(entering)
+        peer.drop()
+        peer = await broker.peer()
+        left = list[str]()
+        while len(left) < len(said):
+            frames = [await peer.frame(Kind.ADMINISTER) for _ in range(min(2, len(said) - len(left)))]
+            await asyncio.sleep(0)
+            assert not peer.has_frame()
+            for frame in frames:
+                left.append(wire.unpack_meta(frame.meta)["consumer"])
+                peer.answer(Kind.ADMINISTERED, frame.request, payload=b"\x81\xa4left\xc3")
+        assert sorted(left) == sorted(one["consumer"] for one in said)
