@@ -138,8 +138,13 @@ class Admin:
         found, given = self._all(fields), fields.get("settings")
         if type(given) is not dict or not given:
             raise InvalidOption("give the settings that are to change")
-        for _, ledger in found:
-            ledger.set(settings_of(ledger.settings, given))
+        changed = [(ledger, settings_of(ledger.settings, given)) for _, ledger in found]
+        for ledger, settings in changed:
+            has_other_time = settings.max_handling_us != ledger.settings.max_handling_us
+            ledger.set(settings)
+            if has_other_time:
+                self._delivery.handing.overdue.changed(ledger, now)
+            self._delivery.handing.members.look(ledger)  # a wider window has room for pulls that wait for it
         return {"settings": found[0][1].settings._asdict()}
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:

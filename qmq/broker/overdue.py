@@ -22,7 +22,7 @@ class Overdue:
 
     def __init__(self) -> None:
         self._timers: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
-        self._timed: set[tuple[int, int]] = set()
+        self._timed: dict[tuple[int, int], int] = {}  # when the timer of each that counts is
 
     def given(self, ledger: Ledger, member: Member, now: Now) -> None:
         """It has been given messages; their time begins."""
@@ -34,19 +34,27 @@ class Overdue:
             pull.since_us = now.monotonic_us
         self._watch(ledger, member)
 
+    def changed(self, ledger: Ledger, now: Now) -> None:
+        """Go by a new ``max_handling``, also for messages that are out: without one before, their time begins now."""
+        for member in ledger.members.values():
+            self._timed.pop((ledger.number, member.number), None)
+            self.given(ledger, member, now)
+
     def _watch(self, ledger: Ledger, member: Member) -> None:
         key = ledger.number, member.number
         since_us = next((pull.since_us for pull in member.held.pulls if pull.since_us), 0)
         if since_us and key not in self._timed:
-            self._timed.add(key)
-            heapq.heappush(self._timers, (since_us + ledger.settings.max_handling_us, *key, ledger, member))
+            self._timed[key] = due_us = since_us + ledger.settings.max_handling_us
+            heapq.heappush(self._timers, (due_us, *key, ledger, member))
 
     def tick(self, now: Now) -> list[Ledger]:
         """Take back some of what has been out for too long, as a failed attempt; returns whose messages these were."""
         changed, left = [], MOST_RANGES
         while left > 0 and self._timers and self._timers[0][0] <= now.monotonic_us:
-            _, group, number, ledger, member = heapq.heappop(self._timers)
-            self._timed.discard((group, number))
+            due_us, group, number, ledger, member = heapq.heappop(self._timers)
+            if self._timed.get((group, number)) != due_us:
+                continue  # the setting has changed since
+            del self._timed[group, number]
             if ledger.members.get(number) is not member or not member.is_there or not ledger.settings.max_handling_us:
                 continue
             taken = self._take_back(ledger, member, now, left)

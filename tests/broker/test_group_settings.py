@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered, Refused
+from qmq.broker.effects import Administered, Messages, Refused
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.errors import InvalidOption
 from qmq.format.layout import MAX_DELAY_US
@@ -95,6 +95,26 @@ def test_settings_last_and_the_brokers_win(tmp_path: Path, stop: Any) -> None:
     two.join()
     assert two.answer.differing == (("max_attempts", 5),)
     assert set_group(driven, {"tags": []})["retry_delays_us"] == (7,)
+    driven.close()
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        ({"max_unacked": 1}, {"max_unacked": 2}),
+        ({"max_unacked_bytes": 1}, {"max_unacked_bytes": 1 << 20}),
+    ],
+)
+def test_a_wider_window_wakes_the_pull_that_waits_for_it(
+    tmp_path: Path, narrow: dict[str, int], wide: dict[str, int]
+) -> None:
+    driven = filled(tmp_path)
+    one = Consumer(driven, "one", **narrow)
+    assert one.pull(1) == [b"0"]
+    waiting = driven.pull_command(one.subscription, 1, timeout_ms=60_000)._replace(expected=one.expected)
+    assert driven.do(waiting) == []
+    said = driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "settings": wide}))
+    assert one.take([effect for effect in said if isinstance(effect, Messages)]) == [b"1"]
     driven.close()
 
 

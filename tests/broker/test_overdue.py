@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import overdue
-from qmq.broker.commands import Heartbeat, Now
+from qmq.broker.commands import Administer, Heartbeat, Now
 from qmq.broker.effects import Messages
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
@@ -64,6 +64,29 @@ def test_after_a_start_the_time_goes_on_but_acknowledgements_may_come_first(
     driven.advance(1)
     said = driven.do()
     assert two.take([effect for effect in said if isinstance(effect, Messages)]) == many(1)
+    driven.close()
+
+
+def set_time(driven: Driven, most_us: int) -> None:
+    fields = {"group": "g", "settings": {"max_handling_us": most_us}}
+    driven.do(Administer(1, driven.request(), "set_group", fields))
+
+
+def test_a_longest_time_that_is_set_later_counts_for_what_is_out(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    one = Consumer(driven, "one", connection=1, retry_delays_us=[0])
+    two = Consumer(driven, "two", connection=2)
+    assert one.pull() == many(1)
+    beat(driven, 20_000, "one", "two")
+    set_time(driven, 60_000_000)
+    set_time(driven, 10_000_000)
+    beat(driven, 9_999, "one", "two")
+    assert two.pull() == []
+    beat(driven, 1, "one", "two")
+    assert two.pull() == many(1)
+    set_time(driven, 0)
+    beat(driven, 20_000, "one", "two")
+    assert one.pull() == []
     driven.close()
 
 
