@@ -31,6 +31,8 @@ CONNECT_TIMEOUT: Final = 5.0
 SILENCE: Final = 10.0
 #: A connection that lasted so long was a good one: the next one is tried for at once.
 GOOD_AFTER: Final = 2.0
+#: While connections end soon again and again, one warning tells of all within so long.
+WARN_EVERY: Final = 30.0
 #: So often in a row connecting again meets what is no welcome.
 _MOST_DOUBTS: Final = 3
 _TICK: Final = 1.0
@@ -85,6 +87,8 @@ class Link:
             "the client is not connected; use it inside `async with qmq.connect(...) as client`"
         )
         self._connected_at = 0.0
+        self._warned_at = 0.0
+        self._unwarned = 0  # connections that have ended since, and were not told of
         self._backoff = Backoff()
         self._reconnecting: asyncio.Task[None] | None = None
         self._turn_wanted = False
@@ -308,12 +312,23 @@ class Link:
             return
         assert self._loop is not None
         self.connection = None
-        log.warning("%s; connecting again", error)
-        self._sending.disconnected(error, self._loop.time())
-        self._owner.changed()
-        if self._loop.time() > self._connected_at + GOOD_AFTER:
+        now = self._loop.time()
+        if now > self._connected_at + GOOD_AFTER:
             self._backoff.reset()
+        else:
+            self._backoff.next_delay()  # a try that has failed, though it did connect
+        self._warn(error, now)
+        self._sending.disconnected(error, now)
+        self._owner.changed()
         self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+
+    def _warn(self, error: QmqError, now: float) -> None:
+        if self._backoff.tries > 1 and now < self._warned_at + WARN_EVERY:
+            self._unwarned += 1
+            return
+        others = f" (so have {self._unwarned} connections before it, each after a moment)" if self._unwarned else ""
+        log.warning("%s; connecting again%s", error, others)
+        self._warned_at, self._unwarned = now, 0
 
     # --- connecting --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import qmq
 from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.net import link as link_module
 from qmq.net import wire
+from qmq.net.backoff import FIRST_DELAY
 from qmq.net.wire import Kind
 from tests.net.scripted import STORE, scripted_broker
 
@@ -200,6 +201,21 @@ async def test_a_request_is_asked_again_while_that_can_help() -> None:
         frame = await peer.frame(Kind.LAST_SEQUENCE)
         peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, {"sequence": 7})
         assert await asking == 7
+
+
+async def test_connections_that_end_at_once_are_made_again_ever_more_slowly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with scripted_broker() as broker, qmq.connect(broker.url):
+        begun, count = loop.time(), 5
+        for _ in range(count):
+            (await broker.peer()).drop()
+        await broker.peer()
+        least = sum(FIRST_DELAY * 2**tried / 2 for tried in range(1, count))
+        assert loop.time() - begun > least
+    told = [record.message for record in caplog.records if "connecting again" in record.message]
+    assert len(told) == 1, told
 
 
 @pytest.mark.parametrize("answer", [{"sequence": "7"}, {"sequence": 1.5}])
