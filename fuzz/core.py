@@ -303,6 +303,7 @@ def _server_options(store: Store, max_buffered_bytes: int) -> ServerOptions:
         store_id=store.store_id,
         version="fuzz",
         max_frame_bytes=_MAX_FRAME_BYTES,
+        max_batch_bytes=store.max_batch_bytes,
         max_message_bytes=LIMITS.max_message_bytes,
         producer_window=LIMITS.producer_window,
         producer_ttl_ms=LIMITS.producer_ttl_ms,

@@ -475,6 +475,7 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         store_id=store.store_id,
         version=metadata.version("qmq"),
         max_frame_bytes=settings.max_frame_bytes,
+        max_batch_bytes=store.max_batch_bytes,
         max_message_bytes=settings.max_message_bytes,
         producer_window=settings.producer_window,
         producer_ttl_ms=settings.producer_ttl_ms,
@@ -484,6 +485,6 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         max_parked_pulls=settings.max_parked_pulls,
         max_connections=settings.max_connections,
         max_inflight_bytes=settings.max_inflight_bytes,
-        max_buffered_bytes=settings.max_buffered_bytes,
+        max_buffered_bytes=max(settings.max_buffered_bytes, 2 * store.max_batch_bytes),
         first_frame_timeout_ms=settings.first_frame_timeout_ms,
     )

@@ -23,13 +23,13 @@ from qmq.broker.ranges import PARTITIONS, prefix_of
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.broker.retry import packed
 from qmq.errors import QmqError, StorageError
-from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.storage.store import OldSegment, Store
 
 #: The number of its reads.
 COPY_NUMBER: Final = first_number(Asker.FORWARDING)
-_LIMITS: Final = BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED)
+_LIMITS: Final = BatchLimits(ANY_MESSAGE_BYTES, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
 #: Pieces of groups that are looked at between two looks at what else there is to do: about 0.1 ms each.
 _PIECES: Final = 20
 #: What could not be read or written is tried again after this.

@@ -18,7 +18,7 @@ from qmq.broker.ledger import Ledger
 from qmq.broker.modes import MOST_ONCE, check_group_name
 from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
-from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
@@ -45,7 +45,7 @@ class HandOvers:
             raise InvalidOption(
                 f"attempts are counted from 1, and a message comes again after {MAX_DELAY_SHOWN} at most"
             )
-        batch = check_batch(command.batch, BatchLimits(flags=HANDED_FLAGS, run_flags=RUN_REPLAYED))
+        batch = check_batch(command.batch, BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED))
         if batch.header.messages != 1:
             raise BadBatch(f"one message is handed over at a time, not {batch.header.messages}")
         if batch.header.producer_id == DUE_PRODUCER:

@@ -31,6 +31,7 @@ from qmq.broker.partitions import (
 from qmq.broker.producers import Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
+    ANY_MESSAGE_BYTES,
     BatchLimits,
     CheckedBatch,
     check_batch,
@@ -48,7 +49,7 @@ class Intake:
     def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
         self._store = store
         self._limits = BatchLimits(limits.max_message_bytes)
-        self._copy_limits = BatchLimits(limits.max_message_bytes, HANDED_FLAGS, RUN_REPLAYED)
+        self._copy_limits = BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED)
         self._producers = producers
         self._refusals = Refusals(limits.producer_window, limits.max_producers)
         self._effects = effects

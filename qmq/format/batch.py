@@ -101,6 +101,10 @@ class CheckedBatch(NamedTuple):
     runs: Runs | None
 
 
+#: For copies of messages that are stored already: a limit that is lower by now does not count for them.
+ANY_MESSAGE_BYTES: Final = 1 << 32
+
+
 class BatchLimits(NamedTuple):
     """What a broker accepts: bytes a message (header and body), subjects it may name are checked elsewhere."""
 

@@ -53,6 +53,7 @@ class Welcome(NamedTuple):
     store_id: bytes
     version: str
     max_frame_bytes: int
+    max_batch_bytes: int
     max_message_bytes: int
     producer_window: int
     producer_ttl_ms: int
@@ -128,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"the broker at {self.address} did not say {error} in its welcome") from None
         if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
             raise ProtocolError(f"the welcome of the broker at {self.address} is not made of what it should be")
-        self._max_frame_bytes = max(welcome.max_frame_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
+        self._max_frame_bytes = max(welcome.max_batch_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
         self._greeted = True
         return welcome
 

@@ -20,10 +20,11 @@ from qmq.format.run import Run
 from qmq.net.connection import Connection
 from qmq.net.spool import Late, Record, Spool, Waiting
 from qmq.net.threads import taken_in_thread
-from qmq.net.wire import Kind
+from qmq.net.wire import FRAME_SIZE, Kind, pack_meta
 
 if TYPE_CHECKING:
     from qmq.net.brokers import Brokers
+    from qmq.net.link import Link
 
 log = logging.getLogger("qmq.client")
 
@@ -85,15 +86,22 @@ class Elsewhere:
     async def _handed_over(self, record: Record) -> bool:
         """Whether one of the brokers that are there has taken it."""
         for link in self._brokers.links:
-            connection = link.connection
-            if connection is not None and await self._took(connection, record):
+            if link.connection is not None and await self._took(link, link.connection, record):
                 return True
         return False
 
-    async def _took(self, connection: Connection, record: Record) -> bool:
+    async def _took(self, link: Link, connection: Connection, record: Record) -> bool:
         meta: dict[str, Any] = {name: record[name] for name in ("group", "attempt", "verdict", "delay_us", "reason")}
         if meta["delay_us"] is not None:  # the time it has waited here counts
             meta["delay_us"] = max(0, meta["delay_us"] - max(0, time.time_ns() // 1_000 - record["at_us"]))
+        assert link.welcome is not None
+        size = FRAME_SIZE + len(pack_meta(meta)) + len(record["batch"])
+        if size > link.welcome.max_frame_bytes:  # it would end the connection, and each one after it
+            log.warning(
+                "a message of group %s that has failed is too large for %s: a frame of %d bytes, over its "
+                "max_frame_bytes of %d", record["group"], link.address, size, link.welcome.max_frame_bytes,
+            )  # fmt: skip
+            return False
         try:
             await connection.request(Kind.HAND_OVER, meta, record["batch"])
         except QmqError as error:

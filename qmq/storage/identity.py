@@ -1,7 +1,8 @@
 """Who a data directory is: store id, secret, partitions, what was given out ahead. Copies: ``store-a``, ``store-b``.
 
 Each copy is an envelope (see envelope.py) with magic ``QMQSTORE`` around a map: generation, store_id (6 bytes), secret
-(16 bytes), created_at_us, boot_id, clean, sequence_base, and partitions: a list of [floor, reserve, directory].
+(16 bytes), created_at_us, boot_id, clean, sequence_base, dropped_end, max_batch_bytes, and partitions: a list of
+[floor, reserve, directory].
 
 Copy a is written and synced before copy b, and nothing that an identity allows is done before both are on disk. So
 either copy alone is enough, and of two good ones the one with the higher generation counts.
@@ -51,6 +52,8 @@ class Identity:
     partitions: tuple[PartitionIdentity, ...]
     #: No message that retention has dropped had this sequence in its subject, or a higher one.
     dropped_end: int = 0
+    #: The largest batch that clients could ever send here: settings may allow less by now.
+    max_batch_bytes: int = 0
 
 
 class IdentityCopy(NamedTuple):
@@ -114,6 +117,7 @@ def _from_content(content: dict[str, Any]) -> Identity:
         sequence_base=int(content["sequence_base"]),
         partitions=tuple(PartitionIdentity(int(f), int(r), str(d)) for f, r, d in content["partitions"]),
         dropped_end=int(content["dropped_end"]),
+        max_batch_bytes=int(content["max_batch_bytes"]),
     )
     if len(identity.store_id) != STORE_ID_SIZE or len(identity.secret) != SECRET_SIZE or not identity.partitions:
         raise ValueError("store_id, secret or partitions")
@@ -132,6 +136,7 @@ def pack_identity(identity: Identity) -> list[bytes]:
         "sequence_base": identity.sequence_base,
         "partitions": [list(partition) for partition in identity.partitions],
         "dropped_end": identity.dropped_end,
+        "max_batch_bytes": identity.max_batch_bytes,
     }
     return pack_envelope(IDENTITY_MAGIC, IDENTITY_VERSION, content)
 

@@ -112,13 +112,15 @@ class MessageLog:
         self.staged.append(buffer)
         self.staged_end += size
 
-    def roll(self, created_at_us: int) -> int:
-        """Stage what comes next for a new segment; gives its base. It becomes the current one with the next write.
+    def roll(self, created_at_us: int, size: int) -> int:
+        """Stage what comes next, a batch of *size* bytes, for a new segment; gives its base. It becomes the current one
+        with the next write.
 
         Raises StorageFull or StorageFailed; nothing has changed then.
         """
         base = self.staged_end
-        new = Segment.create(self._disk, self.directory, self.owner, base, base, self._segment_bytes, created_at_us)
+        capacity = max(self._segment_bytes, SEGMENT_HEADER_SIZE + size)
+        new = Segment.create(self._disk, self.directory, self.owner, base, base, capacity, created_at_us)
         self._ahead.append(_Group(self._target, self._start, self.staged))
         self._target = new
         self.staged = []

@@ -225,6 +225,7 @@ class _Opening:
             clean=False,
             sequence_base=identity.sequence_base + raised,
             partitions=tuple(partitions),
+            max_batch_bytes=max(identity.max_batch_bytes, self._options.max_frame_bytes),
         )
         return past, raised
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import InvalidOption, StorageError, SyncFailed, TooManySubjects
+from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
 from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.aside import Aside
@@ -144,11 +144,16 @@ class Store(Checkpointed):
         """What a segment of the message log takes, its header among it."""
         return self._options.segment_bytes
 
+    @property
+    def max_batch_bytes(self) -> int:
+        """How large a stored batch may be, since clients could once send such; a copy may take a little more."""
+        return self._identity.current.max_batch_bytes
+
     def place(self, partition: int, size: int) -> int:
-        """The position of the next batch, of *size* bytes; nothing is stored by this.
+        """The position of the next batch, of *size* bytes; nothing is stored by this. One that is larger than a segment
+        (it was stored when segments were larger, and is copied now) gets a segment of its own size.
 
         Raises StorageFull, StorageFailed, SyncFailed: all that is staged in the partition has been taken back then.
-        Raises InvalidOption when it is larger than a segment.
         """
         log = self._partitions[partition].log
         position = log.staged_end
@@ -167,10 +172,6 @@ class Store(Checkpointed):
 
     def _make_room(self, part: Partition, size: int, *, seal: bool = False) -> int:
         log = part.log
-        if SEGMENT_HEADER_SIZE + size > self._options.segment_bytes:
-            raise InvalidOption(
-                f"a batch of {size} bytes does not fit a segment of segment_bytes = {self._options.segment_bytes}"
-            )
         try:
             log.check()
             roll = seal or not log.fits_segment(size)
@@ -178,7 +179,7 @@ class Store(Checkpointed):
             if end > log.reserve:
                 self._renew_reserve(part, end)
             if roll:
-                part.rows.append(log.roll(self.last_stored_at_us or self._created_at_us))
+                part.rows.append(log.roll(self.last_stored_at_us or self._created_at_us, size))
         except StorageError:
             self._unstage(part)
             raise

@@ -22,7 +22,7 @@ from qmq.format.private import origin_subject
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
-from tests.broker.test_retention import HOUR_MS, driven_in, numbers, segments, send, settle
+from tests.broker.test_retention import HOUR_MS, SMALL, driven_in, numbers, segments, send, settle
 
 DAY_US = 24 * HOUR_MS * 1_000
 LIMITS = BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS)
@@ -344,4 +344,20 @@ def test_nothing_stands_for_the_old_place_before_the_new_one_is_on_disk(tmp_path
     driven.sync()
     assert settle(driven)
     assert len(standing(driven)[0]) == 6
+    driven.close()
+
+
+def test_a_message_over_limits_that_were_lowered_since_is_carried_on(tmp_path: Path) -> None:
+    higher = LIMITS._replace(max_message_bytes=8 << 20)
+    driven = driven_in(tmp_path, higher, segment_bytes=16 << 20, max_frame_bytes=8 << 20)
+    driven.send("a.0", bytes(5 << 20))
+    driven.limits, driven.options = LIMITS._replace(max_message_bytes=1 << 10), {**SMALL}
+    driven.restart()
+    consumer = Consumer(driven, "c")
+    assert consumer.pull(1) == [bytes(5 << 20)]
+    consumer.back(0, 1, Verdict.NACK, delay_us=DAY_US)
+    send(driven, 20)
+    assert drop_all(driven) == 1
+    driven.advance(25 * HOUR_MS)
+    assert bytes(5 << 20) in [body for _ in range(21) for body in consumer.pull(1)]
     driven.close()

@@ -11,6 +11,7 @@ import pytest
 from qmq.broker.commands import Administer, HandOver, ListSubjects, ReadDone
 from qmq.broker.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.kinds import Verdict
+from qmq.broker.limits import BrokerLimits
 from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_batch
@@ -263,3 +264,14 @@ def test_no_client_sends_to_a_groups_own_subjects(tmp_path: Path) -> None:
             assert isinstance(answer.error, InvalidName)
         done(driven, over(driven))
     assert consumer.pull() == [b"from elsewhere"]
+
+
+def test_the_largest_message_of_another_broker_is_taken(tmp_path: Path) -> None:
+    other = Driven(tmp_path / "other", BrokerLimits(max_message_bytes=8 << 20))
+    other.send("a.b", bytes(5 << 20))
+    (large,) = other.pull(other.subscribe("", start="first"))
+    driven = Driven(tmp_path / "own", BrokerLimits(max_message_bytes=1 << 10))
+    consumer = Consumer(driven, "c")
+    done(driven, over(driven, batch=memoryview(bytearray(private_batch(large, 0, "g", b"q" * 16, 0)))))
+    assert consumer.pull() == [bytes(5 << 20)]
+    driven.close()

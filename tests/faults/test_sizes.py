@@ -78,6 +78,52 @@ async def test_header_and_body_share_the_limit(tmp_path: Path) -> None:
     assert (len(message.body), message.key) == (MESSAGE_BYTES - header, "k")
 
 
+#: Lower than what is stored, each of them.
+LOWERED: Final = {
+    "max_frame_bytes": 64 << 10,
+    "max_message_bytes": 1 << 10,
+    "max_pull_bytes": 64 << 10,
+    "max_inflight_bytes": 64 << 10,
+    "max_buffered_bytes": 1 << 20,
+    "segment_bytes": 128 << 10,
+    "checkpoint_bytes": 64 << 10,
+}
+LARGE: Final = b"large" * 600_000
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_messages_over_limits_that_were_lowered_since_are_delivered(tmp_path: Path, partitions: int) -> None:
+    data = tmp_path / "data"
+    async with (
+        running(data, max_message_bytes=4 << 20, partitions=partitions) as broker,
+        qmq.connect(broker.url) as client,
+    ):
+        await client.send("a.b", LARGE)
+        await client.send("a.later", LARGE, delay=3)
+        await client.send("a.b", b"behind")
+    async with running(data, **LOWERED, partitions=partitions) as broker, qmq.connect(broker.url) as client:
+        with pytest.raises(qmq.MessageTooLarge):
+            await client.send("a.b", bytes(2_000))
+        async with client.subscribe("a.", group="g", consumer="c", retry_delays=[0], max_attempts=2) as consumer:
+            (first,) = await consumer.pull(1, timeout=20)
+            assert (first.body, first.attempt) == (LARGE, 1)
+            await first.nack()
+            came = [(await consumer.pull(1, timeout=20))[0] for _ in range(3)]
+            assert sorted(message.body for message in came) == sorted([LARGE, LARGE, b"behind"])
+            assert [message.attempt for message in came if message.subject == "a.b" and message.body == LARGE] == [2]
+            for message in came:
+                await message.reject("no")
+        assert await client.admin.retry_dead("g", None) == 3
+        async with client.subscribe("a.", group="g", consumer="c") as consumer:
+            again = [(await consumer.pull(1, timeout=20))[0] for _ in range(3)]
+            assert sorted(message.body for message in again) == sorted([LARGE, LARGE, b"behind"])
+            for message in again:
+                message.ack()
+    async with running(data, **LOWERED, partitions=partitions) as broker, qmq.connect(broker.url) as client:
+        assert len(await everything(client)) == 3
+    assert verify(data, Disk()).is_good
+
+
 LONGEST_KEY: Final = "k" * (MAX_HEADER_BYTES - len(make_header("k" * 60_000).packed) + 60_000)
 
 

@@ -27,6 +27,7 @@ WELCOME: Final[dict[str, Any]] = {
     "store_id": STORE,
     "version": "test",
     "max_frame_bytes": 16 << 20,
+    "max_batch_bytes": 16 << 20,
     "max_message_bytes": 4 << 20,
     "producer_window": 64,
     "producer_ttl_ms": 3_600_000,

@@ -201,6 +201,7 @@ def _server_options(store: Store) -> ServerOptions:
         store_id=store.store_id,
         version="simulated",
         max_frame_bytes=2_400,
+        max_batch_bytes=store.max_batch_bytes,
         max_message_bytes=LIMITS.max_message_bytes,
         producer_window=LIMITS.producer_window,
         producer_ttl_ms=LIMITS.producer_ttl_ms,

@@ -29,7 +29,7 @@ def make(path: Path, disk: FaultyDisk, reserve: int = 10**6) -> MessageLog:
 def put(log: MessageLog, data: bytes) -> int:
     """As Store.place and Store.stage do."""
     if not log.fits_segment(len(data)):
-        log.roll(1)
+        log.roll(1, len(data))
     position = log.staged_end
     log.stage(data, len(data))
     return position

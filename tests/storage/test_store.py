@@ -10,7 +10,6 @@ import pytest
 
 from qmq.errors import (
     BadBytes,
-    InvalidOption,
     StorageError,
     StorageFailed,
     SyncFailed,
@@ -110,14 +109,16 @@ def test_one_write_may_go_on_in_a_new_segment(tmp_path: Path) -> None:
     check_stored(open_again(tmp_path), sender.sent)
 
 
-def test_a_batch_larger_than_a_segment_is_refused(tmp_path: Path) -> None:
+def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
     sender = Sender(open_store(tmp_path, HastyDisk()))
-    sender.send("a", b"x")
-    with pytest.raises(InvalidOption, match="segment_bytes"):
-        sender.store.place(0, 64 << 10)
-    sender.send("a", b"y")
+    for body in (b"x", b"l" * 200_000, b"y", b"l" * 100_000, b"l" * 300_000, b"z" * 1_000):
+        sender.send("a", body)
     check_stored(sender.store, sender.sent)
     kill(sender.store)
+    again = open_again(tmp_path)
+    check_stored(again, sender.sent)
+    close_cleanly(again)
+    verified(tmp_path)
 
 
 def test_too_many_subjects(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class ServerOptions(NamedTuple):
     store_id: bytes
     version: str
     max_frame_bytes: int
+    #: How large a batch of the store may be: as large as max_frame_bytes ever was.
+    max_batch_bytes: int
     max_message_bytes: int
     producer_window: int
     producer_ttl_ms: int

@@ -18,6 +18,7 @@ OPTIONS = ServerOptions(
     store_id=STORE,
     version="1.2.3",
     max_frame_bytes=1 << 20,
+    max_batch_bytes=1 << 20,
     max_message_bytes=1 << 19,
     producer_window=64,
     producer_ttl_ms=3_600_000,

@@ -35,6 +35,7 @@ async def test_a_welcome_says_what_a_client_must_know() -> None:
             "store_id": STORE,
             "version": "1.2.3",
             "max_frame_bytes": OPTIONS.max_frame_bytes,
+            "max_batch_bytes": OPTIONS.max_batch_bytes,
             "max_message_bytes": OPTIONS.max_message_bytes,
             "producer_window": 64,
             "producer_ttl_ms": 3_600_000,
