@@ -316,6 +316,11 @@ class Gathering:
         self._measure_room()
         del self.unfinished[batch]
 
+    def replaced(self, batch: Outgoing, parts: Sequence[Outgoing]) -> None:
+        """The messages of that batch go as these from now on."""
+        del self.unfinished[batch]
+        self.unfinished.update(dict.fromkeys(parts))
+
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import QmqError, SendFailed, SendFailure
@@ -55,6 +56,14 @@ class Outcomes:
             self._failures += failures[:room]
             self._more_failures += max(0, len(failures) - room)
         self.ended(batch)
+
+    def replaced(self, batch: Outgoing, parts: Sequence[Outgoing]) -> None:
+        """The messages of a batch go as these from now on: who waits for it waits for them."""
+        self._gathering.replaced(batch, parts)
+        for flusher in self._flushers:
+            if batch in flusher.batches:
+                flusher.batches.discard(batch)
+                flusher.batches.update(parts)
 
     def ended(self, batch: Outgoing) -> None:
         """A batch is stored, or has failed: it is not queued any more."""

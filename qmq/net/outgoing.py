@@ -107,6 +107,19 @@ class OutgoingRun:
             return self.tickets
         return [self.first_ticket] if self.first_ticket else []
 
+    def part(self, start: int, stop: int, awaited: Sequence[range]) -> OutgoingRun:
+        """Of a run that is built the messages [start, stop), where those of *awaited* have no tickets."""
+        part = OutgoingRun(self.subject)
+        part.count = stop - start
+        part.headers = None if self.headers is None else self.headers[start:stop]
+        before, within = (
+            end - first - sum(max(0, min(end, them.stop) - max(first, them.start)) for them in awaited)
+            for first, end in ((0, start), (start, stop))
+        )
+        for ticket in self.all_tickets()[before : before + within]:
+            part.add_ticket(ticket)
+        return part
+
     def key(self, index: int) -> str | None:
         """The key of message *index*."""
         packed = self.headers[index].packed if self.headers is not None else b""
@@ -291,16 +304,31 @@ class ManyWaiter:
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._left = 1  # seal takes the last one
 
     def part(self, count: int) -> Waiter:
         """The waiter for the next *count* messages."""
         start = self._parts[-1].start + self._parts[-1].count if self._parts else 0
-        part = _Part(self, start, count)
+        part = Part(self, start, count)
         self._parts.append(part)
         self._left += 1
         return part
+
+    def cut(self, part: Part, start: int, stop: int) -> Waiter:
+        """The waiter for messages [start, stop) of a part of which the others have waiters of their own. Cuts of a part
+        come in order, and cover it.
+        """
+        if start == 0 and stop == part.count:
+            return part
+        cut = Part(self, part.start + start, stop - start)
+        at = self._parts.index(part)
+        if stop == part.count:
+            self._parts[at] = cut
+        else:
+            self._parts.insert(at, cut)
+            self._left += 1
+        return cut
 
     def seal(self) -> None:
         """No more parts will come."""
@@ -322,7 +350,7 @@ class ManyWaiter:
             self._waiter.set_result(Receipts([part.span for part in self._parts if part.span is not None]))
 
 
-class _Part:
+class Part:
     """The waiter for one span of a ManyWaiter: messages [start, start + count) of the call."""
 
     __slots__ = ("_many", "count", "failures", "span", "start")
@@ -336,6 +364,10 @@ class _Part:
 
     def done(self) -> bool:
         return self._many.cancelled()
+
+    def cut(self, start: int, stop: int) -> Waiter:
+        """The waiter for messages [start, stop) of these, see ManyWaiter."""
+        return self._many.cut(self, start, stop)
 
     def set_result(self, result: StoredSpan, /) -> None:
         self.span = result

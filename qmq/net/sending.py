@@ -15,21 +15,30 @@ from qmq.errors import (
     BadBytes,
     ConnectionLost,
     InternalError,
+    InvalidName,
+    InvalidOption,
+    MessageTooLarge,
     ProtocolError,
     QmqError,
     RemoteError,
     SequenceForgotten,
     StorageError,
     SyncFailed,
+    TooManySubjects,
 )
 from qmq.net.backoff import Backoff
 from qmq.net.gathering import Gathering, SendLimits
+from qmq.net.halving import halves_of
 from qmq.net.outcomes import Outcomes
 from qmq.net.outgoing import Outgoing
 
 #: Refusals that do not say whether the batch is stored: docs/PROTOCOL.md has them all.
 _SAY_NOTHING: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
+
+#: Refusals because of one message, or of one subject: what else is in the batch is sent without it.
+_OF_A_SUBJECT: Final = (InvalidName, TooManySubjects)
+_OF_A_MESSAGE: Final = (InvalidOption, MessageTooLarge)
 
 #: While so many batches wait for their answers, messages gather until one comes, or until they fill a batch: a busy
 #: broker gets fewer and larger batches, an idle one gets each at once.
@@ -227,6 +236,9 @@ class Sending:
         batch.last_error = error
         was_doubted, batch.is_doubted = batch.is_doubted, isinstance(error, BadBatch)
         if not error.retryable and (was_doubted or not batch.is_doubted):
+            if _may_spare_others(batch, error):
+                self._halve(batch)
+                return
             nobody_knows = isinstance(error, _SAY_NOTHING) or type(error) is StorageError
             self._fail(batch, error, batch.answer_lost or nobody_knows)
             return
@@ -235,6 +247,19 @@ class Sending:
         self._careful.update(self._retries, self._in_flight.values())
         if now >= self._retry_at:  # else it was in flight together with one that was refused just now
             self._retry_at = now + self._backoff.next_delay()
+
+    def _halve(self, batch: Outgoing) -> None:
+        """Send both halves of a batch that was refused because of some message: in the end only that one has failed.
+
+        What may be on its way still, as an answer was lost, keeps its numbers: then it is not stored beside its halves.
+        """
+        halves = halves_of(batch, None if batch.answer_lost else self._outcomes.take_numbers)
+        self._outcomes.replaced(batch, halves)
+        self._careful.discard(batch)
+        if batch.answer_lost:
+            self._careful.update(halves)
+        self._retries += halves
+        self._retries.sort(key=_by_sequence)
 
     def expire(self, now: float) -> None:
         """Give up what has been tried for ``send_timeout``, or has waited so long while nothing was acknowledged."""
@@ -272,6 +297,12 @@ class Sending:
     def _fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:
         self._careful.discard(batch)
         self._outcomes.fail(batch, error, unknown)
+
+
+def _may_spare_others(batch: Outgoing, error: QmqError) -> bool:
+    """Whether some messages of a refused batch may be taken without the others."""
+    is_of_a_subject = isinstance(error, _OF_A_SUBJECT)
+    return len(batch.runs) > 1 if is_of_a_subject else batch.count > 1 and isinstance(error, _OF_A_MESSAGE)
 
 
 def _by_sequence(batch: Outgoing) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -581,3 +582,27 @@ async def test_a_broker_killed_under_load_loses_and_doubles_nothing(tmp_path: Pa
                 while batch := await consumer.pull_batch(timeout=0):
                     came += batch.bodies
         assert sorted(came) == sorted(acknowledged)
+
+
+@pytest.mark.parametrize("guilty", ["new subject", "too late"])
+async def test_one_refused_message_takes_no_others_with_it(tmp_path: Path, guilty: str) -> None:
+    async with running_broker(tmp_path / "data", max_subjects=1_001) as url, qmq.connect(url) as client:
+        await client.send("s.1000", b"first")
+        calls: list[Any] = [client.send(f"s.{number}", b"x", delay=0.001) for number in range(1_000)]
+        if guilty == "new subject":
+            calls.insert(500, client.send("new.one", b"x", delay=0.001))
+            calls.insert(700, client.send("new.two", b"x"))
+        else:
+            calls.insert(500, client.send("s.0", b"x", deliver_at=time.time() + 731.5 * 86_400))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [error for error in answers if isinstance(error, Exception)]
+        assert len(answers) - len(failed) == 1_000
+        for error in failed:
+            assert isinstance(error, qmq.SendFailed)
+            assert not isinstance(error, qmq.SendUnknown)
+            assert isinstance(error.__cause__, TooManySubjects if guilty == "new subject" else InvalidOption)
+        async with client.subscribe("", group="g") as consumer:
+            got = 0
+            while got < 1_001:
+                got += len(await consumer.pull(10_000, timeout=20))
+            assert await consumer.pull(10, timeout=0.05) == []

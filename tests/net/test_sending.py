@@ -16,6 +16,7 @@ from qmq.errors import (
     BadBytes,
     ConnectionLost,
     InternalError,
+    InvalidOption,
     MessageTooLarge,
     Overloaded,
     ProtocolError,
@@ -31,6 +32,7 @@ from qmq.errors import (
 )
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
+from qmq.format.pieces import stored_runs
 from qmq.net.gathering import Gathering, SendLimits, Sort
 from qmq.net.outcomes import Outcomes
 from qmq.net.outgoing import Outgoing
@@ -279,6 +281,91 @@ def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
     assert driven.gathering.queued_bytes == 0
 
 
+def sift(driven: Driven, bad: set[bytes], error: QmqError) -> list[tuple[int, bytes]]:
+    """Play a broker that refuses each batch with one of these bodies; the producer sequences and bodies it stored."""
+    stored = list[tuple[int, bytes]]()
+    while (written := driven.write()) is not None:
+        request, batch = written
+        view = memoryview(bytearray(bytes_of(batch)))
+        runs = stored_runs(view, check_batch(view, BatchLimits()).header)
+        bodies = [body for run in runs for body in run.bodies()]
+        if bad.intersection(bodies):
+            driven.sending.refused(request, error, 0.0)
+        else:
+            stored += [(batch.producer_sequence + at, body) for at, body in enumerate(bodies)]
+            driven.sending.stored(request, 1_000, 1, 0, STORE, tuple(100 * at for at in range(len(runs))), 0.0)
+    return stored
+
+
+REFUSALS = [InvalidOption("too late"), MessageTooLarge("too large"), TooManySubjects("too many")]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_message_that_is_refused_fails_alone(error: QmqError, lost: bool) -> None:
+    driven = Driven()
+    gathering, waiters = driven.gathering, {b"w%d" % number: Waiting() for number in range(30)}
+    tickets = dict[int, bytes]()
+    for number in range(30):
+        for subject in ("a", "b", f"single-{number}"):
+            ticket = gathering.add_nowait(subject, b"%s %d" % (subject.encode(), number), NO_HEADER, True, 0.0)
+            tickets[ticket] = b"%s %d" % (subject.encode(), number)
+        gathering.add(f"awaited-{number}", b"w%d" % number, NO_HEADER, True, waiters[b"w%d" % number], 0.0)
+    bad = {b"w7", b"w8", b"w29", b"single-0 0", b"single-28 28"}
+    if not isinstance(error, TooManySubjects):
+        bad |= {b"a 5", b"b 29"}
+    if lost:
+        driven.written()
+        driven.sending.disconnected(LOST, 0.0)
+        driven.sending.connected(STORE, driven.limits)
+    flushed = Waiting()
+    driven.outcomes.flush(flushed)
+    stored = sift(driven, bad, error)
+    assert len(dict(stored)) == len(stored) == 120 - len(bad)
+    if lost:
+        assert max(stored)[0] < 120, "what may be on its way still must not be stored under other numbers"
+    assert {body for body, one in waiters.items() if one.error is not None} == bad & waiters.keys()
+    assert all(one.done() for one in waiters.values())
+    assert flushed.done()
+    failed = driven.outcomes.take_failure()
+    assert failed is not None
+    assert {tickets[one.ticket] for one in failed.failures} == bad - waiters.keys()
+    assert {one.error for one in failed.failures} == {error}
+    assert {one.outcome for one in failed.failures} == {"unknown" if lost else "refused"}
+    assert not gathering.unfinished
+    assert gathering.queued_bytes == 0
+
+
+def test_of_a_call_with_many_messages_those_that_were_refused_are_named() -> None:
+    driven = Driven()
+    waiting = driven.send(*(b"%d" % number for number in range(10)))
+    assert sorted(body for _, body in sift(driven, {b"3", b"8"}, InvalidOption("no"))) == [
+        b"%d" % number for number in range(10) if number not in (3, 8)
+    ]
+    assert type(waiting.error) is SendFailed
+    assert [failure.ticket for failure in waiting.error.failures] == [3, 8]
+    assert driven.gathering.queued_bytes == 0
+
+
+def test_receipts_of_messages_whose_neighbour_was_refused() -> None:
+    driven = Driven()
+    waiting, bad = Waiting(), Waiting()
+    driven.gathering.add("a", b"bad", NO_HEADER, True, bad, 0.0)
+    driven.gathering.add_many("a", [b"1", b"2", b"3"], True, waiting, 0.0)
+    sift(driven, {b"bad"}, InvalidOption("no"))
+    assert type(bad.error) is SendFailed
+    assert len(waiting.result) == 3
+    assert len({receipt.id for receipt in waiting.result}) > 1
+
+
+def test_where_all_of_a_subject_must_fail_it_is_not_cut() -> None:
+    driven = Driven()
+    waiting = driven.send(*(b"%d" % number for number in range(10)))
+    driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
+    assert type(waiting.error) is SendFailed
+    assert driven.write() is None
+
+
 def test_bytes_that_are_called_bad_get_a_second_try_each_time_they_go_out() -> None:
     driven = Driven()
     waiting = driven.send(b"1")
@@ -443,16 +530,21 @@ def test_silence_is_counted_from_the_last_answer() -> None:
 
 
 class World:
-    """A broker behind a bad network: it drops connections, loses answers, refuses for a while."""
+    """A broker behind a bad network: it drops connections, loses answers, refuses for a while, or some for good.
 
-    def __init__(self, seed: int, refuses: bool) -> None:
+    Where it refuses some for good, what was on its way on a connection that is gone may still arrive.
+    """
+
+    def __init__(self, seed: int, refuses: bool, *, drops: bool = True, guilty: bool = False) -> None:
         self.random = random.Random(seed)
         self.refuses = refuses
         self.driven = Driven(window=4)
         self.producers = Producers(4, 10, 1 << 60)
         self.stored: list[bytes] = []  # bodies, in the order of the log
         self.towards: deque[tuple[int, bytes]] = deque()
-        self.answers: deque[tuple[int, int | None]] = deque()
+        self.answers: deque[tuple[int, int | QmqError]] = deque()
+        self.late: list[bytes] = []
+        self.drops, self.guilty = drops, guilty
         self.full = False
         self.now = 0.0
         self.places: dict[int, int] = {}  # position: index of the first body in stored
@@ -461,12 +553,18 @@ class World:
         self.now += 0.02
         kind = self.random.random()
         if kind < 0.02:
+            if not self.drops:
+                return
+            if self.guilty:
+                self.late += [batch for _, batch in self.towards if self.random.random() < 0.5]
             self.towards.clear()
             self.answers.clear()
             self.driven.sending.disconnected(LOST, 0.0)
             self.driven.sending.connected(STORE, self.driven.limits)
         elif kind < 0.06:
             self.full = self.refuses and not self.full
+        elif self.late and kind < 0.08:
+            self.take(0, self.late.pop(self.random.randrange(len(self.late))))
         elif kind < 0.4:
             written = self.driven.write(self.now)
             if written is not None:
@@ -476,8 +574,8 @@ class World:
                 self.take(*self.towards.popleft())
         elif self.answers:
             request, position = self.answers.popleft()
-            if position is None:
-                self.driven.sending.refused(request, FULL, self.now)
+            if isinstance(position, QmqError):
+                self.driven.sending.refused(request, position, self.now)
             else:
                 self.driven.sending.stored(request, position, 1, 0, STORE, (self.places[position],), self.now)
 
@@ -486,20 +584,59 @@ class World:
         checked = check_batch(view, BatchLimits())
         header = checked.header
         bounds = header.producer_id, header.producer_sequence, header.messages, header.data_crc
-        known = self.producers.lookup(*bounds)
-        if known is not None:
-            self.answers.append((request, known.position))
-            return
-        if self.full:
-            self.answers.append((request, None))
-            return
-        position = 1_000 * (len(self.places) + 1)
-        self.places[position] = len(self.stored)
         start = header.data_start + 10 * header.messages
         payload = bytes(view[start:])
-        self.stored += [payload[at : at + 6] for at in range(0, len(payload), 6)]
-        self.producers.remember(*bounds, 0, position, 0)
-        self.answers.append((request, position))
+        bodies = [payload[at : at + 6] for at in range(0, len(payload), 6)]
+        answer: int | QmqError
+        try:
+            known = self.producers.lookup(*bounds)
+            if known is not None:
+                answer = known.position
+            elif self.full:
+                answer = FULL
+            elif self.guilty and any(map(is_guilty, bodies)):
+                answer = InvalidOption("guilty")
+            else:
+                answer = 1_000 * (len(self.places) + 1)
+                self.places[answer] = len(self.stored)
+                self.stored += bodies
+                self.producers.remember(*bounds, 0, answer, 0)
+        except QmqError as error:
+            answer = error
+        if request:
+            self.answers.append((request, answer))
+
+
+def is_guilty(body: bytes) -> bool:
+    return int(body) % 5 == 0
+
+
+@given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
+def test_no_innocent_message_is_lost_or_doubled_where_others_are_refused(seed: int, refuses: bool, drops: bool) -> None:
+    world = World(seed, refuses, drops=drops, guilty=True)
+    sent: list[tuple[list[bytes], Waiting]] = []
+    for number in range(0, 240, 8):
+        bodies = [b"%06d" % (number + i) for i in range(8)]
+        sent.append((bodies, world.driven.send(*bodies, now=world.now)))
+        for _ in range(10):
+            world.step()
+    world.full = world.refuses = False
+    for _ in range(20_000):
+        if not world.driven.gathering.unfinished and not world.late:
+            break
+        world.step()
+    assert len(set(world.stored)) == len(world.stored)
+    assert not any(map(is_guilty, world.stored))
+    for bodies, waiting in sent:
+        failed = {failure.ticket: failure for failure in waiting.error.failures}
+        for at, body in enumerate(bodies):
+            if is_guilty(body):
+                assert at in failed
+            elif not drops or at not in failed:
+                assert at not in failed
+                assert body in world.stored
+            else:  # the broker has forgotten whether it has it
+                assert failed[at].outcome == "unknown"
 
 
 @given(st.integers(0, 1 << 32), st.booleans())
