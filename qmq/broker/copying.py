@@ -16,6 +16,7 @@ from qmq.broker.held import MessageRange
 from qmq.broker.pointing import Found, Target
 from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, BadBytes
+from qmq.format.ahead import clock_us_of
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.copies import copied_batch
 from qmq.format.pieces import bad_messages, stored_runs
@@ -156,6 +157,7 @@ class Copying:
         if run is None:
             yield Lost(messages.part(done, done + part.stop - part.start))
             return
+        clock_us = clock_us_of(self._batch[1], parse_header(self._batch[1]))
         for piece in _sound(run.slice(part.start, part.stop)):
             if isinstance(piece, int):
                 yield Lost(messages.part(done, done + piece))
@@ -165,7 +167,7 @@ class Copying:
             step = max(min(_BATCH_MESSAGES, piece.count * _BATCH_BYTES // max(size, 1)), 1)
             for start in range(0, piece.count, step):
                 some = piece.slice(start, min(start + step, piece.count))
-                yield Copy(copied_batch(some, self._group), some.count)
+                yield Copy(copied_batch(some, self._group, clock_us), some.count)
             done += piece.count
             self._size += size
 

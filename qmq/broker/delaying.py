@@ -25,6 +25,7 @@ from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.intake import Intake
 from qmq.broker.places import Places
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
+from qmq.format.ahead import clock_us_of
 from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names
 from qmq.format.build import RunContent, build_batch
 from qmq.format.due import DUE_PRODUCER, cut_due, due_times, origins_of
@@ -125,7 +126,7 @@ class Delaying:
         ordinal = name.position - position
         if ordinal >= header.messages or not header.flags & HAS_DELIVER_AT:
             return None
-        due_us = int(due_times(batch, header, header.stored_at_us)[ordinal])
+        due_us = int(due_times(batch, header, clock_us_of(batch, header))[ordinal])
         ends = np.cumsum(runs_of(batch, header)["count"])
         run = int(np.searchsorted(ends, ordinal, side="right"))
         return name.position, stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])], due_us
@@ -356,7 +357,7 @@ class Delaying:
             if header.producer_id == CANCEL_PRODUCER:
                 self._cancel_again(bytes(batch[header.data_start :]), header.position)
             elif header.flags & HAS_DELIVER_AT:
-                due = due_times(batch, header, header.stored_at_us)
+                due = due_times(batch, header, clock_us_of(batch, header))
                 self._arrived(Arrived(header.position, header.position + header.size, due, _subjects(batch, header)))
 
     def _cancel_again(self, data: bytes, said_at: int) -> None:
@@ -376,7 +377,7 @@ class Delaying:
                     self._delivered.extend(positions)
             for subject, count in _subjects(batch, header):
                 self._count_off(subject, count)
-            self._late_us = max(self._late_us, header.stored_at_us)
+            self._late_us = max(self._late_us, clock_us_of(batch, header))
 
 
 def _subjects(batch: memoryview, header: Header) -> list[tuple[str, int]]:

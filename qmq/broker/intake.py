@@ -30,6 +30,7 @@ from qmq.broker.partitions import (
 )
 from qmq.broker.producers import Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
+from qmq.format.ahead import with_ahead
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     BatchLimits,
@@ -86,10 +87,12 @@ class Intake:
         if known is not None:
             self._repeats.append(Repeat(command, known))
             return
+        view, batch = self._timed(command.batch, batch, now)
+        header = batch.header
         own: OwnBatch | None = None
         if header.flags & HAS_DELIVER_AT:
             assert self.delayed is not None
-            own = self.delayed.arriving(command.batch, batch, now.wall_us)
+            own = self.delayed.arriving(view, batch, now.wall_us)
             partition = self.delayed.partition()
             self._check_whole(partition)
             numbers = self.delayed.numbers_of(batch)
@@ -101,7 +104,7 @@ class Intake:
         if not command.copy:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
-        self._stage(command.batch, batch, partition, position, numbers, now, command, own, command.flush)
+        self._stage(view, batch, partition, position, numbers, now, command, own, command.flush)
 
     def append(
         self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None,
@@ -123,9 +126,14 @@ class Intake:
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
-        view = memoryview(buffer)
+        view, batch = self._timed(memoryview(buffer), batch, now)
         position = self._placed(partition, batch.header.size)
         self._stage(view, batch, partition, position, numbers, now, None, own, True, answer)
+
+    def _timed(self, view: memoryview, batch: CheckedBatch, now: Now) -> tuple[memoryview, CheckedBatch]:
+        """The batch, made to say how far its stamp will be ahead of the wall clock, where that matters."""
+        ahead_us = self._stamp_us + 1 - now.wall_us
+        return with_ahead(view, batch, ahead_us) if ahead_us > 0 else (view, batch)
 
     def _placed(self, partition: Partition, size: int) -> int:
         try:

@@ -113,9 +113,10 @@ class Sieve:
         if 0 <= entry[2] <= self._stale_us:
             states[:] = self._expired
         if entry[8] & ENTRY_HAS_EXPIRE_AT:
-            expire_at = self._column(part, HAS_EXPIRE_AT)
-            if expire_at is not None:
-                since = expire_at + np.uint64(entry[2]) * (expire_at < DELAY_END_US)
+            batch = self._batch_of(part.partition, entry)
+            if batch is not None:
+                expire_at = batch.column(entry[5], HAS_EXPIRE_AT)[part.start : part.stop]
+                since = expire_at + np.uint64(batch.clock_us) * (expire_at < DELAY_END_US)
                 states[(expire_at != 0) & (since <= self._now_us)] = self._expired
         if self._bits:
             tags = self._column(part, HAS_TAGS) if entry[8] & ENTRY_HAS_TAGS else np.zeros(len(states), np.uint32)

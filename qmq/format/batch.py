@@ -42,7 +42,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
-from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
+from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
 
 #: bytes a message takes in columns, by batch flags
 COLUMN_BYTES: Final = tuple(
@@ -111,6 +111,8 @@ class BatchLimits(NamedTuple):
     max_message_bytes: int = 4 << 20
     flags: int = SENT_FLAGS
     run_flags: int = 0
+    #: It lies in a log: its table may have what only the broker adds.
+    is_stored: bool = False
 
 
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
@@ -160,7 +162,10 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     data = view[data_start:]
     if crc32c(data) != header.data_crc:
         raise BadBatch("the checksum of the data is wrong")
-    names = names_of(bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start]))
+    table = bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start])
+    if table[-AHEAD_SIZE:].startswith(AHEAD_FIELD) and not limits.is_stored:
+        raise BadBatch("how far a stamp is ahead is the store's to say; leave it out of the table")
+    names = names_of(table)
     if len(names) != header.runs:
         raise BadBatch(f"the table names {len(names)} subjects for {header.runs} runs")
     if header.runs == 1:

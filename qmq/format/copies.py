@@ -32,9 +32,9 @@ from qmq.format.table import table_of
 COPY_PRODUCER: Final = b"qmq: carrying on"
 
 
-def copied_batch(run: Run, group: str) -> bytearray:
+def copied_batch(run: Run, group: str, clock_us: int) -> bytearray:
     """All messages of a run whose checksums hold, ready to be stamped. They keep header, body, tags, key, expiry, time
-    of creation, and their ids as origin ids.
+    of creation, and their ids as origin ids. *clock_us*: when they were stored, by the wall clock.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -42,7 +42,7 @@ def copied_batch(run: Run, group: str) -> bytearray:
     columns = dict(zip(order, given, strict=True))
     columns.setdefault(HAS_ORIGIN_ID, b"".join(MESSAGE_ID.pack(*run.id(index)) for index in range(count)))
     if HAS_EXPIRE_AT in columns:
-        columns[HAS_EXPIRE_AT] = _absolute(columns[HAS_EXPIRE_AT], run.stored_at_us)
+        columns[HAS_EXPIRE_AT] = _absolute(columns[HAS_EXPIRE_AT], clock_us)
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
     folds = np.frombuffer(header_sizes, "<u2").astype(np.uint32)
     for column in kept:

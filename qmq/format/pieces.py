@@ -14,6 +14,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
+from qmq.format.ahead import clock_us_of
 from qmq.format.batch import (
     COLUMN_BYTES,
     Header,
@@ -143,6 +144,11 @@ class StoredBatch:
         subject, data = self._names[subject_index].encode(), self._data[offset : offset + size]
         found = self._cuts[run_number] = _Cut(fields, subject, data, self._ordinal(run_number), self.header.flags)
         return found
+
+    @property
+    def clock_us(self) -> int:
+        """When it was stored by the wall clock of the broker."""
+        return clock_us_of(self._view, self.header)
 
     def lengths(self, run_number: int) -> npt.NDArray[np.uint32]:
         """Header and body sizes of the messages of a run, in bytes: u32[its count]."""

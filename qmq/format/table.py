@@ -22,6 +22,9 @@ _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 TABLE_BYTES: Final = 1_024
 TABLE_BYTES_A_RUN: Final = MAX_NAME_BYTES + 2
 TABLE_FIELDS: Final = 16
+#: The last field of a table to which the broker has added how far the stamp is ahead; then that, u64 big-endian.
+AHEAD_FIELD: Final = b"\xa5ahead\xcf"
+AHEAD_SIZE: Final = len(AHEAD_FIELD) + 8
 
 #: Both caches hold small tables only, and at most so many: a producer repeats them, a stranger must not fill memory.
 _CACHE_ENTRIES: Final = 4_096

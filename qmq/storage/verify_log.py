@@ -49,7 +49,7 @@ from qmq.storage.verify_rows import DerivedCheck, check_order
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
 #: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
-_NO_LIMITS: Final = BatchLimits(ANY_MESSAGE_BYTES, KNOWN_FLAGS, RUN_REPLAYED)
+_NO_LIMITS: Final = BatchLimits(ANY_MESSAGE_BYTES, KNOWN_FLAGS, RUN_REPLAYED, is_stored=True)
 _LOST: Final = "put back a good copy of the file; without one what they held is lost, and all else is served"
 _PUT_BACK: Final = "put it back before the next start, which gives up what it held"
 _RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,6 +296,59 @@ def test_a_clock_that_is_set_back_delays_by_no_more_than_that(tmp_path: Path) ->
     assert pulled(driven, subscription) == []
     driven.advance(1_100)
     assert len(pulled(driven, subscription)) == 1
+    driven.close()
+
+
+def was_ahead(driven: Driven, seconds: int) -> None:
+    """The wall clock is so far ahead while something is stored, and is set back then."""
+    driven.now = driven.now._replace(wall_us=driven.now.wall_us + seconds * S)
+    driven.send("other", b"x")
+    driven.now = driven.now._replace(wall_us=driven.now.wall_us - seconds * S)
+
+
+@pytest.mark.parametrize("subjects", [1, 2])
+@pytest.mark.parametrize("stop", [None, crash, Driven.restart])
+def test_after_the_clock_was_ahead_delays_count_from_what_it_says(tmp_path: Path, stop: Any, subjects: int) -> None:
+    driven = Driven(tmp_path)
+    was_ahead(driven, 3_600)
+    if subjects == 1:
+        names = delay(driven, "a", 30 * S, 60 * S)
+    else:
+        parts = build_batch(
+            [RunContent(name, [name.encode()], [make_header(None, deliver_at=30 * S)]) for name in ("0", "1")],
+            created_at_us=START_US, producer_id=PRODUCER, producer_sequence=driven.produced,
+        )  # fmt: skip
+        driven.produced += 2
+        (sent,) = driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+        assert isinstance(sent, Sent)
+        names = [str(MessageId(driven.store.store_id, sent.partition, sent.position + at)) for at in range(2)]
+    if stop is not None:
+        stop(driven)
+    first, second = follow(driven, "a" if subjects == 1 else "0"), follow(driven, "a" if subjects == 1 else "1")
+    driven.advance(29_990)
+    assert pulled(driven, first) == pulled(driven, second) == []
+    driven.advance(30)
+    assert pulled(driven, first) == [(b"0", names[0])]
+    if subjects == 2:
+        assert pulled(driven, second) == [(b"1", names[1])]
+    else:
+        if stop is not None:
+            stop(driven)
+        assert cancel(driven, names[1]), "it is not due yet"
+    driven.close()
+
+
+def test_a_repeat_of_a_delayed_batch_is_told_after_the_clock_was_ahead(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    was_ahead(driven, 3_600)
+    first = command(driven, "a", [30 * S])
+    again = first._replace(request=driven.request(), batch=memoryview(bytearray(first.batch)))
+    last = first._replace(request=driven.request(), batch=memoryview(bytearray(first.batch)))
+    (stored,) = driven.do(first)
+    assert isinstance(stored, Sent)
+    assert driven.do(again) == [stored._replace(request=again.request)]
+    crash(driven)
+    assert driven.do(last) == [stored._replace(request=last.request)]
     driven.close()
 
 

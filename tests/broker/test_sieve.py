@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from qmq.broker.commands import Administer, Send, Subscribe
-from qmq.broker.effects import Administered, Subscribed
+from qmq.broker.effects import Administered, Refused, Subscribed
+from qmq.broker.kinds import Verdict
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.hashing import tag_bits
 from tests.broker.harness import START_US, Driven, bodies_of
@@ -84,6 +85,43 @@ def test_the_first_of_many_is_found_and_the_window_is_kept(tmp_path: Path) -> No
     assert consumer.pull() == []
     consumer.ack()
     assert consumer.pull() == [b"20003"]
+    driven.close()
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("stop", [Driven.restart, killed, None])
+def test_after_the_clock_was_ahead_expiry_counts_from_what_it_says(tmp_path: Path, stop: Any, count: int) -> None:
+    driven = Driven(tmp_path)
+    ahead = driven.now
+    driven.now = ahead._replace(wall_us=ahead.wall_us + 3_600 * SECOND)
+    driven.send("a.x", b"plain")
+    driven.now = ahead
+    sent(driven, {"a.x": numbered(count, [()], 30 * SECOND), "a.y": numbered(1, [()], 30 * SECOND)})
+    if stop is not None:
+        stop(driven)
+    consumer = Consumer(driven, "c", "a.")
+    assert consumer.pull(1) + consumer.pull(1) == [b"plain", b"0"]
+    driven.advance(29_000)
+    consumer.back(1, 2, Verdict.RELEASE)
+    assert consumer.pull(1) == [b"0"]
+    driven.advance(1_000)
+    assert consumer.pull() == []
+    assert len(dead(driven)) == count
+    driven.close()
+
+
+def test_a_client_cannot_say_how_far_a_stamp_is_ahead(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    was = driven.now
+    driven.now = was._replace(wall_us=was.wall_us + 3_600 * SECOND)
+    driven.send("a", b"x")
+    driven.now = was
+    sent(driven, {"a": numbered(1, [()], 30 * SECOND)})
+    batch = bytearray(driven.store.view(0, *driven.store.read_entry(0, 1)[1:11:9]))
+    batch[88:96] = bytes(8)
+    (answer,) = driven.do(Send(1, driven.request(), memoryview(batch), True))
+    assert isinstance(answer, Refused)
+    assert "stamp" in str(answer.error)
     driven.close()
 
 

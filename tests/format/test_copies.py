@@ -39,7 +39,7 @@ def run_of(bodies: list[bytes], expire_at: list[int] | None = None) -> Run:
 
 def copy_of(run: Run) -> Run:
     """What a broker stores of a copy."""
-    made = memoryview(copied_batch(run, "billing"))
+    made = memoryview(copied_batch(run, "billing", run.stored_at_us))
     checked = check_batch(made, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED))
     assert checked.header.producer_id == COPY_PRODUCER
     assert checked.names == ("~billing~a.b",)
