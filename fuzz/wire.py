@@ -258,7 +258,11 @@ class Wires:
             number = self._a_subscription(picks)
             self._put(stranger, Kind.UNSUBSCRIBE, request, b"", wire.UNSUBSCRIBE.pack(number))
         else:
-            self._put(stranger, Kind.LAST_SEQUENCE, request, b"", picks.take(2).ljust(16, b"\0"))
+            producer = picks.take(2).ljust(16, b"\0")
+            if picks.number(1) & 1:
+                self._put(stranger, Kind.LAST_SEQUENCE, request, b"", producer)
+            else:
+                self._put(stranger, Kind.CLAIM, request, b"", wire.CLAIM.pack(producer, picks.take(1).ljust(16, b"\0")))
 
     def _subjects(self, picks: Picks, stranger: Wire) -> None:
         fields = {

@@ -22,6 +22,7 @@ from qmq.errors import (
     InvalidOption,
     MessageTooLarge,
     Overloaded,
+    ProducerInUse,
     ProtocolError,
     QmqError,
     QueueFull,
@@ -72,6 +73,7 @@ __all__ = [
     "MessageBatch",
     "MessageTooLarge",
     "Overloaded",
+    "ProducerInUse",
     "ProtocolError",
     "QmqError",
     "QueueFull",
@@ -159,11 +161,11 @@ def connect(
     *durability*: "flush", where what is acknowledged is on disk, or "append", where it survives the end of the broker
     but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of
     the loop, or until one of two batches on their way is answered.
-    *producer*: a name that goes on with its sequence after a restart, for one client at a time. *send_timeout*: seconds
-    after which a send is not tried again. *failover_after*: seconds for which a send that its broker may have stored
-    waits for that broker, before another one gets it too (None: never; then it may end as SendUnknown).
-    *admin_timeout*: seconds that each broker gets for each answer to a call of ``client.admin`` or ``client.subjects``.
-    Raises InvalidOption and InvalidName at once.
+    *producer*: a name that goes on with its sequence after a restart, for one client at a time: ProducerInUse while
+    another one has it. *send_timeout*: seconds after which a send is not tried again. *failover_after*: seconds for
+    which a send that its broker may have stored waits for that broker, before another one gets it too (None: never;
+    then it may end as SendUnknown). *admin_timeout*: seconds that each broker gets for each answer to a call of
+    ``client.admin`` or ``client.subjects``. Raises InvalidOption and InvalidName at once.
     """
     from qmq.net.client import Client, make_parts
     from qmq.net.options import check_options

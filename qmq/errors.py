@@ -153,6 +153,12 @@ class TooManyProducers(QmqError):
     code = "too_many_producers"
 
 
+class ProducerInUse(QmqError):
+    """Another client that is connected sends under the same ``producer`` name."""
+
+    code = "producer_in_use"
+
+
 class TooManySubjects(QmqError):
     """``max_subjects`` is reached."""
 

@@ -182,6 +182,15 @@ class LastSequence(NamedTuple):
     producer_id: bytes
 
 
+class Claim(NamedTuple):
+    """That client sends under a producer's name on this connection from now on."""
+
+    connection: int
+    request: int
+    producer_id: bytes
+    client: bytes
+
+
 class ListSubjects(NamedTuple):
     """Subjects that a prefix matches, by number, from number ``after`` on."""
 
@@ -292,6 +301,7 @@ Command = (
     | Heartbeat
     | Administer
     | LastSequence
+    | Claim
     | ListSubjects
     | Report
     | ListSegments

@@ -128,6 +128,11 @@ class LastSequenceIs(NamedTuple):
     sequence: int | None
 
 
+class Claimed(NamedTuple):
+    connection: int
+    request: int
+
+
 class SubjectList(NamedTuple):
     """Rows (name, first sequence, next sequence, messages, delayed); ``after`` is what to ask for next, or None."""
 
@@ -237,6 +242,7 @@ Effect = (
     | HeartbeatSeen
     | Administered
     | LastSequenceIs
+    | Claimed
     | SubjectList
     | Reported
     | SegmentList

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.admin import LETTERS, LOOKS, Admin
+from qmq.broker.claims import Claims
 from qmq.broker.commands import (
     Ack,
     Administer,
     Checked,
+    Claim,
     Command,
     Disconnected,
     Fetched,
@@ -35,7 +37,7 @@ from qmq.broker.commands import (
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Administered, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
+from qmq.broker.effects import Administered, Claimed, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.log_reads import LogReads
@@ -87,6 +89,7 @@ class Handling:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._effects = parts.effects
+        self._claims = Claims()
         #: Why nothing more is begun.
         self.stopping: BrokerStopping | None = None
         delivery, log_reads, reports = parts.delivery, parts.log_reads, parts.reports
@@ -106,6 +109,7 @@ class Handling:
             Heartbeat: self._heartbeat,
             Administer: self._administer,
             LastSequence: self._last_sequence,
+            Claim: self._claim,
             ListSubjects: lambda command, now: say(self._list_subjects(command)),
             Report: lambda command, now: reports.report(command),
             Checked: lambda command, now: reports.checked(command),
@@ -163,6 +167,10 @@ class Handling:
         self._parts.intake.turn()
         self._parts.intake.acknowledging.last_sequence(*command)
 
+    def _claim(self, command: Claim, now: Now) -> None:
+        self._claims.claim(command.connection, command.producer_id, command.client)
+        self._effects.append(Claimed(command.connection, command.request))
+
     def _disconnected(self, command: Disconnected, now: Now) -> None:
         parts, connection = self._parts, command.connection
         parts.log_reads.disconnected(connection)
@@ -172,6 +180,7 @@ class Handling:
         parts.hand_overs.disconnected(connection)
         parts.sealing.disconnected(connection)
         parts.restores.disconnected(connection)
+        self._claims.disconnected(connection)
 
     def _list_subjects(self, command: ListSubjects) -> SubjectList:
         prefix, store = check_prefix(command.prefix), self._parts.store

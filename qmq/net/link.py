@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any, Final, Protocol
 
-from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError
 from qmq.net import wire
 from qmq.net.address import Address
 from qmq.net.backoff import Backoff
@@ -27,6 +27,8 @@ log = logging.getLogger("qmq.client")
 
 #: How long connecting and hello may take.
 CONNECT_TIMEOUT: Final = 5.0
+#: For so long a producer's name may still be that of a client which has ended.
+CLAIM_PATIENCE: Final = 2.0
 #: A broker that owes an answer for so long is taken for dead, and connected to again.
 SILENCE: Final = 10.0
 #: A connection that lasted so long was a good one: the next one is tried for at once.
@@ -382,9 +384,11 @@ class Link:
                 f"remembers a producer (producer_ttl_ms {welcome.producer_ttl_ms}): later tries could store twice"
             )
         last = None
-        if self._options.producer is not None and welcome.store_id != self.store_id:
-            answer = await connection.request(Kind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer))
-            last = sequence_in(answer)
+        if self._options.producer is not None:
+            await self._claim(connection, self._options.producer)
+            if welcome.store_id != self.store_id:
+                answer = await connection.request(Kind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer))
+                last = sequence_in(answer)
         if connection.closed:
             raise connection.end_error()
         self._owner.adopting(self, welcome)
@@ -403,6 +407,22 @@ class Link:
             if holder.on_connected is not None:
                 holder.on_connected()
         self.want_turn()
+
+    async def _claim(self, connection: Connection, producer: str) -> None:
+        """Have the broker refuse every other client of that name. Raises ProducerInUse where one is there already; one
+        that has just ended may take the broker a moment.
+        """
+        assert self._loop is not None
+        until, backoff = self._loop.time() + CLAIM_PATIENCE, Backoff()
+        payload = wire.CLAIM.pack(producer_id_of(producer), self.client_id)
+        while True:
+            try:
+                await connection.request(Kind.CLAIM, payload=payload)
+                return
+            except ProducerInUse as error:
+                if self._loop.time() >= until:
+                    raise ProducerInUse(f"producer {producer!r} at {self.address}: {error}") from None
+            await asyncio.sleep(backoff.next_delay())
 
 
 def sequence_in(answer: Answer) -> int | None:

@@ -42,6 +42,8 @@ BACK: Final = struct.Struct("<QQQII")
 OWN_DELAY: Final = (1 << 64) - 1
 #: HEARTBEAT payload: client 16s | stalled_us u64
 HEARTBEAT: Final = struct.Struct("<16sQ")
+#: CLAIM payload: producer id 16s | client 16s
+CLAIM: Final = struct.Struct("<16s16s")
 #: WITHDRAW payload: request u64 of the pull
 WITHDRAW: Final = struct.Struct("<Q")
 #: UNSUBSCRIBE payload: subscription u32
@@ -89,6 +91,7 @@ class Kind(enum.IntEnum):
     BATCHES = 16
     READ_LOG = 17
     RESTORE = 18
+    CLAIM = 19
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -106,6 +109,7 @@ class Kind(enum.IntEnum):
     BATCH_LIST = 144
     LOG_BYTES = 145
     RESTORED = 146
+    CLAIMED = 147
     ERROR = 255
 
 

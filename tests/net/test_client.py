@@ -178,6 +178,9 @@ async def test_a_named_producer_goes_on_with_its_sequence() -> None:
 
         async def play() -> None:
             peer = await broker.peer()
+            frame = await peer.frame(Kind.CLAIM)
+            assert bytes(frame.payload[:16]) == producer_id_of("job-7")
+            peer.answer(Kind.CLAIMED, frame.request)
             frame = await peer.frame(Kind.LAST_SEQUENCE)
             assert bytes(frame.payload) == producer_id_of("job-7")
             peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, {"sequence": 41})

@@ -54,6 +54,7 @@ class Answering:
             effects.HeartbeatSeen: partial(self._answer, encode=answers.heartbeat_seen),
             effects.Administered: partial(self._answer, encode=answers.administered),
             effects.LastSequenceIs: partial(self._answer, encode=answers.last_sequence),
+            effects.Claimed: partial(self._answer, encode=answers.claimed),
             effects.SubjectList: partial(self._answer, encode=answers.subject_list),
             effects.Refused: self.refused,
             effects.SyncWanted: work,

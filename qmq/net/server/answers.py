@@ -115,6 +115,11 @@ def last_sequence(effect: effects.LastSequenceIs) -> bytes:
     return _with_meta(Kind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
 
 
+def claimed(effect: effects.Claimed) -> bytes:
+    """CLAIMED: nothing but that."""
+    return wire.encode_frame(Kind.CLAIMED, effect.request)
+
+
 def subject_list(effect: effects.SubjectList) -> bytes:
     """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})

@@ -143,6 +143,11 @@ def _last_sequence(connection: int, frame: Frame) -> Command:
     return commands.LastSequence(connection, frame.request, bytes(frame.payload))
 
 
+def _claim(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, wire.CLAIM.size)
+    return commands.Claim(connection, frame.request, *wire.CLAIM.unpack(frame.payload))
+
+
 def _subscribe(connection: int, frame: Frame) -> Command:
     fields = _fields(frame)
     prefixes = fields.get("prefixes")
@@ -214,6 +219,7 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     Kind.WITHDRAW: _withdraw,
     Kind.UNSUBSCRIBE: _unsubscribe,
     Kind.LAST_SEQUENCE: _last_sequence,
+    Kind.CLAIM: _claim,
     Kind.SUBJECTS: _subjects,
     Kind.REPORT: _report,
     Kind.ACK: _ack,

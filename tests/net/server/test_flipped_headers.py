@@ -42,6 +42,7 @@ FRAMES: Final = {
     "withdraw": of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)),
     "unsubscribe": of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
     "last sequence": of(Kind.LAST_SEQUENCE, bytes(16)),
+    "claim": of(Kind.CLAIM, bytes(32)),
     "subjects": of(Kind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
     "all subjects": of(Kind.SUBJECTS),
     "report": of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),

@@ -35,6 +35,7 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
         (of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)), commands.Withdraw(3, 9)),
         (of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)), commands.Unsubscribe(3, 7, 4)),
         (of(Kind.LAST_SEQUENCE, b"0123456789abcdef"), commands.LastSequence(3, 7, b"0123456789abcdef")),
+        (of(Kind.CLAIM, b"p" * 16 + b"c" * 16), commands.Claim(3, 7, b"p" * 16, b"c" * 16)),
         (of(Kind.SUBSCRIBE, meta=SUBSCRIBE), commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None)),
         (
             of(Kind.SUBSCRIBE, meta={**SUBSCRIBE, "group": None, "start": ["time", 5]}),
@@ -85,6 +86,7 @@ def test_frames_become_commands(frame: Frame, command: commands.Command) -> None
         of(Kind.WITHDRAW),
         of(Kind.UNSUBSCRIBE, bytes(8)),
         of(Kind.LAST_SEQUENCE, bytes(15)),
+        of(Kind.CLAIM, bytes(16)),
         of(Kind.SEGMENTS, bytes(9)),
         of(Kind.BATCHES, bytes(19)),
         of(Kind.READ_LOG, bytes(13)),

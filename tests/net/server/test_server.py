@@ -59,6 +59,7 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
         lambda c: effects.LastSequenceIs(c.connection, c.request, 5),
         Kind.LAST_SEQUENCE_IS,
     ),
+    (frame(Kind.CLAIM, 6, bytes(32)), lambda c: effects.Claimed(c.connection, c.request), Kind.CLAIMED),
     (
         frame(Kind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
         lambda c: effects.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
