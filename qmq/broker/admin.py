@@ -108,6 +108,7 @@ class Admin:
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
             "skipped": group.skipped,
+            "filtered": group.filtered,
             "delayed": delayed_for(group, self._delayed),
             "settings": ledger.settings._asdict(),
         }

@@ -21,7 +21,7 @@ WIDE_COUNT: Final = 8_192
 WIDE_BYTES: Final = 16 << 20
 #: One pull looks so often at what nothing comes of, before it is put off to the next turn.
 _MOST_ROUNDS: Final = 16
-_NOTHING: Final = Sifted([], 0, [], 0, 0)
+_NOTHING: Final = Sifted([], 0, [], 0, 0, 0)
 _NO_SETTINGS: Final = GroupSettings()
 
 
@@ -114,6 +114,7 @@ class Choosing:
     def passed(self, subscription: Subscription, sifted: Sifted) -> None:
         """What a pull skips is gone for good."""
         subscription.group.skipped += sifted.skipped
+        subscription.group.filtered += sifted.filtered
         subscription.group.dirty = True
 
     def give(self, subscription: Subscription, sifted: Sifted, size: int) -> tuple[int, int]:

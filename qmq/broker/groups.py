@@ -160,8 +160,11 @@ class Group:
         self._by_ordinal: dict[int, Following] = {}
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
-        #: Messages that it was not given and never will be: of other tags, or maybe handed out before a crash.
+        #: Messages that it was not given and never will be: dropped before it took them, expired (where there are no
+        #: dead letters), or maybe handed out before a crash.
         self.skipped = 0
+        #: Messages that it does not want: of other tags.
+        self.filtered = 0
         #: What it follows, and from where on, is on disk when ``Durable.has`` this.
         self.ticket = 0
         self.dirty = True
@@ -243,6 +246,7 @@ class Group:
             fields = {
                 "mode": self.mode,
                 "skipped": self.skipped,
+                "filtered": self.filtered,
                 "cursors": self.cursors.packed(),
                 "followings": [
                     (
@@ -263,6 +267,7 @@ class Group:
         """Take over how far it had come."""
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
+        self.filtered = packed["filtered"]
         for prefix, ordinal, start, positions, reserved in packed["followings"]:
             scan = [
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0

@@ -231,7 +231,7 @@ class Serving:
         if selection.count and sifted is not None:
             self._choosing.passed(subscription, sifted)
         if subscription.member is not None and selection.count:
-            given = sifted or Sifted(selection.parts, selection.count, [], 0, selection.count)
+            given = sifted or Sifted(selection.parts, selection.count, [], 0, 0, selection.count)
             buffers, size, ranges = self._given(subscription, given, carrier, buffers, size)
         if selection.count and not buffers and not final:
             self._arrivals.make_ready(subscription.followings)

@@ -27,7 +27,8 @@ from qmq.storage.store import Store
 KEPT: Final = 0
 SKIPPED: Final = 1
 EXPIRED: Final = 2
-_LOOK: Final = 3  # it goes by their columns
+FILTERED: Final = 3
+_LOOK: Final = 4  # it goes by their columns
 
 States = npt.NDArray[np.uint8]
 
@@ -94,7 +95,7 @@ class Sieve:
             stale = rows["stored_at_us"] <= self._stale_us
             states[stale] = _LOOK if self._bits else self._expired
         if self._bits:
-            states[(flags & ENTRY_HAS_TAGS) == 0] = SKIPPED
+            states[(flags & ENTRY_HAS_TAGS) == 0] = FILTERED
         return states
 
     def _of_run(self, part: Some) -> Iterator[Stretch]:
@@ -121,7 +122,7 @@ class Sieve:
         if self._bits:
             tags = self._column(part, HAS_TAGS) if entry[8] & ENTRY_HAS_TAGS else np.zeros(len(states), np.uint32)
             if tags is not None:
-                states[(tags & np.uint32(self._bits)) == 0] = SKIPPED
+                states[(tags & np.uint32(self._bits)) == 0] = FILTERED
         return states
 
     def _column(self, part: Some, flag: int) -> npt.NDArray[Any] | None:
@@ -157,19 +158,23 @@ class Sifted(NamedTuple):
     kept: int
     expired: list[tuple[int, int]]  # in these places of what is in ``parts``
     skipped: int
+    filtered: int  # which have none of the group's tags
     messages: int  # of all that was chosen
 
 
 def sift(stretches: Iterator[Stretch], max_kept: int, max_parts: int) -> Sifted:
     """Up to *max_kept* messages of what was chosen, in up to *max_parts* parts."""
     parts, expired = Parts(), list[tuple[int, int]]()
-    kept = skipped = messages = place = 0
+    kept = skipped = filtered = messages = place = 0
     for state, part, count in stretches:
         if kept == max_kept or len(parts) >= max_parts:
             break
         if state == KEPT and count > max_kept - kept:
-            return Sifted(parts, max_kept, expired, skipped, messages + max_kept - kept)
+            return Sifted(parts, max_kept, expired, skipped, filtered, messages + max_kept - kept)
         messages += count
+        if state == FILTERED:
+            filtered += count
+            continue
         if state == SKIPPED:
             skipped += count
             continue
@@ -179,4 +184,4 @@ def sift(stretches: Iterator[Stretch], max_kept: int, max_parts: int) -> Sifted:
             kept += count
         place += count
         parts.append(part)
-    return Sifted(parts, kept, expired, skipped, messages)
+    return Sifted(parts, kept, expired, skipped, filtered, messages)

@@ -34,7 +34,7 @@ def groups(context: click.Context, as_json: bool, server: str, timeout: float) -
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
     consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
-    handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
+    handed out again), dead, skipped, filtered and delayed, and when the oldest that is ready was stored.
     """
     if context.invoked_subcommand is None:
         _list(as_json, server, timeout)
@@ -48,7 +48,7 @@ def list_groups(as_json: bool, server: str, timeout: float) -> None:
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
     consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
-    handed out again), dead, skipped and delayed, and when the oldest that is ready was stored.
+    handed out again), dead, skipped, filtered and delayed, and when the oldest that is ready was stored.
     """
     _list(as_json, server, timeout)
 
@@ -173,7 +173,7 @@ def _object(info: GroupInfo) -> dict[str, Any]:
 
 
 def _fields(info: GroupInfo) -> Sequence[object]:
-    counts = info.in_flight, info.in_retry, info.dead, info.skipped, info.delayed
+    counts = info.in_flight, info.in_retry, info.dead, info.skipped, info.filtered, info.delayed
     return (
         info.name, info.mode, ",".join(info.prefixes), info.consumers, f"{_about(info)}{info.ready}", *counts,
         iso(info.oldest),
@@ -186,7 +186,7 @@ def _about(info: GroupInfo) -> str:
 
 
 def _table(found: Sequence[GroupInfo]) -> Table:
-    rare = [name for name in ("skipped", "delayed") if any(getattr(info, name) for info in found)]
+    rare = [name for name in ("skipped", "filtered", "delayed") if any(getattr(info, name) for info in found)]
     columns = ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *rare)
     table = table_of("group\n  (mode)\n  follows", columns, number(len(found), "group"))
     several = are_several(found)

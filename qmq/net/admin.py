@@ -22,8 +22,9 @@ class GroupInfo(NamedTuple):
     """A group: what it follows, how many consumers are online, and how many of its messages are where.
 
     ``ready``: nobody was given them yet (these at least, where not ``ready_exact``); ``oldest`` of these was stored
-    then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: passed
-    without being handed out. ``delayed``: to be delivered later.
+    then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: lost
+    to the group, as they were dropped before it took them, or may have been handed out before a crash. ``filtered``:
+    passed, as they have none of its tags. ``delayed``: to be delivered later.
     """
 
     name: str
@@ -40,6 +41,7 @@ class GroupInfo(NamedTuple):
     broker: str = ""
     delayed: int = 0
     ready_exact: bool = True
+    filtered: int = 0
 
 
 class ConsumerInfo(NamedTuple):
@@ -163,7 +165,7 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
     return GroupInfo(
         row["group"], row["mode"], row["prefixes"], row["consumers"], row["ready"], _time(row["oldest_us"]),
         row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
-        delayed=row["delayed"], ready_exact=row["ready_exact"],
+        delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
     )  # fmt: skip
 
 

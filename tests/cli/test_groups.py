@@ -63,7 +63,7 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["in_flight_since"])
         assert 0 <= one["silent"] < 600
         listed = run("groups", "list", server=broker.url).stdout.splitlines()
-        assert any(line.startswith("shown\treliable\tshown.\t1\t4\t3\t1\t1\t0\t0\t") for line in listed)
+        assert any(line.startswith("shown\treliable\tshown.\t1\t4\t3\t1\t1\t0\t0\t0\t") for line in listed)
         assert run("consumers", "shown", server=broker.url).stdout.startswith("shown-1\tonline\t3\t")
     (one,) = lines("consumers", "shown", server=broker)
     assert (one["online"], one["in_flight"]) == (False, 0)

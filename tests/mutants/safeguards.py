@@ -484,8 +484,8 @@ SAFEGUARDS: Final = (
         "check the data of a batch that comes in",
         "qmq/format/batch.py",
         '    if crc32c(data) != header.data_crc:\n        raise BadBatch("the checksum of the data is wrong")\n'
-        "    names",
-        "    names",
+        "    table",
+        "    table",
         ("tests/format/test_batch_lies.py", "tests/format/test_batch.py"),
     ),
     Mutant(
