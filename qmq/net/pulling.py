@@ -81,6 +81,7 @@ class Puller:
         self._doubts = 0
         self._kept = Kept()
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
+        self._passed = False  # its answer had messages with none of the group's tags
         self._max_bytes = PULL_BYTES
         self._asking = Asking(self._answered)
         self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
@@ -268,6 +269,8 @@ class Puller:
                 continue  # it was an earlier pull's: see whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
+                if self._passed and self._kept.count < min_count and now < deadline + GRACE:
+                    continue  # what is there may lie behind what was passed
                 break
             if came and now < asked_until:
                 break  # fewer than min_count, because they are many bytes
@@ -320,7 +323,7 @@ class Puller:
 
     async def _take_answer(self, deadline: float | None) -> bool:
         """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
-        answer = self._asking.take()
+        answer, self._passed = self._asking.take(), False
         if isinstance(answer, QmqError):
             if isinstance(answer, Fenced) and self.holder is not None:
                 self.holder.fence(answer)  # and subscribe again: unless another has taken over, it goes on
@@ -379,6 +382,7 @@ class Puller:
                 return False
         self._doubts = 0
         kept = self._kept.add(runs)
+        self._passed = kept < whole
         self._capped = kept >= self._asking.most
         self._full = self._capped or len(answer.payload) > self._max_bytes // 2
         return bool(runs) and kept == whole  # more may come where some were not wanted

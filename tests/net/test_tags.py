@@ -37,6 +37,27 @@ async def test_names_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
                 assert info.in_flight == 0
 
 
+async def test_what_is_there_now_is_found_behind_names_with_the_same_bits(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, qmq.connect(url) as client:
+        for _ in range(2):
+            await client.send("a.x", b"first", tags=[WANTED])
+            for _ in range(20):
+                client.send_nowait("a.x", b"twin", tags=[TWIN])
+            client.send_nowait("a.x", b"second", tags=[WANTED])
+            await client.flush()
+        async with client.subscribe("a.", group="g", tags=[WANTED]) as consumer:
+            for _ in range(2):
+                for body in (b"first", b"second"):
+                    (message,) = await consumer.pull(1, timeout=0)
+                    assert message.body == body
+                    message.ack()
+            assert await consumer.pull(1, timeout=0) == []
+            for _ in range(20):
+                client.send_nowait("a.x", b"twin", tags=[TWIN])
+            await client.flush()
+            assert await consumer.pull(1, timeout=0) == []
+
+
 @pytest.mark.parametrize("meta", [{"tags": ["a"]}, {"tags": ["a"], "tags_crc": 0}, {"tags": "a"}, {"tags": [1]}])
 def test_tags_that_were_damaged_on_the_way_are_not_gone_by(meta: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
