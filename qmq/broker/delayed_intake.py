@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from qmq.broker.partitions import Numbers, Partition, Staged
 from qmq.errors import InvalidOption, QmqError
+from qmq.format.ahead import clock_us_of
 from qmq.format.batch import CheckedBatch
 from qmq.format.due import due_times
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_SHOWN, MAX_DELAY_US
@@ -98,11 +99,12 @@ class Delayed:
                 self._store.add_subject(name)
         if self._partition is None:
             self._partition = Partition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
-        return Arriving(self, view, batch, wall_us)
+        return Arriving(self, view, batch)
 
-    def stored(self, view: memoryview, batch: CheckedBatch, clock_us: int, staged: Staged) -> None:
-        """It is written, at *clock_us* by the wall clock: it is scheduled once it may be seen."""
-        due = due_times(view, batch.header, clock_us)
+    def stored(self, view: memoryview, batch: CheckedBatch, staged: Staged) -> None:
+        """It is written: it is scheduled once it may be seen."""
+        header = batch.header
+        due = due_times(view, header, clock_us_of(view, header, staged.stored_at_us))
         self._hidden.append(Arrived(staged.position, staged.end, due, subjects_of(batch)))
 
     def publish(self, visible: int) -> None:
@@ -114,15 +116,14 @@ class Delayed:
 class Arriving:
     """One batch on its way into the delay log."""
 
-    def __init__(self, delayed: Delayed, view: memoryview, batch: CheckedBatch, clock_us: int) -> None:
+    def __init__(self, delayed: Delayed, view: memoryview, batch: CheckedBatch) -> None:
         self._delayed = delayed
         self._view = view
         self._batch = batch
-        self._clock_us = clock_us
 
     def stored(self, partition: int, batch: Staged) -> None:
         """It is written."""
-        self._delayed.stored(self._view, self._batch, self._clock_us, batch)
+        self._delayed.stored(self._view, self._batch, batch)
 
     def refused(self, error: QmqError) -> None:
         """It is not: its sender is told."""

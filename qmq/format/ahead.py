@@ -47,10 +47,12 @@ def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[me
     return buffer, CheckedBatch(parse_header(buffer), batch.names, batch.run, runs)
 
 
-def clock_us_of(view: memoryview, header: Header) -> int:
-    """When the stored batch that *view* begins with was stored by the wall clock of the broker."""
-    end = header.data_start
+def clock_us_of(view: memoryview, header: Header, stored_at_us: int | None = None) -> int:
+    """When the stored batch that *view* begins with was stored by the wall clock of the broker. *stored_at_us* is its
+    stamp, where *header* was read before it had one.
+    """
+    stamp_us, end = header.stored_at_us if stored_at_us is None else stored_at_us, header.data_start
     field = bytes(view[end - AHEAD_SIZE : end])
     if not field.startswith(AHEAD_FIELD):
-        return header.stored_at_us
-    return max(header.stored_at_us - int.from_bytes(field[len(AHEAD_FIELD) :], "big"), 0)
+        return stamp_us
+    return max(stamp_us - int.from_bytes(field[len(AHEAD_FIELD) :], "big"), 0)

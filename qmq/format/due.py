@@ -111,7 +111,8 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
         fold ^= int.from_bytes(kept[place : place + 4], "little")
     payload = data[end:]
     made = data[:BEFORE_CHECK_COLUMN_BYTES] + check_of(payload, fold).to_bytes(4, "little") + kept + payload
-    table = bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start])
+    names = names_of(bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start]))
+    table = table_of(names)  # without what the broker has added
     crc = crc32c(made)
     record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
     size = BATCH_HEADER_SIZE + RUN_SIZE + len(table) + len(made)
@@ -120,7 +121,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
         header.created_at_us, 0, header.store_id, DUE_PRODUCER, 0, crc, 0, bytes(8),
     )  # fmt: skip
     buffer = bytearray(sealed_head(fields, record + table) + made)
-    checked = CheckedBatch(parse_header(memoryview(buffer)), names_of(table), RUN.unpack(record), None)
+    checked = CheckedBatch(parse_header(memoryview(buffer)), names, RUN.unpack(record), None)
     return Due(buffer, checked, 0)
 
 

@@ -338,6 +338,40 @@ def test_after_the_clock_was_ahead_delays_count_from_what_it_says(tmp_path: Path
     driven.close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("size", [10, 300 << 10])
+def test_what_falls_due_once_the_clock_has_caught_up_expires_after_its_time(
+    tmp_path: Path, size: int, count: int
+) -> None:
+    driven = Driven(tmp_path)
+    was_ahead(driven, 3_600)
+    header = make_header(None, deliver_at=7_200 * S, expire_at=30 * S)
+    parts = build_batch(
+        [RunContent("a", [bytes(size)] * count, [header] * count)],
+        created_at_us=START_US, producer_id=PRODUCER, producer_sequence=driven.produced,
+    )  # fmt: skip
+    (sent,) = driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    assert isinstance(sent, Sent)
+    driven.advance(7_200_010)
+    driven.advance(29_000)
+    subscription = driven.subscribe("a", group="g")
+    assert sum(run.count for run in driven.pull(subscription)) == count
+    driven.close()
+
+
+def test_a_cancelled_message_never_comes_though_stamps_are_a_little_ahead(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for _ in range(5):
+        driven.send("other", b"x")  # in one microsecond
+    (name,) = delay(driven, "a", 10 * S)
+    driven.advance(10_000)
+    was_delivered = bool(pulled(driven, follow(driven, "a")))
+    assert cancel(driven, name) is not was_delivered
+    driven.advance(20)
+    assert bool(pulled(driven, follow(driven, "a"))) is was_delivered
+    driven.close()
+
+
 def test_a_repeat_of_a_delayed_batch_is_told_after_the_clock_was_ahead(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     was_ahead(driven, 3_600)
