@@ -108,6 +108,37 @@ async def test_a_handler_that_fails_and_one_that_rejects_go_there_too(tmp_path: 
         await brokers.start(0)
 
 
+async def test_what_is_too_large_for_the_other_broker_waits_here_and_disturbs_nobody(
+    tmp_path: Path, directory: Path
+) -> None:
+    large = bytes(200 << 10)
+    async with several(tmp_path, lapse_ms=LAPSE_MS) as brokers:
+        settings = brokers._settings
+        await brokers.stop(1)
+        brokers._settings = settings | {"max_frame_bytes": 64 << 10, "max_message_bytes": 1 << 10}
+        await brokers.start(1)
+        brokers._settings = settings
+        async with (
+            qmq.connect(brokers.url, failover_after=0.2) as client,
+            client.subscribe("a", group="g") as consumer,
+        ):
+            await client.send("a", large)
+            (message,) = await consumer.pull(timeout=30)
+            other = client._brokers.links[1].connection
+            assert other is not None
+            await brokers.stop(0)
+            await message.nack(delay=0.0)
+            assert len(waiting(directory)) == 1
+            assert client._brokers.links[1].connection is other
+            assert not other.closed
+            await brokers.start(0)
+            (again,) = await consumer.pull(timeout=30)
+            assert (again.body, again.attempt) == (large, 2)
+            again.ack()
+            await until(lambda: not waiting(directory), "nothing waits any more")
+            assert client._brokers.links[1].connection is other
+
+
 async def test_a_short_absence_moves_nothing(tmp_path: Path, directory: Path) -> None:
     async with (
         several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
