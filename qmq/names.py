@@ -9,6 +9,12 @@ from qmq.errors import InvalidName
 
 MAX_NAME_BYTES: Final = 200
 
+#: Between the group's name and the consumer's, in the name of a broadcast member's own group: GROUP@CONSUMER.
+MEMBER_MARK: Final = "@"
+MAX_GROUP_BYTES: Final = MAX_NAME_BYTES + 1 + MAX_NAME_BYTES
+#: The longest subject that a broker stores: of one group alone, ~GROUP~SUBJECT.
+MAX_SUBJECT_BYTES: Final = 1 + MAX_GROUP_BYTES + 1 + MAX_NAME_BYTES
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _RULE: Final = (
     f"use ASCII letters, digits, '_' and '-' in segments joined by single dots, at most {MAX_NAME_BYTES} bytes in all"
@@ -21,8 +27,24 @@ def check_subject(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return *name* if it may be a group, else raise InvalidName."""
+    """Return *name* if it may be a group that consumers name, else raise InvalidName."""
+    if isinstance(name, str) and MEMBER_MARK in name:
+        group, _, consumer = name.partition(MEMBER_MARK)
+        raise InvalidName(
+            f"group {name[:80]!r} is one member of a broadcast: consume from group {group[:40]!r} in broadcast mode as "
+            f"consumer {consumer[:40]!r}; {_RULE}"
+        )
     return _check("group", name)
+
+
+def check_group_or_member(name: str) -> str:
+    """Return *name* if it may be a group or the group of a broadcast's member, GROUP@CONSUMER, else raise InvalidName."""
+    if isinstance(name, str) and MEMBER_MARK in name:
+        group, _, consumer = name.partition(MEMBER_MARK)
+        check_group(group)
+        check_consumer(consumer)
+        return name
+    return check_group(name)
 
 
 def check_consumer(name: str) -> str:

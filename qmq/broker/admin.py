@@ -15,16 +15,17 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.group_settings import settings_of
 from qmq.broker.groups import Group, resolve_start
 from qmq.broker.ledger import Ledger
-from qmq.broker.modes import check_group_name, members_of
+from qmq.broker.modes import members_of, unknown_group
 from qmq.broker.ranges import parts_of
 from qmq.broker.retry import unpacked
 from qmq.broker.standing import oldest_us, ready
-from qmq.errors import BadBatch, InvalidOption, StorageError, UnknownGroup
+from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
+from qmq.names import check_group_or_member
 from qmq.storage.store import NotAtHand, Store
 
 #: What changes nothing. What all else did is on disk before it is answered.
@@ -71,10 +72,11 @@ class Admin:
         return method(fields, now)
 
     def _group(self, fields: Fields) -> tuple[Group, Ledger]:
-        name = check_group_name(fields.get("group", ""))
-        group = self._delivery.subscriptions.groups.get(name)
+        name = check_group_or_member(fields.get("group", ""))
+        groups = self._delivery.subscriptions.groups
+        group = groups.get(name)
         if group is None or group.ledger is None:
-            raise UnknownGroup(f"there is no group {name!r}; `qmq groups` lists those there are")
+            raise unknown_group(name, groups)
         return group, group.ledger
 
     def _all(self, fields: Fields) -> list[tuple[Group, Ledger]]:
@@ -86,10 +88,9 @@ class Admin:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def _groups(self, fields: Fields, now: Now) -> Fields:
-        only, after = fields.get("group"), _text(fields, "after")
-        names = (
-            [only] if only is not None else sorted(name for name in self._delivery.subscriptions.groups if name > after)
-        )
+        groups, after = self._delivery.subscriptions.groups, _text(fields, "after")
+        wanted = groups if fields.get("group") is None else (str(group.name) for group, _ in self._all(fields))
+        names = sorted(name for name in wanted if name > after)
         most = min(max(MOST_SUBJECTS // max(self._store.subject_count, 1), 1), MOST_ROWS)
         rows = [self._group_row(*self._group({"group": name}), now) for name in names[:most]]
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}

@@ -15,13 +15,14 @@ from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
-from qmq.broker.modes import MOST_ONCE, check_group_name
+from qmq.broker.modes import MOST_ONCE
 from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
+from qmq.names import check_group_or_member
 from qmq.storage.store import Store
 
 
@@ -110,7 +111,7 @@ class HandOvers:
         self._delivery.durable.answer(HandedOver(command.connection, command.request))
 
     def _ledger(self, command: HandOver) -> Ledger:
-        group = self._delivery.subscriptions.groups.get(check_group_name(command.group))
+        group = self._delivery.subscriptions.groups.get(check_group_or_member(command.group))
         if group is None or group.ledger is None:
             raise UnknownGroup(f"there is no group {command.group!r} here")
         if group.mode == MOST_ONCE:

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from qmq.broker.commands import Subscribe
-from qmq.errors import GroupMismatch, InvalidOption
-from qmq.names import check_consumer, check_group
+from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
+from qmq.names import MEMBER_MARK, check_group
 
 RELIABLE: Final = "reliable"
 MOST_ONCE: Final = "most_once"
 BROADCAST: Final = "broadcast"
 MODES: Final = (RELIABLE, MOST_ONCE, BROADCAST)
-
-#: Between the group's name and the consumer's, in the name of a broadcast member's own group.
-MEMBER_MARK: Final = "@"
 
 
 def group_of(command: Subscribe) -> str | None:
@@ -30,12 +27,15 @@ def group_of(command: Subscribe) -> str | None:
     return f"{name}{MEMBER_MARK}{command.consumer}" if command.mode == BROADCAST else name
 
 
-def check_group_name(name: object) -> str:
-    """The name of a group, or of a broadcast member's own. Raises InvalidName."""
-    if not isinstance(name, str) or MEMBER_MARK not in name:
-        return check_group(name)  # type: ignore[arg-type]  # it says what is wrong with it
-    group, _, consumer = name.partition(MEMBER_MARK)
-    return f"{check_group(group)}{MEMBER_MARK}{check_consumer(consumer)}"
+def unknown_group(name: str, groups: Mapping[str, object]) -> UnknownGroup:
+    """Return the error of who names a group that there is not; a broadcast is as many groups as it has members."""
+    members = members_of(name, groups)
+    if members:
+        return UnknownGroup(
+            f"{name!r} is a broadcast, in which each consumer is a group of its own: give one of them, such as "
+            f"{members[0]!r} (`qmq groups` lists them)"
+        )
+    return UnknownGroup(f"there is no group {name!r}; `qmq groups` lists those there are")
 
 
 def members_of(name: str, groups: Mapping[str, object]) -> list[str]:

@@ -21,7 +21,7 @@ from qmq.broker.effects import Effect, Refused, Restored, Sent
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
 from qmq.broker.ledger import Ledger
-from qmq.broker.modes import MOST_ONCE, check_group_name
+from qmq.broker.modes import MOST_ONCE, unknown_group
 from qmq.broker.partitions import Numbers
 from qmq.broker.ranges import PARTITIONS
 from qmq.broker.restored_lookup import Lookups
@@ -29,6 +29,7 @@ from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
 from qmq.format.batch import Header, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, HAS_ORIGIN_ID, PRODUCER_ID_SIZE, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import check_private
+from qmq.names import check_group_or_member
 from qmq.storage.store import Store
 
 #: Batches that one frame brings: more would keep others waiting.
@@ -197,9 +198,10 @@ class Restores:
         self._delivery.durable.answer(answer)
 
     def _ledger(self, name: str) -> Ledger:
-        group = self._delivery.subscriptions.groups.get(check_group_name(name))
+        groups = self._delivery.subscriptions.groups
+        group = groups.get(check_group_or_member(name))
         if group is None or group.ledger is None:
-            raise UnknownGroup(f"there is no group {name!r} here; `qmq groups` lists those there are")
+            raise unknown_group(name, groups)
         if group.mode == MOST_ONCE:
             raise InvalidOption(f"group {name!r} is {MOST_ONCE}: nothing comes to it again")
         return group.ledger

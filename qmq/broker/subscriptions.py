@@ -16,9 +16,9 @@ from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
-from qmq.broker.modes import BROADCAST, MEMBER_MARK, MOST_ONCE, check_mode, group_of
+from qmq.broker.modes import BROADCAST, MOST_ONCE, check_mode, group_of
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
-from qmq.names import check_consumer, check_prefix
+from qmq.names import MEMBER_MARK, check_consumer, check_prefix
 from qmq.storage.store import Store
 
 

@@ -11,7 +11,7 @@ from qmq import connect
 from qmq.cli.brief import age, age_of, iso, number
 from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
-from qmq.names import check_group
+from qmq.names import check_group_or_member
 from qmq.net.admin import ConsumerInfo
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
     in flight, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and
     for how many seconds its event loop had not turned then.
     """
-    check_group(group)
+    check_group_or_member(group)
 
     async def load() -> tuple[list[ConsumerInfo], bool]:
         async with connect(server, admin_timeout=timeout) as client:

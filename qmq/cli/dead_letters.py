@@ -12,7 +12,7 @@ from qmq.cli.asking import confirm, yes_option
 from qmq.cli.brief import age_of, iso, number, visible
 from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
-from qmq.names import check_group
+from qmq.names import check_group_or_member
 from qmq.net.admin import DeadLetter
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def dead_letters() -> None:
 @admin_options
 def list_letters(group: str, as_json: bool, server: str, timeout: float) -> None:
     """List the dead letters of GROUP, the oldest first."""
-    check_group(group)
+    check_group_or_member(group)
 
     async def load() -> tuple[list[DeadLetter], bool]:
         async with connect(server, admin_timeout=timeout) as client:
@@ -82,7 +82,7 @@ def _changed(
     """Redrive or delete them; returns how many."""
     if every is bool(ids):
         raise click.UsageError(f"give the IDS of the dead letters to {action}, or --all")
-    check_group(group)
+    check_group_or_member(group)
 
     async def count() -> int:
         async with connect(server, admin_timeout=timeout) as client:

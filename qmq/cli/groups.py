@@ -15,7 +15,7 @@ from qmq.cli.connecting import admin_options, run
 from qmq.cli.consume import start_of
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.errors import InvalidOption
-from qmq.names import check_group
+from qmq.names import check_group_or_member
 from qmq.net.admin import GroupInfo
 from qmq.net.group_settings import check_setting, packed_settings
 
@@ -63,7 +63,7 @@ def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float
     """
     given = dict(setting_of(text) for text in settings)
     packed_settings(given)  # what is wrong is said before anything else
-    check_group(group)
+    check_group_or_member(group)
 
     async def change() -> dict[str, Any]:
         async with connect(server, admin_timeout=timeout) as client:
@@ -87,7 +87,7 @@ def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeo
     """
     begin = start_of(to, "--to")
     assert begin is not None
-    check_group(group)
+    check_group_or_member(group)
 
     async def change() -> None:
         async with connect(server, admin_timeout=timeout) as client:
@@ -108,7 +108,7 @@ def delete(group: str, yes: bool, server: str, timeout: float) -> None:
 
     It asks on a terminal; elsewhere it needs --yes.
     """
-    check_group(group)
+    check_group_or_member(group)
 
     async def change() -> None:
         async with connect(server, admin_timeout=timeout) as client:

@@ -40,7 +40,7 @@ from qmq.format.table import TABLE_BYTES_A_RUN, table_of
 
 #: What a batch takes beside its runs, and a run beside its data.
 _A_BATCH: Final = BATCH_HEADER_SIZE + 64
-_A_RUN: Final = RUN_SIZE + 2 * TABLE_BYTES_A_RUN
+_A_RUN: Final = RUN_SIZE + TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
 _PRODUCER: Final = 24
 #: The columns that stay.

@@ -14,13 +14,13 @@ import msgpack
 from qmq.errors import BadBatch
 from qmq.format.layout import MAX_RUNS
 from qmq.format.packed import cause_of
-from qmq.names import MAX_NAME_BYTES
+from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
 #: A table may take this much, and for each run a name with its msgpack header.
 TABLE_BYTES: Final = 1_024
-TABLE_BYTES_A_RUN: Final = MAX_NAME_BYTES + 2
+TABLE_BYTES_A_RUN: Final = MAX_SUBJECT_BYTES + 3
 TABLE_FIELDS: Final = 16
 #: The last field of a table to which the broker has added how far the stamp is ahead; then that, u64 big-endian.
 AHEAD_FIELD: Final = b"\xa5ahead\xcf"

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
 
-from qmq.names import check_consumer, check_group
+from qmq.names import check_group_or_member
 from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
 from qmq.net.options import start_of
@@ -93,17 +93,17 @@ class AdminOfOne:
     async def do(self, action: str, **fields: Any) -> dict[str, Any]:
         """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's, TimeoutError."""
         if "group" in fields:
-            _check_shown_group(fields["group"])
+            check_group_or_member(fields["group"])
         answer = await self._link.answer(Kind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """All groups by name, or that one. Raises UnknownGroup."""
+        """All groups by name, or that one (of a broadcast the group of each member). Raises UnknownGroup."""
         found, after = list[GroupInfo](), ""
         while True:
-            fields = {"group": name} if name is not None else {"after": after}
-            page = await self.do("groups", **fields)
+            fields = {} if name is None else {"group": name}
+            page = await self.do("groups", after=after, **fields)
             found += [_group_info(row) for row in page["rows"]]
             if page["after"] is None:
                 return found
@@ -185,11 +185,3 @@ def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
 
 def _time(time_us: int | None) -> datetime | None:
     return None if time_us is None else utc_from_us(time_us)
-
-
-def _check_shown_group(name: str) -> None:
-    """A group as ``groups`` shows it: of a broadcast group each member is one, GROUP@CONSUMER. Raises InvalidName."""
-    group, at, consumer = name.partition("@") if isinstance(name, str) else (name, "", "")
-    check_group(group)
-    if at:
-        check_consumer(consumer)

@@ -42,7 +42,9 @@ class Admin:
         return self._brokers.listing.missed
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """All groups by name, or that one; a row a broker. Raises UnknownGroup."""
+        """All groups by name, or that one (of a broadcast the group of each member); a row a broker. Raises
+        UnknownGroup.
+        """
         found = await self._listed(lambda admin: admin.groups(name))
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 

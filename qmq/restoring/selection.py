@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from qmq.errors import InvalidOption
 from qmq.format.private import is_private, private_subject
-from qmq.names import check_group, check_prefix, check_subject
+from qmq.names import check_group_or_member, check_prefix, check_subject
 
 #: Above all times.
 END_US = 1 << 63
@@ -36,7 +36,7 @@ class Selection:
         if self.to_subject is not None:
             check_subject(self.to_subject)
         if self.group is not None:
-            check_group(self.group)
+            check_group_or_member(self.group)
         if self.since_us >= self.until_us:
             raise InvalidOption("--since is not before --until: nothing lies between")
 

@@ -26,6 +26,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
+from qmq.names import MAX_SUBJECT_BYTES  # bounds what a rotten size can claim
 from qmq.storage.disk import Disk, failure, read_fully, write_atomically, write_fully
 from qmq.storage.gaps import Gaps
 from qmq.storage.sure_sync import SureSync
@@ -39,7 +40,6 @@ RECORD_SIZE: Final = 8
 INTERNAL: Final = "~"
 
 _FIRST_CAPACITY: Final = 1_024
-_MAX_NAME_BYTES: Final = 402  # ~GROUP~SUBJECT, each as names.MAX_NAME_BYTES: bounds what a rotten size can claim
 _NO_BYTES: Final = bytes(12)
 _MODULUS: Final = 1 << 32
 
@@ -100,7 +100,7 @@ def parse_records(data: bytes) -> Records:
     while position + RECORD_SIZE <= size_of_data:
         size, flags, check = unpack(data, position)
         name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
-        fits = 0 < size <= _MAX_NAME_BYTES and len(name) == size and not flags  # zeros would pass the checksum
+        fits = 0 < size <= MAX_SUBJECT_BYTES and len(name) == size and not flags  # zeros would pass the checksum
         if fits and (crc32c(name, size | flags << 16) + number) % _MODULUS == check:
             names.append(name.decode("ascii"))
             position += RECORD_SIZE + size
@@ -120,7 +120,7 @@ def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None
     """Where the next good record after *number* begins, and its number; None when there is none."""
     for position in range(start, len(data) - RECORD_SIZE):
         size, flags, check = RECORD.unpack_from(data, position)
-        if flags or not 0 < size <= _MAX_NAME_BYTES or position + RECORD_SIZE + size > len(data):
+        if flags or not 0 < size <= MAX_SUBJECT_BYTES or position + RECORD_SIZE + size > len(data):
             continue
         name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
         found = (check - crc32c(name, size)) % _MODULUS

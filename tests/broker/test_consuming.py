@@ -31,12 +31,13 @@ class Consumer:
         mode: str = "reliable",
         transient: bool = False,
         start: tuple[str, int] | None = None,
+        group: str = "g",
         **more: object,
     ) -> None:
         self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
         self.prefixes = prefixes or ("",)
         self.settings = tuple(more.items())
-        self.mode, self.transient, self.start = mode, transient, start
+        self.mode, self.transient, self.start, self.group = mode, transient, start, group
         self.got: dict[int, tuple[bytes, int]] = {}
         self.join()
 
@@ -45,7 +46,7 @@ class Consumer:
         command = Subscribe(
             self.connection,
             driven.request(),
-            "g",
+            self.group,
             self.prefixes,
             self.name,
             self.start,
