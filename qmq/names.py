@@ -38,7 +38,7 @@ def check_group(name: str) -> str:
 
 
 def check_group_or_member(name: str) -> str:
-    """Return *name* if it may be a group or the group of a broadcast's member, GROUP@CONSUMER, else raise InvalidName."""
+    """Return *name* if it may be a group, or one member's of a broadcast: GROUP@CONSUMER. Else raise InvalidName."""
     if isinstance(name, str) and MEMBER_MARK in name:
         group, _, consumer = name.partition(MEMBER_MARK)
         check_group(group)

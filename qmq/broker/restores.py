@@ -25,7 +25,7 @@ from qmq.broker.modes import MOST_ONCE, unknown_group
 from qmq.broker.partitions import Numbers
 from qmq.broker.ranges import PARTITIONS
 from qmq.broker.restored_lookup import Lookups
-from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
+from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError
 from qmq.format.batch import Header, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, HAS_ORIGIN_ID, PRODUCER_ID_SIZE, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import check_private

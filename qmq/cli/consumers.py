@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @admin_options
 def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
-    """List the consumers of GROUP: what each has in flight, and when it was heard of last.
+    """List the consumers of GROUP (or of one member of a broadcast, GROUP@CONSUMER): what each has in flight, and when
+    it was heard of last.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline, messages
     in flight, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and

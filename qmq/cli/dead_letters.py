@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @click.group(short_help="List, redrive and delete dead letters.")
 def dead_letters() -> None:
-    """The messages that a group has given up: out of attempts, rejected, expired, or deadly to their consumers."""
+    """The messages that a group has given up: out of attempts, rejected, expired, or deadly to their consumers.
+
+    Each member of a broadcast has its own: its group is GROUP@CONSUMER, as `qmq groups` prints it.
+    """
 
 
 @dead_letters.command("list", short_help="List the dead letters of a group.")

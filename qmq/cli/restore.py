@@ -42,7 +42,11 @@ def _now_us() -> int:
 @click.option("--since", metavar="TIME", help="Only what was stored at this time or later: 2026-01-31T12:00:00Z.")
 @click.option("--until", metavar="TIME", help="Only what was stored before this time.")
 @click.option("--to-subject", metavar="S", help="Send all of them to this subject.")
-@click.option("--group", metavar="G", help="Hand them to this group alone: no other one sees them.")
+@click.option(
+    "--group",
+    metavar="G",
+    help="Hand them to this group alone (of a broadcast one member: GROUP@CONSUMER): no other one sees them.",
+)
 @click.option("--with-replayed", is_flag=True, help="Also messages that were restored when they were archived.")
 @click.option("--again", is_flag=True, help="Restore once more what this very command has restored before.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")

@@ -233,6 +233,46 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert text in shown, text
 
 
+def test_a_member_of_a_broadcast_is_named_as_groups_prints_it(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    with (
+        client.subscribe("told.", group="told", consumer="c1", mode="broadcast") as first,
+        client.subscribe("told.", group="told", consumer="c2", mode="broadcast"),
+    ):
+        client.send("told.a", b"1")
+        (message,) = first.pull()
+        message.reject("bad address")
+        first.flush()
+        assert [row["group"] for row in lines("groups", server=broker) if row["dead"]][-1] == "told@c1"
+        (letter,) = lines("dead-letters", "list", "told@c1", server=broker)
+        assert letter["reason"] == "bad address"
+        assert lines("dead-letters", "list", "told@c2", server=broker) == []
+        assert [row["consumer"] for row in lines("consumers", "told@c1", server=broker)] == ["c1"]
+        assert [row["consumer"] for row in lines("consumers", "told", server=broker)] == ["c1", "c2"]
+        done = run("groups", "set", "told@c1", "max_attempts=7", server=broker.url)
+        assert (done.exit_code, done.stderr) == (0, "")
+        settings = {name: group_row(broker, name)["settings"]["max_attempts"] for name in ("told@c1", "told@c2")}
+        assert settings == {"told@c1": 7, "told@c2": 16}
+        assert run("groups", "seek", "told@c1", "--to", "first", server=broker.url).exit_code == 0
+        assert [message.body for message in first.pull()] == [b"1"]
+        assert [info.name for info in client.admin.groups("told")] == ["told@c1", "told@c2"]
+        assert [info.name for info in client.admin.groups("told@c2")] == ["told@c2"]
+    assert run("groups", "delete", "told@c1", server=broker.url).exit_code == 0
+    assert [row["group"] for row in lines("groups", server=broker) if row["group"].startswith("told")] == ["told@c2"]
+
+
+def test_what_is_one_members_alone_needs_its_name(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    with client.subscribe("own.", group="own", consumer="c1", mode="broadcast"):
+        shown = run("dead-letters", "list", "own", server=broker.url)
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert "'own' is a broadcast" in shown.stderr
+        assert "such as 'own@c1'" in shown.stderr
+    consumed = run("consume", "own.", "--group", "own@c1", "--broadcast", "--timeout", "0", server=broker.url)
+    assert consumed.exit_code != 0
+    assert "from group 'own' in broadcast mode as consumer 'c1'" in consumed.stderr
+    assert "own@c1@x" not in [row["group"] for row in lines("groups", server=broker)]
+    assert "not a valid name" in run("consumers", "own@", server=broker.url).stderr
+
+
 LISTS: list[list[str]] = [
     ["groups"], ["dead-letters", "list", "lacking"], ["subjects", "lacking."],
 ]  # fmt: skip

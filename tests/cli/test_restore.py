@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq import connect_sync
 from qmq.cli.restore import time_of
 from qmq.errors import InvalidOption
 from tests.broker_process import broker_process
@@ -34,6 +35,20 @@ def test_restores_sums_up_and_does_it_once(tmp_path: Path) -> None:
             assert json.loads(shown.communicate(timeout=60)[0])["replayed"]
         assert broker.stop() == 0
     check_restored(wanted, tmp_path / "target")
+
+
+def test_one_member_of_a_broadcast_is_given_what_is_restored(tmp_path: Path) -> None:
+    wanted = orders_archive(tmp_path, 4)
+    archive = str(tmp_path / "archive")
+    with broker_process(tmp_path / "target") as broker, connect_sync(broker.url) as client:
+        members = [client.subscribe("", group="bc", consumer=name, mode="broadcast") for name in ("c1", "c2")]
+        with members[0] as first, members[1] as second:
+            whole = qmq("restore", "--from", archive, "--group", "bc", server=broker.url)
+            assert (whole.exit_code, "such as 'bc@c1'" in whole.output) == (1, True), whole.output
+            said = qmq("restore", "--from", archive, "--group", "bc@c1", server=broker.url)
+            assert (said.exit_code, f"{len(wanted):,} messages restored" in said.output) == (0, True), said.output
+            assert len(first.pull(1_000, min_count=len(wanted), timeout=30)) == len(wanted)
+            assert second.pull(1, timeout=0) == []
 
 
 def test_bad_bytes_are_told_of_and_the_rest_is_restored(tmp_path: Path) -> None:
