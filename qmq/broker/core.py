@@ -96,12 +96,15 @@ class Broker:
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
-        self._broadcasts = Broadcasts(self._delivery.subscriptions, self._changes, limits.broadcast_ttl_ms * 1_000, now)
+        self._broadcasts = Broadcasts(
+            self._delivery.subscriptions, self._delivery.handing.members, self._changes, limits
+        )
         self._producers_seen = 0  # of the delay log
         with taken_over(store.state_path):
             self._restore(now)
         self._delivery.handing.now = now
         self._changes.replay()
+        self._broadcasts.restore(now)
         store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class Broker:
             self._delaying.next_deadline_us(now),
             self._delivery.next_deadline_us(),
             self._delivery.handing.next_deadline_us(),
-            self._broadcasts.next_deadline_us(),
+            self._broadcasts.next_deadline_us(now),
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
             self._sealing.next_deadline_us(now),

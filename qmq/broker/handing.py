@@ -17,6 +17,7 @@ from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import NOTHING_WAITS, Members, Offer, Waits
+from qmq.broker.modes import BROADCAST
 from qmq.broker.overdue import Overdue
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
@@ -50,13 +51,15 @@ class Handing:
     def ledger_of(self, group: Group) -> Ledger:
         """The group's ledger; made when it has none."""
         if group.ledger is None:
-            group.ledger = self._make(self._next_number)
+            group.ledger = self._make(self._next_number, group.mode)
             self._next_number += 1
         return group.ledger
 
-    def _make(self, number: int) -> Ledger:
+    def _make(self, number: int, mode: str) -> Ledger:
         files = self._store.groups
-        ledger = self.ledgers[number] = Ledger(number, files.retries(number), files.dead(number), files.stage)
+        ledger = self.ledgers[number] = Ledger(
+            number, files.retries(number), files.dead(number), files.stage, keeps_absent=mode == BROADCAST
+        )
         return ledger
 
     def join(self, command: Subscribe, group: Group) -> Member:
@@ -234,13 +237,13 @@ class Handing:
 
     def restore(self, group: Group, number: int, fields: dict[str, Any]) -> None:
         """Take over a group's ledger as a checkpoint kept it."""
-        group.ledger = self._make(number)
+        group.ledger = self._make(number, group.mode)
         group.ledger.restore(fields)
         self._next_number = max(self._next_number, number + 1)
 
     def revive(self, group: Group, number: int) -> None:
         """A record says that the group was made."""
-        group.ledger = self._make(number)
+        group.ledger = self._make(number, group.mode)
         self._next_number = max(self._next_number, number + 1)
 
     def follows(self, group: Group, following: Following) -> None:

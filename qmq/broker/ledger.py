@@ -40,8 +40,13 @@ _ACK: Final = Kind.ACK
 class Ledger:
     """Of one group."""
 
-    def __init__(self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[Kind, bytes], None]) -> None:
+    def __init__(
+        self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[Kind, bytes], None],
+        *, keeps_absent: bool = False,
+    ) -> None:  # fmt: skip
+        """*keeps_absent*: forget a transient consumer only when it leaves by itself, not when its session expires."""
         self.number = number
+        self.keeps_absent = keeps_absent
         self.settings = GroupSettings()
         self._consumers = Consumers()
         self.members = self._consumers.by_number
@@ -132,7 +137,9 @@ class Ledger:
         member.emptied()
         member.closed = True
         member.left_us = now_us
-        if member.transient:
+        if member.transient and (
+            why == Leaving.LEFT or not self.keeps_absent or self.by_name.get(member.name) is not member
+        ):
             self._consumers.forget(member)
 
     def leave_in_part(self, member: Member, why: Leaving, end: int, now_us: int) -> None:

@@ -69,6 +69,8 @@ class Members:
         self._lapses: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
         self._looks: dict[int, int] = {}  # by group: the first time at which it is in _due
+        #: Broadcast members' groups that a consumer has left since somebody took them from here.
+        self.left_groups: set[int] = set()
         #: By group: who gets nothing more until it holds nothing, and is then given what goes out alone.
         self._clearing: dict[int, Member] = {}
 
@@ -119,6 +121,8 @@ class Members:
             self._forget_client(ledger, member)
             if self._clearing.get(ledger.number) is member:
                 del self._clearing[ledger.number]
+        if ledger.keeps_absent and members:
+            self.left_groups.add(ledger.number)
         self.look(ledger)
 
     def look(self, ledger: Ledger) -> None:

@@ -110,20 +110,76 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
         Consumer(driven, name, connection=number, mode="broadcast")
     gone = Consumer(driven, "gone", connection=4, mode="broadcast", transient=True)
     driven.do(Unsubscribe(1, driven.request(), 1), Unsubscribe(4, driven.request(), gone.subscription))
-    assert len(names(driven)) == 4
-    driven.advance(60_000)  # by now the others have been silent for too long
+    driven.advance(0)
     assert [name for name, _ in names(driven)] == ["g@away", "g@lapsed", "g@there"]
+    driven.advance(60_000)  # by now the others have been silent for too long
     if stop is not None:
         stop(driven)
     there = Consumer(driven, "there", connection=3, mode="broadcast")
     driven.send("a.x", b"new")
     assert there.pull() == [b"new"]
-    driven.advance(7 * DAY_MS - 90_000)
+    driven.advance(7 * DAY_MS - 60_001)
     assert len(names(driven)) == 3
-    driven.advance(90_000)
+    driven.advance(1)
+    assert [name for name, _ in names(driven)] == ["g@lapsed", "g@there"]
+    driven.advance(60_000)
     assert [name for name, _ in names(driven)] == ["g@there"]
     there.join()
     assert there.pull() == [b"new"]
+    driven.close()
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed, None])
+def test_a_killed_member_whose_id_was_made_up_goes_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
+    driven = filled(tmp_path, 1, BrokerLimits(lapse_ms=30_000))
+    for number in (1, 2):
+        made_up = Consumer(driven, f"made-up-{number}", connection=number, mode="broadcast", transient=True)
+    driven.send("a.x", b"new")
+    assert made_up.pull() == [b"new"]
+    if stop is not None:
+        stop(driven)
+    driven.advance(30_000)  # their sessions have expired
+    if stop is not None:
+        stop(driven)
+    driven.advance(60_000)
+    assert len(names(driven)) == 2
+    made_up.join()  # its connection was lost for a while
+    assert made_up.pull() == [b"new"]
+    driven.advance(29_999)
+    assert len(names(driven)) == 2
+    driven.advance(1)
+    assert [name for name, _ in names(driven)] == ["g@made-up-2"]
+    driven.advance(89_999)  # its session has expired again
+    assert len(names(driven)) == 1
+    driven.advance(1)
+    assert names(driven) == []
+    driven.close()
+
+
+def test_a_member_whose_id_was_made_up_stays_when_its_group_goes_elsewhere(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    made_up = Consumer(driven, "made-up", mode="broadcast", transient=True)
+    ask(driven, "seek_group", group="g", to="first")
+    driven.advance(1_000)
+    made_up.join()
+    assert made_up.pull() == many(3)
+    driven.do(Unsubscribe(1, driven.request(), made_up.subscription))
+    driven.advance(0)
+    assert names(driven) == []
+    driven.close()
+
+
+def test_a_member_that_comes_and_goes_is_kept_from_when_it_left_last(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    for _ in range(5):
+        member = Consumer(driven, "one", mode="broadcast")
+        driven.do(Unsubscribe(1, driven.request(), member.subscription))
+        driven.advance(2 * DAY_MS)
+    driven.advance(5 * DAY_MS - 1)
+    assert len(names(driven)) == 1
+    driven.advance(1)
+    assert names(driven) == []
+    assert driven.broker.tick(driven.now) is None
     driven.close()
 
 
