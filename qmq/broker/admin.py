@@ -12,10 +12,10 @@ from qmq.broker.changes import Changes
 from qmq.broker.commands import Now
 from qmq.broker.delay_items import delayed_for
 from qmq.broker.delivery import Delivery
-from qmq.broker.group_settings import settings_of
+from qmq.broker.group_settings import GroupSettings, settings_of
 from qmq.broker.groups import Group, resolve_start
 from qmq.broker.ledger import Ledger
-from qmq.broker.modes import members_of, unknown_group
+from qmq.broker.modes import BROADCAST, members_of, unknown_group
 from qmq.broker.ranges import parts_of
 from qmq.broker.retry import unpacked
 from qmq.broker.standing import oldest_us, ready
@@ -25,7 +25,7 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
-from qmq.names import check_group_or_member
+from qmq.names import check_group_or_member, check_prefix
 from qmq.storage.store import NotAtHand, Store
 
 #: What changes nothing. What all else did is on disk before it is answered.
@@ -100,7 +100,7 @@ class Admin:
         return {
             "group": group.name,
             "mode": group.mode,
-            "prefixes": list(group.followings),
+            "follows": group.outermost(),
             "consumers": sum(member.is_there for member in members),
             "ready": found.messages,
             "ready_exact": found.exact,
@@ -137,17 +137,29 @@ class Admin:
     # --- changing ----------------------------------------------------------------------------------------------------
 
     def _set_group(self, fields: Fields, now: Now) -> Fields:
-        found, given = self._all(fields), fields.get("settings")
-        if type(given) is not dict or not given:
-            raise InvalidOption("give the settings that are to change")
-        changed = [(ledger, settings_of(ledger.settings, given)) for _, ledger in found]
-        for ledger, settings in changed:
-            has_other_time = settings.max_handling_us != ledger.settings.max_handling_us
-            ledger.set(settings)
-            if has_other_time:
-                self._delivery.handing.overdue.changed(ledger, now)
-            self._delivery.handing.members.look(ledger)  # a wider window has room for pulls that wait for it
-        return {"settings": found[0][1].settings._asdict()}
+        found, given, follows = self._all(fields), fields.get("settings", {}), fields.get("follows")
+        if type(given) is not dict or not (given or follows is not None):
+            raise InvalidOption("give the settings that are to change, or what the group is to follow")
+        subscriptions = self._delivery.subscriptions
+        prefixes = [] if follows is None else _prefixes(follows)
+        begin = resolve_start(self._store, None, "last" if found[0][0].mode == BROADCAST else "first")
+        changed = [(group, ledger, settings_of(ledger.settings, given)) for group, ledger in found]
+        for group, _, _ in changed if follows is not None else ():
+            subscriptions.check_follows(group, prefixes)
+        for group, ledger, settings in changed:
+            if given:
+                self._take_settings(ledger, settings, now)
+            if follows is not None:
+                self._delivery.set_follows(group, prefixes, begin)
+        group, ledger = found[0]
+        return {"settings": ledger.settings._asdict(), "follows": group.outermost()}
+
+    def _take_settings(self, ledger: Ledger, settings: GroupSettings, now: Now) -> None:
+        has_other_time = settings.max_handling_us != ledger.settings.max_handling_us
+        ledger.set(settings)
+        if has_other_time:
+            self._delivery.handing.overdue.changed(ledger, now)
+        self._delivery.handing.members.look(ledger)  # a wider window has room for pulls that wait for it
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
         found = self._all(fields)
@@ -258,6 +270,13 @@ def _numbers(fields: Fields, name: str) -> list[int]:
     if type(numbers) is not list or not all(type(number) is int and number >= 0 for number in numbers):
         raise InvalidOption(f"{name} must be a list of whole numbers")
     return numbers
+
+
+def _prefixes(follows: object) -> list[str]:
+    """What a group is to follow. Raises InvalidOption and InvalidName."""
+    if type(follows) is not list or not follows:
+        raise InvalidOption("give a list of at least one prefix or subject to follow, '' for everything")
+    return list(dict.fromkeys(check_prefix(prefix) for prefix in follows))
 
 
 def _text(fields: Fields, name: str) -> str:

@@ -103,6 +103,9 @@ class Changes:
             self._delete(group)
         elif kind == Kind.RESERVE:
             self._delivery.most_once.replay(group, *fields)
+        elif kind == Kind.UNFOLLOW:
+            for following in group.unfollow(*fields):
+                self._arrivals.unwatch(following)
         elif kind == Kind.MOVED:
             moving.replay(self._store, group, *fields)
         elif kind in (Kind.PULL, Kind.AGAIN) and not untold.takes(group, _ranges(kind, fields)):

@@ -56,7 +56,7 @@ class Subscribe(NamedTuple):
 
     ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
     client keeps over reconnects, ``client`` one of its process, ``settings`` those of a new group. A ``transient``
-    consumer is forgotten once it has left. ``mode`` is one of modes.MODES.
+    consumer is forgotten once it has left. ``mode`` is one of modes.MODES, ``asks`` of modes.ASKS.
     """
 
     connection: int
@@ -71,6 +71,7 @@ class Subscribe(NamedTuple):
     settings: tuple[tuple[str, Any], ...] = ()
     mode: str = "reliable"
     known: Known | None = None
+    asks: str = "follow"
 
 
 class Pull(NamedTuple):

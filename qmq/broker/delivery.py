@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.durable import Durable
 from qmq.broker.effects import Acked, Effect, HandedBack
-from qmq.broker.groups import Following, Subscription, Waiting
+from qmq.broker.groups import Begin, Following, Group, Subscription, Waiting, follows_none
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
 from qmq.broker.limits import BrokerLimits
@@ -82,6 +82,19 @@ class Delivery:
         for waiting in self._parked.of_subscription(subscription):
             self._serving.answer_empty(waiting)
 
+    def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
+        """Have a group follow these and nothing else; parked pulls wait for that, or are refused."""
+        several = [waiting for one in self.subscriptions.of(group) for waiting in self._parked.of_subscription(one)]
+        for waiting in several:
+            self._parked.detach(waiting)
+        self.subscriptions.set_follows(group, prefixes, begin)
+        for waiting in several:
+            if waiting.subscription.followings:
+                self._parked.attach(waiting)
+            else:
+                self._serving.refuse(waiting, follows_none(group, waiting.subscription.asked))
+        self.arrivals.make_ready(following for following in group.followings.values() if following.waiting)
+
     def disconnected(self, connection: int) -> None:
         """A connection is gone: so are its pulls and subscriptions."""
         for waiting in self._parked.of(connection):
@@ -99,6 +112,8 @@ class Delivery:
                 f"a pull asks for {pull.min_count} to {pull.max_count} messages in {pull.max_bytes} bytes; "
                 "ask for at least one message and one byte, and no minimum above the maximum"
             )
+        if not subscription.followings:
+            raise follows_none(subscription.group, subscription.asked)
         if self._parked.get(pull.connection, pull.request) is not None:
             raise InvalidOption(f"request {pull.request} is parked already; number requests anew")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -157,6 +157,8 @@ class Group:
         self.mode = mode
         self.cursors = Cursors()
         self.followings: dict[str, Following] = {}
+        #: What it followed until it was told to follow less: where it was there, should it be asked for again.
+        self.ended: dict[str, Following] = {}
         self._by_ordinal: dict[int, Following] = {}
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
@@ -172,21 +174,39 @@ class Group:
 
     def follow(self, prefix: str, begin: Begin, ordinal: int | None = None) -> Following:
         """Begin to follow a prefix; *ordinal* is its number where it has one."""
+        before = self.ended.pop(prefix, None)
         if ordinal is None:
-            ordinal = 1 + max((following.ordinal for following in self.followings.values()), default=0)
+            ordinal = 1 + max(self._by_ordinal, default=0) if before is None else before.ordinal
         following = Following(self, prefix, begin.start, list(begin.scan), list(begin.places), ordinal)
+        if before is not None:
+            following.reserved = before.reserved  # a start passes that block even so
         self.followings[prefix] = self._by_ordinal[ordinal] = following
         self.dirty = True
         return following
 
+    def unfollow(self, prefixes: Iterable[str]) -> list[Following]:
+        """Follow these no more. Ranges of messages that name them still mean what they took."""
+        ended = [self.followings.pop(prefix) for prefix in prefixes if prefix in self.followings]
+        self.ended.update((following.prefix, following) for following in ended)
+        self.dirty = True
+        return ended
+
+    def follows_no_more(self, subject: str) -> bool:
+        """Whether it followed that subject once, and does not now."""
+        return bool(self.ended) and takes(self.ended, subject) and not takes(self.followings, subject)
+
+    def all_followings(self) -> Iterator[Following]:
+        """What it follows, and what it followed."""
+        return itertools.chain(self.followings.values(), self.ended.values())
+
     def following(self, ordinal: int) -> Following | None:
-        """The one of that number, from 1 on: none is ever taken away. None where the record of it is lost."""
+        """The one of that number, from 1 on, also where it has ended. None where the record of it is lost."""
         return self._by_ordinal.get(ordinal)
 
     def seek(self, begin: Begin) -> None:
-        """Go on elsewhere, in all that it follows."""
+        """Go on elsewhere, in all that it follows, or may be asked to follow again."""
         self.cursors = Cursors()
-        for following in self.followings.values():
+        for following in self.all_followings():
             following.start = begin.start
             following.scan[:] = begin.scan
             following.places[:] = begin.places
@@ -196,13 +216,25 @@ class Group:
 
     def covering(self, prefix: str) -> Following | None:
         """What the group follows already that takes in all that *prefix* does."""
-        end = 0
-        while end < len(prefix):
-            following = self.followings.get(prefix[:end])
-            if following is not None:
-                return following
-            end = prefix.find(".", end) + 1 or len(prefix)
-        return None
+        return _covering(self.followings, prefix)
+
+    def left_at(self, prefix: str) -> Following | None:
+        """What the group followed once that takes in all that *prefix* does: it is known how far it came there."""
+        return self.ended.get(prefix) or _covering(self.ended, prefix)
+
+    def within(self, prefixes: Iterable[str]) -> list[str]:
+        """What of these lies in what the group follows: prefixes and subjects, without those that lie in others."""
+        found = dict[str, None]()
+        for prefix in prefixes:
+            if prefix in self.followings or self.covering(prefix) is not None:
+                found[prefix] = None
+            elif prefix == "" or prefix.endswith("."):
+                found.update((known, None) for known in self.followings if known.startswith(prefix))
+        return list(found)
+
+    def outermost(self) -> list[str]:
+        """What it follows, without what lies within another of its prefixes: that adds nothing."""
+        return [prefix for prefix in self.followings if self.covering(prefix) is None]
 
     def cursor(self, store: Store, following: Following, number: int) -> int | None:
         """The next sequence of a subject; where nothing was handed out yet, what the start says: None while nothing
@@ -255,8 +287,9 @@ class Group:
                         tuple(following.start),
                         _places(store, following, visible),
                         following.reserved,
+                        following.prefix in self.ended,
                     )
-                    for following in self.followings.values()
+                    for following in self.all_followings()
                 ],
             }
             self._packed = msgpack.packb(fields)
@@ -268,13 +301,37 @@ class Group:
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
         self.filtered = packed["filtered"]
-        for prefix, ordinal, start, positions, reserved in packed["followings"]:
+        for prefix, ordinal, start, positions, reserved, has_ended in packed["followings"]:
             scan = [
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
                 for partition in range(store.partitions)
             ]
             places = [*positions, *[0] * store.partitions][: store.partitions]
             self.follow(prefix, Begin(Start(*start), scan, places), ordinal).reserved = reserved
+            if has_ended:
+                self.unfollow([prefix])
+
+
+def takes(prefixes: Collection[str], name: str) -> bool:
+    """Whether one of the prefixes takes a subject, or all that a prefix does."""
+    if name in prefixes or "" in prefixes:
+        return True
+    end = name.find(".")
+    while end >= 0:
+        if name[: end + 1] in prefixes:
+            return True
+        end = name.find(".", end + 1)
+    return False
+
+
+def _covering(followings: Mapping[str, Following], prefix: str) -> Following | None:
+    end = 0
+    while end < len(prefix):
+        following = followings.get(prefix[:end])
+        if following is not None:
+            return following
+        end = prefix.find(".", end) + 1 or len(prefix)
+    return None
 
 
 class Begin(NamedTuple):
@@ -302,13 +359,19 @@ class Subscription:
     """One consumer's part in a group, on one connection."""
 
     __slots__ = (
-        "connection", "consumer", "followings", "group", "incarnation", "member", "name", "number", "share", "turn",
+        "asked", "connection", "consumer", "followings", "group", "incarnation", "member", "name", "number", "share",
+        "turn",
     )  # fmt: skip
 
-    def __init__(self, number: int, connection: int, consumer: str, group: Group, followings: list[Following]) -> None:
+    def __init__(
+        self, number: int, connection: int, consumer: str, group: Group, followings: list[Following],
+        asked: Sequence[str],
+    ) -> None:  # fmt: skip
+        """*asked*: the prefixes that the consumer named; *followings* are what its group follows of these."""
         self.number = number
         #: Connection, group, consumer and nonce, where it has one: the same again takes its place.
         self.name: tuple[int, str, str, bytes] | None = None
+        self.asked = asked
         self.connection = connection
         self.consumer = consumer
         self.group = group
@@ -327,7 +390,7 @@ class Subscription:
 
 
 def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
-    """Whether the group may follow that as well. It keeps its prefixes for good, so there is a most of them.
+    """Whether the group may follow that as well. It keeps its prefixes, so there is a most of them.
 
     Raises InvalidOption.
     """
@@ -335,11 +398,30 @@ def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
     if group is not None:
         _check_wider(command, group)
         prefixes |= group.followings.keys()
+    check_count(command.group or "this consumer", prefixes, group, most)
+
+
+def follows_none(group: Group, prefixes: Iterable[str]) -> InvalidOption:
+    """Return the error of a consumer that may have nothing of what it asked for."""
+    asked, follows = (", ".join(repr(prefix) for prefix in several) for several in (prefixes, group.outermost()))
+    return InvalidOption(
+        f"group {group.name} does not follow {asked:.400}, only {follows:.400}; "
+        f"`qmq groups set {group.name} follows=...` changes that, and a new subscription that does not only look"
+    )
+
+
+def check_count(who: str, prefixes: set[str], group: Group | None, most: int) -> None:
+    """Whether the group may follow just these; those that it followed once are kept too. Raises InvalidOption."""
     if len(prefixes) > most:
-        who = command.group or "this consumer"
         raise InvalidOption(
             f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
             "follow a prefix that takes many of them"
+        )
+    known = len(prefixes.union(following.prefix for following in group.all_followings())) if group is not None else 0
+    if known > 2 * most:
+        raise InvalidOption(
+            f"{who} would have followed {known} prefixes and subjects over time, at most {2 * most} are kept; "
+            "delete the group, or follow what it has followed before"
         )
 
 

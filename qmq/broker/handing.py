@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -251,6 +251,11 @@ class Handing:
         if group.name is not None:
             fields = [self.ledger_of(group).number, group.name, group.mode, following.prefix, following.ordinal]
             self._store.groups.stage(Kind.GROUP, msgpack.packb([*fields, following.start, following.places]))
+
+    def unfollows(self, group: Group, ended: Iterable[Following]) -> None:
+        """A group follows these no more."""
+        fields = [self.ledger_of(group).number, [following.prefix for following in ended]]
+        self._store.groups.stage(Kind.UNFOLLOW, msgpack.packb(fields))
 
     def replay(self, group: Group, kind: int, fields: list[Any]) -> bool:
         """Do what a record says; False when it is of a consumer of whom nothing is known."""

@@ -37,6 +37,7 @@ class Kind(enum.IntEnum):
     RESTORED = 18  # numbers, ranges, run of a restore, which of its messages: from, up to; now
     PART = 16  # numbers, consumer, why it leaves, the pull sequence up to which what it held comes again by this, now
     MOVED = 17  # number, partition, position before which all is dropped, so many were skipped, [exact subject, cursor]
+    UNFOLLOW = 20  # number, prefixes and subjects that it follows no more
     FORWARD = 19  # numbers, what pointed at dropped messages and now points at copies: retries, dead letters, held; now
 
 

@@ -14,14 +14,25 @@ MOST_ONCE: Final = "most_once"
 BROADCAST: Final = "broadcast"
 MODES: Final = (RELIABLE, MOST_ONCE, BROADCAST)
 
+#: What a subscription asks of its group: to follow its prefixes from now on; the same once more, on another connection;
+#: or only to have of its messages what these prefixes take.
+FOLLOW: Final = "follow"
+AGAIN: Final = "again"
+LOOK: Final = "look"
+ASKS: Final = (FOLLOW, AGAIN, LOOK)
+
 
 def group_of(command: Subscribe) -> str | None:
     """The name of the group that a subscription is to: a broadcast member's is its own. Raises InvalidOption."""
     if command.mode not in MODES:
         raise InvalidOption(f"a group's mode is one of {', '.join(MODES)}, not {command.mode!r:.40}")
+    if command.asks not in ASKS:
+        raise InvalidOption(f"a subscription asks one of {', '.join(ASKS)}, not {command.asks!r:.40}")
     if command.group is None:
         if command.mode != RELIABLE:
             raise InvalidOption(f"who follows alone has no mode {command.mode}: give a group")
+        if command.asks == LOOK:
+            raise InvalidOption("only a group can be looked at: who follows alone takes nothing from anybody")
         return None
     name = check_group(command.group)
     return f"{name}{MEMBER_MARK}{command.consumer}" if command.mode == BROADCAST else name

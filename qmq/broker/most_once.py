@@ -129,7 +129,7 @@ class MostOnce:
         """Nothing is handed out any more, so the next start may go on where the groups are."""
         for group in groups:
             if group.mode == MOST_ONCE:
-                for following in group.followings.values():
+                for following in group.all_followings():
                     following.reserved, following.reserving = 0, None
                 group.dirty = True
 
@@ -139,7 +139,7 @@ class MostOnce:
         """A record says that blocks began."""
         group.skipped = skipped
         for prefix, place, end in blocks:
-            following = group.followings.get(prefix)
+            following = group.followings.get(prefix) or group.ended.get(prefix)
             if following is None:  # the record that it is followed is lost
                 continue
             if isinstance(place, list):
@@ -154,7 +154,7 @@ class MostOnce:
         for group in groups:
             if group.mode != MOST_ONCE:
                 continue
-            for following in group.followings.values():
+            for following in group.all_followings():
                 end = 1 << 62 if lost else following.reserved
                 following.reserved = 0
                 if following.exact:

@@ -28,8 +28,7 @@ class Parked:
         pull = waiting.pull
         self._by_connection.setdefault(pull.connection, {})[pull.request] = waiting
         self.count += 1
-        for following in waiting.subscription.followings:
-            following.waiting[id(waiting)] = waiting
+        self.attach(waiting)
         if pull.timeout_ms:
             heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
         else:
@@ -45,11 +44,20 @@ class Parked:
         self.count -= 1
         if not parked:
             del self._by_connection[pull.connection]
-        for following in waiting.subscription.followings:
-            following.waiting.pop(id(waiting), None)
+        self.detach(waiting)
         if len(self._deadlines) > _FEW_DEADLINES and len(self._deadlines) > 4 * self.count:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
+
+    def detach(self, waiting: Waiting) -> None:
+        """What its subscription follows is about to change: it waits for none of that any more."""
+        for following in waiting.subscription.followings:
+            following.waiting.pop(id(waiting), None)
+
+    def attach(self, waiting: Waiting) -> None:
+        """It waits for what its subscription follows now."""
+        for following in waiting.subscription.followings:
+            following.waiting[id(waiting)] = waiting
 
     def __contains__(self, connection: int) -> bool:
         """That connection has some."""

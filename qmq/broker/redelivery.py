@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import Carrier, Many, Some
@@ -11,7 +12,7 @@ from qmq.broker.commands import Back, Pull
 from qmq.broker.effects import Buffer
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
-from qmq.broker.held import HeldRange
+from qmq.broker.held import Held, HeldRange, MessageRange
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
@@ -22,6 +23,7 @@ from qmq.broker.retry import Taken
 from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.layout import PIECE_HEADER_SIZE
+from qmq.format.private import origin_subject
 from qmq.storage.store import NotAtHand, Store
 
 #: Stretches of pull sequences that one answer has, at most.
@@ -30,6 +32,8 @@ MOST_RANGES: Final = 1_000
 MOST_AGAIN: Final = 4_096
 #: Places that are looked for before an answer is made of what was found (about 50 us each): all others wait meanwhile.
 MOST_LOOKS: Final = 64
+#: Why messages are dead whose subject the group follows no more.
+NOT_FOLLOWED: Final = "its subject is not followed any more"
 #: What the disk refuses to read is tried again after so long.
 _READ_AGAIN_US: Final = 1_000_000
 
@@ -48,6 +52,12 @@ class Redelivery:
         max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
         if offer.what is What.HELD:
             assert pull.expected is not None
+            if subscription.group.ended:
+                held = member.held
+                several = (one for low, high in held.unhandled(pull.expected) for one in _ranges_of(held, low, high))
+                ranges = list(islice(several, MOST_RANGES))  # no answer has more
+                if self._bury_not_followed(subscription, Finding(self._store, subscription.group), ranges, now_us):
+                    return None
             return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
         finding = Finding(self._store, subscription.group)
         share = share_of(self._store, subscription)
@@ -68,9 +78,38 @@ class Redelivery:
                 return None
         ledger.was_again = True
         given = ledger.pulled_again(member, taken, size, now_us)
+        if subscription.group.ended:
+            ranges, sequence = list[tuple[int, MessageRange]](), given.first
+            for one in taken:
+                ranges.append((sequence, one.held.messages))
+                sequence += one.total
+            self._bury_not_followed(subscription, finding, ranges, now_us)
         self._bury_expired(subscription, finding, given.first, taken, now_us)
         end = given.first + given.total
         return self._carry(subscription, finding, given.first, end, given.total, max_bytes, now_us)
+
+    def _bury_not_followed(
+        self, subscription: Subscription, finding: Finding, ranges: list[tuple[int, MessageRange]], now_us: int
+    ) -> bool:
+        """What lies in subjects that the group follows no more is dead, of these ranges from a pull sequence on each;
+        whether there was any.
+        """
+        ledger, member = ledger_and_member(subscription)
+        backs, ended = list[Back](), dict[int, bool]()
+        for start, messages in ranges:
+            rows = [row for part in finding.parts(messages) for row in _subjects_of(part)]
+            if sum(count for _, count in rows) != messages.total:
+                continue  # where some is missing who is who is found out later
+            for number, count in rows:
+                if number not in ended:
+                    name = origin_subject(self._store.subject_name(number))
+                    ended[number] = subscription.group.follows_no_more(name)
+                if ended[number]:
+                    backs.append(Back(start, start + count, Verdict.REJECT, None, NOT_FOLLOWED))
+                start += count
+        if backs:
+            ledger.hand_back(member, backs, now_us)
+        return bool(backs)
 
     def _bury_expired(
         self, subscription: Subscription, finding: Finding, first: int, taken: list[Taken], now_us: int
@@ -246,6 +285,20 @@ def ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:
     assert ledger is not None
     assert member is not None
     return ledger, member
+
+
+def _ranges_of(held: Held, start: int, end: int) -> Iterator[tuple[int, MessageRange]]:
+    """What a consumer holds of the pull sequences [start, end): from which one on each range."""
+    for one in held.between(start, end):
+        yield start, one.messages
+        start += one.messages.total
+
+
+def _subjects_of(part: Some | Many) -> list[tuple[int, int]]:
+    """The runs of a part: the number of the subject of each, and how many messages of it."""
+    if isinstance(part, Some):
+        return [(part.entry[3], part.stop - part.start)]
+    return list(zip(part.rows["subject"].tolist(), part.rows["count"].tolist(), strict=True))
 
 
 def _extent(part: Some | Many) -> tuple[int, int]:

@@ -6,13 +6,13 @@ waits for long behind those of others: they are passed over where nobody takes t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
 from qmq.broker.carrying import Some
 from qmq.broker.finding import Finding
-from qmq.broker.groups import Group, Subscription
+from qmq.broker.groups import Group, Subscription, takes
 from qmq.broker.held import MessageRange
 from qmq.broker.ranges import PARTITIONS, Parts, prefix_of
 from qmq.broker.retry import Retry
@@ -49,7 +49,7 @@ class Share:
         self._prefixes = frozenset(prefixes)
         #: So many prefixes its group had.
         self.among = len(group.followings)
-        self.is_all = all(_takes(self._prefixes, prefix) for prefix in group.followings)
+        self.is_all = all(takes(self._prefixes, prefix) for prefix in group.followings)
         self._subjects: dict[int, bool] = {}
         self._others = set[MessageRange]()  # ranges of which it takes nothing
 
@@ -80,7 +80,7 @@ class Share:
             found = [(total, self._takes_subject(messages.log))]
         else:
             prefix = self._group.following(prefix_of(messages)) if prefix_of(messages) else None
-            if prefix is not None and _takes(self._prefixes, prefix.prefix):
+            if prefix is not None and takes(self._prefixes, prefix.prefix):
                 return [(total, True)]
             if finding.looks >= MOST_LOOKS:
                 return None
@@ -115,18 +115,8 @@ class Share:
         if known is None:
             if len(self._subjects) >= _REMEMBERED:
                 self._subjects.clear()
-            known = _takes(self._prefixes, origin_subject(self._store.subject_name(number)))
+            name = origin_subject(self._store.subject_name(number))
+            # What its group follows no more is nobody's: whoever comes upon it has it buried.
+            known = takes(self._prefixes, name) or self._group.follows_no_more(name)
             self._subjects[number] = known
         return known
-
-
-def _takes(prefixes: Collection[str], name: str) -> bool:
-    """Whether one of the prefixes takes a subject, or all that a prefix does."""
-    if name in prefixes or "" in prefixes:
-        return True
-    end = name.find(".")
-    while end >= 0:
-        if name[: end + 1] in prefixes:
-            return True
-        end = name.find(".", end + 1)
-    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -13,10 +14,20 @@ from qmq.broker.commands import Subscribe
 from qmq.broker.durable import Durable
 from qmq.broker.effects import Effect, Place, Subscribed
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
-from qmq.broker.groups import Begin, Group, Subscription, check_followed, resolve_start
+from qmq.broker.groups import (
+    Begin,
+    Following,
+    Group,
+    Subscription,
+    check_count,
+    check_followed,
+    follows_none,
+    resolve_start,
+    takes,
+)
 from qmq.broker.handing import Handing
 from qmq.broker.limits import BrokerLimits
-from qmq.broker.modes import BROADCAST, MOST_ONCE, check_mode, group_of
+from qmq.broker.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix
 from qmq.storage.store import Store
@@ -68,25 +79,19 @@ class Subscriptions:
         check_mode(command, base.mode if base is not None else None, self.broadcasts)
         settings_of(GroupSettings(), given)
         known = self.groups.get(name) if name is not None else None
+        asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
         default = "last" if command.group is None or command.mode == BROADCAST else "first"
         begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
         group = self._group(name, command.mode)
         followings = []
         for prefix in dict.fromkeys(command.prefixes):
-            following = group.followings.get(prefix)
-            if following is None:
-                wider = group.covering(prefix)
-                # Where the group is in these subjects already, it goes on where it is.
-                at = begin if wider is None else Begin(wider.start, wider.scan, wider.places)
-                following = group.follow(prefix, at)
-                self._handing.follows(group, following)
-                group.ticket = self._durable.ticket()
+            following = group.followings.get(prefix) or self._follow(group, prefix, begin)
             followings.append(following)
             self._arrivals.watch(following)
         number = next(self._numbers)
         mine.add(number)
-        subscription = Subscription(number, command.connection, command.consumer, group, followings)
+        subscription = Subscription(number, command.connection, command.consumer, group, followings, asked)
         self._by_number[command.connection, number] = subscription
         if command.group is not None and command.nonce:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
@@ -102,6 +107,54 @@ class Subscriptions:
             self._effects.append(answer)
         else:  # else the group would begin later, or nowhere, when the power fails
             self._durable.answer(answer)
+
+    def _narrowed(self, command: Subscribe, group: Group | None) -> Subscribe:
+        """Leave out what a subscription may not have its group follow. Raises UnknownGroup and InvalidOption."""
+        if command.asks == LOOK and group is None:
+            error = unknown_group(str(command.group), self.groups)
+            raise UnknownGroup(f"{error}; looking makes none: follow alone to see messages without a group")
+        if group is None or command.asks == FOLLOW or (command.asks == AGAIN and not group.ended):
+            return command
+        within = group.within(command.prefixes)
+        if not within:
+            raise follows_none(group, command.prefixes)
+        return command._replace(prefixes=tuple(within))
+
+    def _follow(self, group: Group, prefix: str, begin: Begin) -> Following:
+        """Have a group follow a prefix: on from where it is or was in these subjects, in others from *begin* on."""
+        known = group.covering(prefix) or group.left_at(prefix)
+        if known is not None:
+            scan = [max(row, self._store.offered_row(number)) for number, row in enumerate(known.scan)]
+            begin = Begin(known.start, scan, known.places)
+        following = group.follow(prefix, begin)
+        self._handing.follows(group, following)
+        group.ticket = self._durable.ticket()
+        self._arrivals.watch(following)
+        return following
+
+    def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
+        """Have a group follow these and nothing else; *begin* is where it begins in what is new to it. Consumers that
+        are there take what lies both in that and in what they asked for.
+        """
+        for prefix in prefixes:
+            if prefix not in group.followings:
+                self._follow(group, prefix, begin)
+        ended = group.unfollow([prefix for prefix in group.followings if not takes(prefixes, prefix)])
+        for following in ended:
+            self._arrivals.unwatch(following)
+        if ended:
+            self._handing.unfollows(group, ended)
+        for subscription in self.of(group):
+            subscription.followings = [
+                group.followings.get(prefix) or self._follow(group, prefix, begin)
+                for prefix in group.within(subscription.asked)
+            ]
+            subscription.share = None
+
+    def check_follows(self, group: Group, prefixes: Sequence[str]) -> None:
+        """Whether ``set_follows`` may be called with these. Raises InvalidOption."""
+        stay = {prefix for prefix in group.followings if takes(prefixes, prefix)}
+        check_count(str(group.name), stay.union(prefixes), group, self._limits.max_prefixes)
 
     def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
         """Take the consumer into its group, which has these settings from now on."""

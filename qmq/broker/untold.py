@@ -134,8 +134,8 @@ class Untold:
 
     def _following(self, group: Group, subject: int) -> Following | None:
         name = self._store.subject_name(subject)
-        for prefix, following in group.followings.items():
-            if name == prefix if following.exact else name.startswith(prefix):
+        for following in group.all_followings():
+            if name == following.prefix if following.exact else name.startswith(following.prefix):
                 return following
         return None
 

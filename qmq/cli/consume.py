@@ -60,7 +60,10 @@ Start = Literal["first", "last"] | datetime | int | None
 @click.option("--broadcast", is_flag=True, help="A group in which each consumer id gets every message.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="Of a new group: only messages with one of these tags.")
 @click.option(
-    "--no-ack", is_flag=True, help="Leave the messages to others: acknowledge none, and hand back all at the end."
+    "--no-ack",
+    is_flag=True,
+    help="Only look at a group that is there: acknowledge none, hand back all at the end, and have it follow nothing "
+    "more.",
 )
 @server_option
 def consume(
@@ -88,6 +91,12 @@ def consume(
         raise click.UsageError("--most-once, --broadcast and --tag go with --group G")
     if most_once and (broadcast or no_ack):
         raise click.UsageError("--most-once goes with neither --broadcast nor --no-ack")
+    looks = no_ack and group is not None
+    if looks and (broadcast or consumer is not None or tags or start is not None):
+        raise click.UsageError(
+            "--no-ack looks at a group as it is, as a consumer of its own: it goes with none of --broadcast, "
+            "--consumer, --tag and --start; --solo --start first shows messages without a group"
+        )
     check_prefix(prefix)
     if group is not None:
         check_group(group)
@@ -100,7 +109,9 @@ def consume(
     mode: Mode = "most_once" if most_once else "broadcast" if broadcast else "reliable"
 
     def subscribed(client: Client) -> Consumer:
-        return client.subscribe(prefix, group=group, consumer=consumer, start=begin, mode=mode, tags=wanted or None)
+        return client.subscribe(
+            prefix, group=group, consumer=consumer, start=begin, mode=mode, tags=wanted or None, look=looks
+        )
 
     run(printer.run(server, subscribed))
 

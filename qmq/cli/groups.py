@@ -16,7 +16,7 @@ from qmq.cli.consume import start_of
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
-from qmq.net.admin import GroupInfo
+from qmq.net.admin import GroupInfo, checked_follows
 from qmq.net.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
@@ -59,10 +59,16 @@ def list_groups(as_json: bool, server: str, timeout: float) -> None:
 @admin_options
 def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float) -> None:
     """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, max_handling
-    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all).
+    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all), and follows:
+    the prefixes and subjects that it takes from now on and no others (comma separated; none: everything).
+
+    A group follows all that its consumers ever asked for until follows= says otherwise. What is ready under other
+    prefixes is not the group's any more; what is in flight may still be acknowledged, and is dead if it comes back.
     """
     given = dict(setting_of(text) for text in settings)
-    packed_settings(given)  # what is wrong is said before anything else
+    packed_settings({name: value for name, value in given.items() if name != "follows"})  # what is wrong is said first
+    if "follows" in given:
+        checked_follows(given["follows"])
     check_group_or_member(group)
 
     async def change() -> dict[str, Any]:
@@ -138,6 +144,8 @@ def setting_of(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidOption(f"{text!r} is not KEY=VALUE")
+    if name == "follows":
+        return name, text_of(value).split(",")
     check_setting(name)
     if name == "tags":
         return name, text_of(value).split(",") if value else []
@@ -175,7 +183,7 @@ def _object(info: GroupInfo) -> dict[str, Any]:
 def _fields(info: GroupInfo) -> Sequence[object]:
     counts = info.in_flight, info.in_retry, info.dead, info.skipped, info.filtered, info.delayed
     return (
-        info.name, info.mode, ",".join(info.prefixes), info.consumers, f"{_about(info)}{info.ready}", *counts,
+        info.name, info.mode, ",".join(info.follows), info.consumers, f"{_about(info)}{info.ready}", *counts,
         iso(info.oldest),
     )  # fmt: skip
 
@@ -191,7 +199,7 @@ def _table(found: Sequence[GroupInfo]) -> Table:
     table = table_of("group\n  (mode)\n  follows", columns, number(len(found), "group"))
     several = are_several(found)
     for info in found:
-        follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.prefixes)
+        follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.follows)
         counts = (info.in_flight, info.in_retry, info.dead, *(getattr(info, name) for name in rare))
         ready = _about(info) + number(info.ready), age_of(info.oldest)
         row = [number(info.consumers), *ready, *map(number, counts)]

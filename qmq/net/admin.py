@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgpack
 
-from qmq.names import check_group_or_member
+from qmq.errors import InvalidOption
+from qmq.names import check_group_or_member, check_prefix
 from qmq.net.group_settings import packed_settings, shown_settings
 from qmq.net.link import Link
 from qmq.net.options import start_of
@@ -19,7 +20,8 @@ _PAGE: Final = 500
 
 
 class GroupInfo(NamedTuple):
-    """A group: what it follows, how many consumers are online, and how many of its messages are where.
+    """A group: which prefixes and subjects it follows, how many consumers are online, and how many of its messages are
+    where.
 
     ``ready``: nobody was given them yet (these at least, where not ``ready_exact``); ``oldest`` of these was stored
     then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: lost
@@ -29,7 +31,7 @@ class GroupInfo(NamedTuple):
 
     name: str
     mode: str
-    prefixes: list[str]
+    follows: list[str]
     consumers: int
     ready: int
     oldest: datetime | None
@@ -119,10 +121,13 @@ class AdminOfOne:
                 return found
             after = page["after"]
 
-    async def set_group(self, group: str, **settings: Any) -> dict[str, Any]:
-        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption."""
-        found = await self.do("set_group", group=group, settings=packed_settings(settings))
-        return shown_settings(found["settings"])
+    async def set_group(self, group: str, *, follows: Sequence[str] | None = None, **settings: Any) -> dict[str, Any]:
+        """Change settings of a group, or what it follows; returns all of them. Raises UnknownGroup, InvalidOption,
+        InvalidName.
+        """
+        fields = {} if follows is None else {"follows": checked_follows(follows)}
+        found = await self.do("set_group", group=group, settings=packed_settings(settings), **fields)
+        return {"follows": found["follows"], **shown_settings(found["settings"])}
 
     async def seek(
         self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
@@ -161,9 +166,16 @@ class AdminOfOne:
         return int((await self.do(action, group=group, **fields))["messages"])
 
 
+def checked_follows(follows: Sequence[str]) -> list[str]:
+    """What a group is to follow, as the broker takes it. Raises InvalidOption and InvalidName."""
+    if isinstance(follows, str | bytes) or not isinstance(follows, Sequence) or not follows:
+        raise InvalidOption(f"follows must be a list of prefixes and subjects, not {follows!r:.80}")
+    return [check_prefix(prefix) for prefix in follows]
+
+
 def _group_info(row: Mapping[str, Any]) -> GroupInfo:
     return GroupInfo(
-        row["group"], row["mode"], row["prefixes"], row["consumers"], row["ready"], _time(row["oldest_us"]),
+        row["group"], row["mode"], row["follows"], row["consumers"], row["ready"], _time(row["oldest_us"]),
         row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
         delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
     )  # fmt: skip

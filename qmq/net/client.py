@@ -264,6 +264,7 @@ class Client:
         start: Literal["first", "last"] | datetime | int | None = None,
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
+        look: bool = False,
         **settings: Unpack[GroupSettings],
     ) -> Consumer:
         """Take part in *group*, or follow alone without one; used as ``async with``.
@@ -275,8 +276,12 @@ class Client:
         A group's *mode* is one for good: "reliable", "most_once" (nothing is acknowledged or comes again) or
         "broadcast" (each consumer id gets every message). *tags* (a group takes only messages with one of these) and
         other *settings* are for a new group; one that has others keeps them, which is logged.
+
+        A group follows all that its consumers have ever asked for, until ``admin.set_group`` says otherwise. With
+        *look* it follows nothing more by this: the group must be there (UnknownGroup), and what of the prefixes it
+        follows is what comes. Acknowledge nothing then, and all of it is handed out again.
         """
-        terms = terms_of(group, mode, {"tags": tags, **settings})
+        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
         return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms), self)
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
@@ -53,9 +53,18 @@ class Admin:
         found = await self._listed(lambda admin: admin.consumers(group))
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
-    async def set_group(self, group: str, **settings: Unpack[ChangedSettings]) -> dict[str, Any]:
-        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption, BrokersMissed."""
-        found = await self._changed(lambda admin: admin.set_group(group, **settings))
+    async def set_group(
+        self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
+    ) -> dict[str, Any]:
+        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption, BrokersMissed.
+
+        With *follows* it follows these prefixes and subjects from now on, and nothing else. What is ready in others is
+        not its own any more, what is in flight may still be acknowledged, and what comes back is dead. Consumers that
+        are there go on with what of their own prefixes is left. A prefix that the group followed once goes on where it
+        was, so nothing is handed out twice; one that is new begins at the first message kept (of a broadcast: behind
+        the last).
+        """
+        found = await self._changed(lambda admin: admin.set_group(group, follows=follows, **settings))
         return dict(next(iter(found.values())))
 
     async def seek(

@@ -50,23 +50,29 @@ class ChangedSettings(TypedDict, total=False):
 
 
 class Terms(NamedTuple):
-    """How a consumer takes part in its group: the mode, and the settings of a new group as the broker takes them."""
+    """How a consumer takes part in its group: the mode, and the settings of a new group as the broker takes them.
+
+    One that only *looks* makes no group, and has it follow nothing more.
+    """
 
     mode: str = "reliable"
     settings: Mapping[str, Any] = MappingProxyType({})
+    looks: bool = False
 
 
 DEFAULT_TERMS: Final = Terms()
 
 
-def terms_of(group: str | None, mode: str, settings: Mapping[str, Any]) -> Terms:
+def terms_of(group: str | None, mode: str, settings: Mapping[str, Any], *, looks: bool = False) -> Terms:
     """Check what ``subscribe`` was given. Raises InvalidOption."""
     if mode not in MODES:
         raise InvalidOption(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
     given = {name: value for name, value in settings.items() if value is not None}
     if group is None and (given or mode != "reliable"):
         raise InvalidOption(f"who follows alone has no {', '.join(given) or 'mode'}: give a group")
-    return Terms(mode, packed_settings(given))
+    if looks and (group is None or mode != "reliable" or given):
+        raise InvalidOption("look goes with a reliable group that is there, and with none of its settings")
+    return Terms(mode, packed_settings(given), looks)
 
 
 def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from qmq.errors import Fenced, QmqError
+from qmq.errors import Fenced, QmqError, UnknownGroup
 from qmq.format.run import Run
 from qmq.net.brokers import Brokers
 from qmq.net.group_settings import DEFAULT_TERMS, Terms
@@ -43,7 +43,8 @@ def make_puller(
     is_transient = consumer is None
     consumer = make_consumer_id() if consumer is None else consumer
     pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
-    return MergedPuller([_guarded(puller, brokers, group, terms) for puller in pullers], terms.mode == "most_once")
+    guarded = [_guarded(puller, brokers, group, terms) for puller in pullers]
+    return MergedPuller(guarded, terms.mode == "most_once", looks=terms.looks)
 
 
 def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
@@ -60,7 +61,10 @@ class MergedPuller:
     *is_exact*: what is left over when it leaves would be lost, so they are never asked for more than is missing in all.
     """
 
-    def __init__(self, pullers: Sequence[Puller], is_exact: bool = False) -> None:
+    def __init__(self, pullers: Sequence[Puller], is_exact: bool = False, *, looks: bool = False) -> None:
+        """With *looks* brokers that do not know the group are left out, as long as one does."""
+        self._looks = looks
+        self._unknown: list[UnknownGroup] = []
         self._pullers = list(pullers)
         for holder in self.holders[1:]:
             holder.warned_of = self.holders[0].warned_of
@@ -119,13 +123,21 @@ class MergedPuller:
                 done |= more
             for task in done:
                 task.result()
+            if len(self._unknown) == len(self._pullers):
+                raise self._unknown[0]
         except BaseException:
             self._entering = tasks
             await self.leave()
             raise
 
     async def _enter_one(self, puller: Puller) -> None:
-        await puller.enter()
+        try:
+            await puller.enter()
+        except UnknownGroup as error:
+            if not self._looks:
+                raise
+            self._unknown.append(error)
+            return
         self._entered.add(puller)
 
     async def leave(self, error: BaseException | None = None) -> None:

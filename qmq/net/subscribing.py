@@ -288,7 +288,8 @@ class Subscribing:
             "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
         }  # fmt: skip
         if self._group is not None:
-            meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings)}
+            asks = "look" if self._terms.looks else "again" if self.store_id == store_id else "follow"
+            meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
         if self.holder is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
             known = self.holder.known() or self._before

@@ -178,10 +178,11 @@ class SyncClient:
         start: Literal["first", "last"] | datetime | int | None = None,
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
+        look: bool = False,
         **settings: Unpack[GroupSettings],
     ) -> SyncConsumer:
         """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
-        terms = terms_of(group, mode, {"tags": tags, **settings})
+        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
         return SyncConsumer(self._here, lambda brokers: make_puller(brokers, prefixes, group, consumer, start, terms))
 
 

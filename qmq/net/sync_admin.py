@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
@@ -40,9 +40,11 @@ class SyncAdmin:
         found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
         return found
 
-    def set_group(self, group: str, **settings: Unpack[ChangedSettings]) -> dict[str, Any]:
+    def set_group(
+        self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
+    ) -> dict[str, Any]:
         """As ``Admin.set_group``."""
-        found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, **settings))
+        found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, follows=follows, **settings))
         return found
 
     def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:

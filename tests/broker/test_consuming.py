@@ -32,12 +32,13 @@ class Consumer:
         transient: bool = False,
         start: tuple[str, int] | None = None,
         group: str = "g",
+        asks: str = "follow",
         **more: object,
     ) -> None:
         self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
         self.prefixes = prefixes or ("",)
         self.settings = tuple(more.items())
-        self.mode, self.transient, self.start, self.group = mode, transient, start, group
+        self.mode, self.transient, self.start, self.group, self.asks = mode, transient, start, group, asks
         self.got: dict[int, tuple[bytes, int]] = {}
         self.join()
 
@@ -55,6 +56,7 @@ class Consumer:
             self.transient,
             self.settings,
             self.mode,
+            asks=self.asks,
         )
         answer = driven.do(command)[-1]
         if isinstance(answer, Refused):

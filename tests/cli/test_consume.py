@@ -129,6 +129,10 @@ def test_a_start_that_is_none(text: str) -> None:
         (["a", "--solo", "--most-once"], "--group"),
         (["a", "--group", "g", "--most-once", "--broadcast"], "neither --broadcast"),
         (["a", "--group", "g", "--most-once", "--no-ack"], "--no-ack"),
+        (["a", "--group", "g", "--broadcast", "--no-ack"], "none of --broadcast"),
+        (["a", "--group", "g", "--consumer", "c", "--no-ack"], "--consumer"),
+        (["a", "--group", "g", "--start", "first", "--no-ack"], "--start"),
+        (["a", "--group", "g@c", "--broadcast"], "as consumer 'c'"),
         (["--solo"], "PREFIX"),
     ],
 )
@@ -136,6 +140,26 @@ def test_wrong_calls_end_with_2(arguments: list[str], says: str) -> None:
     done = qmq("consume", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr
+
+
+def test_looking_changes_nothing(broker: BrokerProcess) -> None:
+    look = "consume", "--no-ack", "--timeout", "0.2", "--group", "looked-at"
+    unknown = qmq(*look, "looked.", server=broker.url)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "there is no group 'looked-at'" in unknown.stderr
+    qmq("consume", "looked.a", "--group", "looked-at", "--timeout", "0", server=broker.url)
+    send(broker, "looked.a", *numbers(3))
+    send(broker, "looked.b", b"another's")
+    before = qmq("groups", "--json", server=broker.url).stdout
+    assert '"follows": ["looked.a"]' in before
+    for prefix in ("looked.a", "looked.", ""):
+        assert qmq(*look, prefix, server=broker.url).stdout == "0\n1\n2\n"
+    other = qmq(*look, "looked.b", server=broker.url)
+    assert (other.exit_code != 0, other.stdout) == (True, "")
+    assert "does not follow 'looked.b', only 'looked.a'" in other.stderr
+    assert '"follows": ["looked.a"]' in qmq("groups", "--json", server=broker.url).stdout
+    shown = qmq("consume", "looked.a", "--group", "looked-at", "--count", "3", "--format", "json", server=broker.url)
+    assert [json.loads(line)["attempt"] for line in shown.stdout.splitlines()] == [1, 1, 1]
 
 
 def test_no_broker() -> None:

@@ -56,7 +56,7 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         row = group_row(broker, "shown")
         counts = {"ready": 4, "in_flight": 3, "in_retry": 1, "dead": 1, "skipped": 0, "consumers": 1}
         assert row | counts == row
-        assert (row["prefixes"], row["mode"]) == (["shown."], "reliable")
+        assert (row["follows"], row["mode"]) == (["shown."], "reliable")
         assert abs(datetime.now(UTC) - datetime.fromisoformat(row["oldest"])) < timedelta(minutes=10)
         (one,) = lines("consumers", "shown", server=broker)
         assert one | {"consumer": "shown-1", "online": True, "in_flight": 3, "incarnation": 1} == one
@@ -231,6 +231,25 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "0" * 32,
     ):
         assert text in shown, text
+
+
+def test_a_group_is_told_what_to_follow(broker: BrokerProcess, client: qmq.SyncClient) -> None:
+    with client.subscribe("narrow.", group="narrow", consumer="c"):
+        client.send("narrow.a", b"1")
+        client.send("narrow.b", b"2")
+        done = run("groups", "set", "narrow", "follows=narrow.a,narrow.c.", "max_attempts=7", server=broker.url)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert {"follows=narrow.a,narrow.c.", "max_attempts=7"} <= set(done.stdout.splitlines())
+        row = group_row(broker, "narrow")
+        assert (row["follows"], row["ready"]) == (["narrow.a", "narrow.c."], 1)
+        shown = run("groups", "list", server=broker.url).stdout
+        assert "narrow\treliable\tnarrow.a,narrow.c.\t1\t1\t" in shown
+        assert run("groups", "set", "narrow", "follows=", server=broker.url).exit_code == 0
+        assert group_row(broker, "narrow")["follows"] == [""]
+        assert client.admin.set_group("narrow", follows=["narrow.b"])["follows"] == ["narrow.b"]
+        wrong = run("groups", "set", "narrow", "follows=narrow..", server=broker.url)
+        assert (wrong.exit_code, "not a valid name" in wrong.stderr) == (2, True)
+        assert group_row(broker, "narrow")["follows"] == ["narrow.b"]
 
 
 def test_a_member_of_a_broadcast_is_named_as_groups_prints_it(broker: BrokerProcess, client: qmq.SyncClient) -> None:

@@ -77,6 +77,7 @@ async def test_a_subscription_says_what_is_wanted() -> None:
             "transient": False,
             "mode": "reliable",
             "settings": {},
+            "asks": "follow",
         }
         assert s.consumer.id == "billing-1"
 
@@ -495,7 +496,7 @@ async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None
         numbers = said.pop("known")
         assert numbers == [START_US, 1, 1, 0], "since when, generation, incarnation, what is expected"
         assert said.pop("known_crc") == wire.pack_numbers(numbers)[1]
-        assert said == s.said
+        assert said == s.said | {"asks": "again"}
         request, (subscription, *_) = await peer.pulled()
         assert subscription == 9
         peer.messages(request, batch(b"1"))

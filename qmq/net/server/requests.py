@@ -162,7 +162,7 @@ def _subscribe(connection: int, frame: Frame) -> Command:
     return commands.Subscribe(
         connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start, nonce,
         client, bool(fields.get("transient")), tuple(settings.items()), fields.get("mode", "reliable"),
-        _known_of(fields),
+        _known_of(fields), fields.get("asks", "follow"),
     )  # fmt: skip
 
 

@@ -46,6 +46,10 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", ("sequence", 0)),
         ),
         (
+            of(Kind.SUBSCRIBE, meta={**SUBSCRIBE, "asks": "look"}),
+            commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None, asks="look"),
+        ),
+        (
             of(Kind.SUBSCRIBE, meta={**SUBSCRIBE, "start": "last"}),
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", "last"),
         ),
