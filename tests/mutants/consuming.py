@@ -23,8 +23,8 @@ CONSUMING: Final = (
     Mutant(
         "have what follows in a group on disk too before another one is told that it is there",
         "qmq/broker/subscriptions.py",
-        "                group.ticket = self._durable.ticket()\n",
-        "                pass\n",
+        "        group.ticket = self._durable.ticket()\n",
+        "",
         _DURABLE,
     ),
     Mutant(

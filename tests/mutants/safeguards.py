@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
+from tests.mutants.following import FOLLOWING
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
 from tests.mutants.modelled import MODELLED
@@ -21,6 +22,7 @@ from tests.mutants.sharing import OF_SHARING
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    *FOLLOWING,
     *ROTTING,
     *MODELLED,
     *HANDING_OVER,

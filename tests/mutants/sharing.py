@@ -49,8 +49,8 @@ OF_SHARING: Final = (
     Mutant(
         "go by the subject that a message of another broker was sent to",
         "qmq/broker/sharing.py",
-        "_takes(self._prefixes, origin_subject(self._store.subject_name(number)))",
-        "_takes(self._prefixes, self._store.subject_name(number))",
+        "name = origin_subject(self._store.subject_name(number))",
+        "name = self._store.subject_name(number)",
         _SHARING,
     ),
     Mutant(
