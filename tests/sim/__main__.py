@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 
-from tests.sim import brokers, consumption, modes, retaining
+from tests.sim import brokers, consumption, modes, narrowing, retaining
 from tests.sim.history import summary
 from tests.sim.kinds import KINDS, run
 from tests.sim.runs import count_many, told
 
 logging.disable()
 kind, *numbers = sys.argv[1:] or [""]
-MANY = {"consumption": consumption.run, "modes": modes.run, "retaining": retaining.run, "brokers": brokers.run}
+MANY = {
+    "consumption": consumption.run,
+    "modes": modes.run,
+    "retaining": retaining.run,
+    "brokers": brokers.run,
+    "narrowing": narrowing.run,
+}
 if kind in MANY and numbers:
     print(told(count_many(MANY[kind], int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)))
 elif kind in KINDS and len(numbers) == 1:
