@@ -50,8 +50,8 @@ class Moving:
         changed when this raises NotAtHand or StorageError.
         """
         behind = [following for following in group.followings.values() if self._is_behind(following)]
-        for following in group.followings.values():
-            if following.exact:  # no row is looked at there
+        for following in group.all_followings():
+            if following.exact or following.prefix in group.ended:  # no row is looked at there
                 following.scan[self._target.partition] = max(following.scan[self._target.partition], self._end_row)
         if not behind:
             return 0

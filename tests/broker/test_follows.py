@@ -17,6 +17,8 @@ from qmq.errors import InvalidName, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
+from tests.broker.test_retention import HOUR_MS, driven_in, numbers, settle
+from tests.broker.test_retention import send as fill
 
 LAPSE_MS = 30_000
 STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])
@@ -269,6 +271,34 @@ def test_there_is_a_most_of_what_a_group_follows_and_has_followed(tmp_path: Path
     with pytest.raises(InvalidOption, match="at most 8 are kept"):
         follow_only(driven, "s7")
     assert follow_only(driven, "s0", "a.x") == ["s0", "a.x"]
+    driven.close()
+
+
+@STOPS
+@pytest.mark.parametrize("again", ["", "a."])
+def test_where_the_group_left_it_may_be_gone_meanwhile(tmp_path: Path, stop: Any, again: str) -> None:
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS))
+    consumer = Consumer(driven, "c", "")
+    driven.send("b.x", b"held 1")
+    driven.send("b.x", b"held 2")
+    assert len(consumer.pull()) == 2
+    fill(driven, 30)
+    follow_only(driven, "c.")
+    driven.advance(2 * HOUR_MS)
+    fill(driven, 10, first=30)
+    assert settle(driven), "nothing was dropped"
+    stopped(driven, stop)
+    kept = driven.subscribe("a.", group=None, start="first")
+    left = numbers(bodies_of(driven.pull(kept)))
+    assert left[-10:] == list(range(30, 40))
+    assert len(left) < 40
+    consumer = Consumer(driven, "c", "c.", asks="again")
+    if stop is not None:
+        assert consumer.pull() == []  # what it held lies elsewhere by now, and is buried even so
+        assert [reason for _, reason in letters(driven)] == [NOT_FOLLOWED] * 2
+    assert follow_only(driven, "c.", again)[-1] == again
+    other = Consumer(driven, "d", again, connection=2)
+    assert numbers(other.pull()) == left
     driven.close()
 
 
