@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-from qmq.broker.carrying import Carrier, Many, Some
+from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
 from qmq.broker.commands import Back, Pull
 from qmq.broker.effects import Buffer
 from qmq.broker.finding import Finding
@@ -22,8 +22,8 @@ from qmq.broker.retries import MOST_TAKEN, Retries, Split
 from qmq.broker.retry import Taken
 from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
-from qmq.format.layout import PIECE_HEADER_SIZE
-from qmq.format.private import origin_subject
+from qmq.format.private import is_private, origin_subject
+from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.storage.store import NotAtHand, Store
 
 #: Stretches of pull sequences that one answer has, at most.
@@ -120,7 +120,7 @@ class Redelivery:
         for one in taken:
             parts = finding.parts(one.held.messages)
             # Where some is missing who is who is found out later.
-            if sieve.has_work(parts) and sum(_extent(part)[0] for part in parts) == one.total:
+            if sieve.has_work(parts) and sum(map(_count, parts)) == one.total:
                 start = sequence
                 for state, _, total in sieve.stretches(parts):
                     if state == EXPIRED:
@@ -135,11 +135,23 @@ class Redelivery:
             if finding.looks > MOST_LOOKS:
                 return count, size
             for part in finding.parts(one.held.messages):
-                messages, more = _extent(part)
+                messages, more = _count(part), self._bytes(part)
                 if size + more > max_bytes:
                     return max(count + int(messages * (max_bytes - size) / more), 1), max_bytes
                 count, size = count + messages, size + more
         return max(count, 1), size
+
+    def _bytes(self, part: Some | Many) -> int:
+        """About how many bytes a part adds to an answer, with the names of its subjects: hardly ever more."""
+        if isinstance(part, Some):
+            size, runs = part.entry[9] * _count(part) // part.entry[4] + PIECE_BYTES, 1
+            numbers = [part.entry[3]]
+        else:
+            size, runs = int(answer_bytes(part.rows).sum()), len(part.rows)
+            numbers = part.rows["subject"].tolist() if self._store.has_private else []
+        if self._store.has_private and any(is_private(self._store.subject_name(number)) for number in numbers):
+            size += runs * (MAX_SUBJECT_BYTES - MAX_NAME_BYTES)
+        return size
 
     def carry(
         self, subscription: Subscription, start: int, end: int, max_count: int, max_bytes: int, now_us: int
@@ -182,7 +194,7 @@ class Redelivery:
                     return
                 part = held.part(0, min(held.messages.total, max_count))
                 parts = finding.parts(part.messages)
-                more = sum(_extent(one)[1] for one in parts)
+                more = sum(map(self._bytes, parts))
                 if size + more > max_bytes:
                     if size:
                         return
@@ -204,7 +216,7 @@ class Redelivery:
         messages = held.messages
         carrier = Carrier(self._store, [], finding.batches)
         buffers = carrier.carry(parts)
-        is_whole = not carrier.left_out and sum(_extent(part)[0] for part in parts) >= messages.total
+        is_whole = not carrier.left_out and sum(map(_count, parts)) >= messages.total
         if is_whole or (messages.total == 1 and buffers):
             answer.add(buffers, sequence, messages.total, held.attempt)
             return
@@ -239,7 +251,7 @@ class _Wanted(NamedTuple):
 
     def is_whole(self) -> bool:
         """All of it is there."""
-        return sum(_extent(part)[0] for part in self.parts) >= self.held.messages.total
+        return sum(map(_count, self.parts)) >= self.held.messages.total
 
 
 class Answer:
@@ -301,9 +313,6 @@ def _subjects_of(part: Some | Many) -> list[tuple[int, int]]:
     return list(zip(part.rows["subject"].tolist(), part.rows["count"].tolist(), strict=True))
 
 
-def _extent(part: Some | Many) -> tuple[int, int]:
-    """About how many messages and bytes a part has."""
-    if isinstance(part, Some):
-        count = part.stop - part.start
-        return count, part.entry[9] * count // part.entry[4] + PIECE_HEADER_SIZE
-    return int(part.rows["count"].sum()), int(part.rows["run_size"].sum())
+def _count(part: Some | Many) -> int:
+    """How many messages a part has."""
+    return part.stop - part.start if isinstance(part, Some) else int(part.rows["count"].sum())

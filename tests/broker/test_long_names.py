@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qmq.broker.commands import Subscribe
-from qmq.broker.effects import Refused
+from qmq.broker.effects import Messages, Refused
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import InvalidName
@@ -70,6 +70,39 @@ def test_many_of_the_longest_names_are_restored_in_one_batch(tmp_path: Path, mod
     stop(driven)
     consumer.join()
     assert set(consumer.pull(100)) >= {subject[:2].encode() for subject in subjects}
+    driven.close()
+
+
+@pytest.mark.parametrize("own", [None, GROUP, f"{GROUP}@{CONSUMER}"])
+def test_an_answer_with_many_of_the_longest_names_has_no_more_bytes_than_asked_for(
+    tmp_path: Path, own: str | None
+) -> None:
+    driven, most = Driven(tmp_path), 32 << 10
+    driven.send("a.x", b"first")
+    consumer = Consumer(driven, CONSUMER, group=GROUP, mode="reliable" if own in (None, GROUP) else "broadcast")
+    subjects = [f"{number:03}" + LONG[3:] for number in range(150)]
+    if own is None:
+        driven.do(driven.send_command({subject: [b"tiny"] for subject in subjects}))
+        assert len(consumer.pull()) == 151
+        consumer.back(0, 151, delay_us=0)
+    else:
+        begin(driven, group=own)
+        parts = [(f"~{own}~{subject}", run_of(b"tiny")) for subject in subjects]
+        (batch,) = restored_batches(parts, CREATED_US, 1 << 20)
+        numbered(batch.buffer, RUN, 0)
+        store(driven, memoryview(batch.buffer))
+    consumer.got.clear()
+    sizes = list[int]()
+    while True:
+        command = driven.pull_command(consumer.subscription, max_bytes=most)._replace(expected=consumer.expected)
+        (answer,) = [one for one in driven.do(command) if isinstance(one, Messages)]
+        if not answer.messages:
+            break
+        sizes.append(answer.size)
+        consumer.take([answer])
+    assert len(consumer.got) >= 150
+    assert max(sizes) <= most
+    assert max(sizes) > most // 2
     driven.close()
 
 
