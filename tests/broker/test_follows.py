@@ -24,7 +24,7 @@ LAPSE_MS = 30_000
 STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])
 
 
-def filled(tmp_path: Path, count: int = 6, **limits: int) -> Driven:
+def filled(tmp_path: Path, count: int = 6, **limits: Any) -> Driven:
     """Messages of a.x and b.x in turn, a message a batch; bodies say which."""
     driven = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS, **limits))
     for number in range(count):

@@ -21,8 +21,9 @@ from tests.broker.harness import Driven
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, killed
 from tests.broker.test_handovers import done, over
-from tests.broker.test_restores import CREATED_US, RUN, begin, store
+from tests.broker.test_restores import RUN, begin, store
 from tests.broker.test_retention import HOUR_MS, driven_in, segments, send, settle
+from tests.format.contents import CREATED_US
 from tests.format.test_private import run_of
 
 LONG = "s" * MAX_NAME_BYTES

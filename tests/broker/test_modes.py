@@ -132,8 +132,9 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
 @pytest.mark.parametrize("stop", [Driven.restart, killed, None])
 def test_a_killed_member_whose_id_was_made_up_goes_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path, 1, BrokerLimits(lapse_ms=30_000))
-    for number in (1, 2):
-        made_up = Consumer(driven, f"made-up-{number}", connection=number, mode="broadcast", transient=True)
+    _, made_up = (
+        Consumer(driven, f"made-up-{number}", connection=number, mode="broadcast", transient=True) for number in (1, 2)
+    )
     driven.send("a.x", b"new")
     assert made_up.pull() == [b"new"]
     if stop is not None:

@@ -82,6 +82,14 @@ async def test_a_subscription_says_what_is_wanted() -> None:
         assert s.consumer.id == "billing-1"
 
 
+@pytest.mark.parametrize("mode", ["reliable", "broadcast"])
+async def test_an_id_that_the_client_made_up_is_told_as_such(mode: str) -> None:
+    async with subscribed(group="g", mode=mode) as s:
+        assert (s.said["consumer"], s.said["transient"]) == (s.consumer.id, True)
+    async with subscribed(group="g", consumer="c", mode=mode) as s:
+        assert (s.said["consumer"], s.said["transient"]) == ("c", False)
+
+
 async def test_alone_no_prefix_stands_twice() -> None:
     async with subscribed("a.", "a.b", "c") as s:
         assert (s.said["group"], s.said["prefixes"], s.said["start"]) == (None, ["a.", "c"], None)
