@@ -430,8 +430,8 @@ def _check_wider(command: Subscribe, group: Group) -> None:
     if command.start in (None, "first"):
         return
     for prefix in set(command.prefixes) - group.followings.keys():
-        if prefix and not prefix.endswith("."):
-            continue
+        if (prefix and not prefix.endswith(".")) or group.left_at(prefix) is not None:
+            continue  # it is one subject, or goes on where the group left it
         within = next((known for known in group.followings if known.startswith(prefix)), None)
         if within is not None:
             raise InvalidOption(

@@ -174,7 +174,7 @@ def test_what_is_followed_again_goes_on_where_the_group_left_it(
     follow_only(driven, "a.")
     stopped(driven, stop)
     send(driven, 7)
-    start = ("time", 1 << 60) if again else None  # one that is wider than what is followed has none
+    start = ("time", 1 << 60) if again or not first else None  # a wider one that is new has none
     consumer = Consumer(driven, "c", "a.", again, connection=2, nonce=b"m", start=start)
     while consumer.pull():
         consumer.ack()
