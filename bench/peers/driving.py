@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from bench.peers.peer import Target
@@ -200,3 +201,12 @@ def portions(bodies: list[bytes], messages: int, at_once: int) -> Iterator[list[
 
 def _ignore(_: int) -> None:
     """Nobody asks."""
+
+
+@asynccontextmanager
+async def closing(opened: Sender | Receiver) -> AsyncIterator[None]:
+    """Close it at the end of the block, however that ends."""
+    try:
+        yield
+    finally:
+        await opened.close()

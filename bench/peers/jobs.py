@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bench.peers.driving import Receiver, driver
+from bench.peers.driving import Receiver, closing, driver
 from bench.peers.peer import Promise, Target
 from bench.peers.tally import Tally, bodies
 from qmq.bench.errors import BenchFailed
@@ -45,11 +45,11 @@ async def send(
     parts = bodies(size)
     sender = driver(module).sender(target_of(target), way)
     await sender.open([topic])
-    gate()
-    started = time.perf_counter()
-    await sender.run(topic, parts, messages)
-    seconds = time.perf_counter() - started
-    await sender.close()
+    async with closing(sender):
+        gate()
+        started = time.perf_counter()
+        await sender.run(topic, parts, messages)
+        seconds = time.perf_counter() - started
     return {"messages": messages, "seconds": seconds}
 
 
@@ -64,23 +64,24 @@ async def consume(
     tally = Tally(size, messages, there, text)
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     await receiver.open()
-    gate()
-    came, early, touched, started = 0, 0, True, time.perf_counter()
-    while came < messages:
-        found = await receiver.take()
-        if isinstance(found, int):
-            touched, count = False, found
-        else:
-            count = len(found)
-            tally.add(found)
-        if not count:
-            raise BenchFailed(f"{came} messages came, {messages} were sent")
-        if not came and receiver.late_start:
-            early, started = count, time.perf_counter()
-        came += count
-    await receiver.flush()
-    seconds = time.perf_counter() - started
-    await _check_end(receiver, tally, touched, came, there is None)
+    async with closing(receiver):
+        gate()
+        came, early, touched, started = 0, 0, True, time.perf_counter()
+        while came < messages:
+            found = await receiver.take()
+            if isinstance(found, int):
+                touched, count = False, found
+            else:
+                count = len(found)
+                tally.add(found)
+            if not count:
+                raise BenchFailed(f"{came} messages came, {messages} were sent")
+            if not came and receiver.late_start:
+                early, started = count, time.perf_counter()
+            came += count
+        await receiver.flush()
+        seconds = time.perf_counter() - started
+        await _check_end(receiver, tally, touched, came, there is None)
     if way == "failing" and not receiver.refused:
         raise BenchFailed("no message failed: send more")
     if came == early:
@@ -89,13 +90,12 @@ async def consume(
 
 
 async def _check_end(receiver: Receiver, tally: Tally, touched: bool, came: int, is_all: bool) -> None:
-    """All came, as they were sent, and none is left if that is *is_all*. Leaves the broker."""
+    """All came, as they were sent, and none is left if that is *is_all*."""
     if touched:
         tally.check()
     elif came != tally.messages:
         raise BenchFailed(f"{came} messages came, {tally.messages} were sent")
     left = await receiver.left() if is_all else 0
-    await receiver.close()
     if left:
         raise BenchFailed(f"all messages were acknowledged, and the broker keeps {left} for the group")
 
@@ -114,33 +114,32 @@ async def paced(
     rest = bodies(size)[0][8:]
     sender = driver(module).sender(target_of(target), way)
     await sender.open([topic])
-    took = array("q", bytes(8 * total))
-    start = done = latest = 0
+    async with closing(sender):
+        took = array("q", bytes(8 * total))
+        start = done = latest = 0
 
-    def acked(number: int) -> None:
-        nonlocal done
-        took[number] = time.monotonic_ns() - start - number * every
-        done += 1
+        def acked(number: int) -> None:
+            nonlocal done
+            took[number] = time.monotonic_ns() - start - number * every
+            done += 1
 
-    sender.acked = acked
-    gate()
-    start = time.monotonic_ns() + 20_000_000
-    sent = 0
-    while sent < total:
-        now = time.monotonic_ns()
-        if now - start > 1e9 * (seconds * _SLOWEST + _SLOWEST_S):
-            await sender.close()
-            return {"messages": sent, "gave_up": True, "sent_rate": sent * 1e9 / (now - start)}
-        due = min((now - start) // every + 1, total, sent + _POSTED_AT_ONCE)
-        while sent < due:
-            at = start + sent * every
-            latest = max(latest, now - at)
-            sender.post(topic, at.to_bytes(8, "big") + rest, sent)
-            sent += 1
-        await sender.turn()
-    sending_s = (time.monotonic_ns() - start) / 1e9
-    await sender.flush()
-    await sender.close()
+        sender.acked = acked
+        gate()
+        start = time.monotonic_ns() + 20_000_000
+        sent = 0
+        while sent < total:
+            now = time.monotonic_ns()
+            if now - start > 1e9 * (seconds * _SLOWEST + _SLOWEST_S):
+                return {"messages": sent, "gave_up": True, "sent_rate": sent * 1e9 / (now - start)}
+            due = min((now - start) // every + 1, total, sent + _POSTED_AT_ONCE)
+            while sent < due:
+                at = start + sent * every
+                latest = max(latest, now - at)
+                sender.post(topic, at.to_bytes(8, "big") + rest, sent)
+                sent += 1
+            await sender.turn()
+        sending_s = (time.monotonic_ns() - start) / 1e9
+        await sender.flush()
     if done != total and sender.tells_acks:
         raise BenchFailed(f"{total} messages were sent, {done} were acknowledged")
     return {
@@ -161,19 +160,19 @@ async def arrivals(
     every = 1_000_000_000 // rate
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     await receiver.open()
-    gate()
-    took, came = array("q"), list[bytes]()
-    deadline = time.monotonic() + messages / rate + 2 * LATE_S
-    while len(came) < messages and time.monotonic() < deadline:
-        found = await receiver.take()
-        assert not isinstance(found, int), "a way on a schedule touches bodies"
-        now = time.monotonic_ns()
-        took.extend(now - int.from_bytes(body[:8], "big") for body in found)
-        came += map(bytes, found)
-    await receiver.flush()
-    _check_schedule(came, messages, every, size)
-    left = await receiver.left()
-    await receiver.close()
+    async with closing(receiver):
+        gate()
+        took, came = array("q"), list[bytes]()
+        deadline = time.monotonic() + messages / rate + 2 * LATE_S
+        while len(came) < messages and time.monotonic() < deadline:
+            found = await receiver.take()
+            assert not isinstance(found, int), "a way on a schedule touches bodies"
+            now = time.monotonic_ns()
+            took.extend(now - int.from_bytes(body[:8], "big") for body in found)
+            came += map(bytes, found)
+        await receiver.flush()
+        _check_schedule(came, messages, every, size)
+        left = await receiver.left()
     if left:
         raise BenchFailed(f"all messages were acknowledged, and the broker keeps {left} for the group")
     return {"messages": len(came), "first_due_ns": int.from_bytes(min(came)[:8], "big"), **_tail(took)}

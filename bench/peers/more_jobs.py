@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bench.peers.driving import Receiver, driver
+from bench.peers.driving import Receiver, closing, driver
 from bench.peers.jobs import target_of
 from bench.peers.tally import BODIES, bodies
 from qmq.bench.errors import BenchFailed
@@ -116,16 +116,16 @@ async def check_spread(
         wanted = Counter([parts[place % BODIES]])
         wanted.update(parts[(len(topics) + at) % BODIES] for at, chosen in enumerate(sent) if chosen == place)
         receiver = driver(module).receiver(target_of(target), way, topics[place], "check")
-        await receiver.open()
         found: Counter[bytes] = Counter()
-        while found.total() < wanted.total():
-            taken = await receiver.take()
-            assert not isinstance(taken, int), "a way that only counts can't check"
-            if not taken:
-                break
-            found.update(map(bytes, taken))
-        await receiver.flush()
-        await receiver.close()
+        await receiver.open()
+        async with closing(receiver):
+            while found.total() < wanted.total():
+                taken = await receiver.take()
+                assert not isinstance(taken, int), "a way that only counts can't check"
+                if not taken:
+                    break
+                found.update(map(bytes, taken))
+            await receiver.flush()
         if found != wanted:
             raise BenchFailed(f"{topics[place]}: {wanted.total()} messages were sent, {found.total()} or others came")
         came += found.total()
@@ -189,6 +189,8 @@ async def idle(
     await asyncio.to_thread(gate, waiting=len(receivers))
     for one in waiting:
         one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*[one.close() for one in receivers if not one.blocks])
     return {}
 
 
