@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from qmq.errors import StorageFailed
 from qmq.format.packed import unpack
-from qmq.net.state_file import make_private, state_directory
+from qmq.net.state_file import make_private, state_directory, write_all
 
 log = logging.getLogger("qmq.client")
 
@@ -114,7 +114,7 @@ class Spool:
                 self._begin()
             end = os.fstat(self._fd).st_size
             try:
-                _write(self._fd, _packed(record))
+                write_all(self._fd, _packed(record))
                 os.fdatasync(self._fd)
             except OSError:
                 os.ftruncate(self._fd, end)
@@ -202,7 +202,7 @@ def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> in
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         packed = [_packed(content) for content in (list(addresses), *records)]
-        _write(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + b"".join(packed))
+        write_all(fd, _HEADER.pack(_MAGIC, _VERSION, bytes(6)) + b"".join(packed))
         os.fdatasync(fd)
         os.rename(new, path)
         directory = os.open(path.parent, os.O_RDONLY)
@@ -295,9 +295,3 @@ def _has(content: Any, fields: dict[str, tuple[type, ...]]) -> bool:
 def _packed(content: object) -> bytes:
     body: bytes = msgpack.packb(content)
     return _RECORD.pack(len(body), crc32c(body)) + body
-
-
-def _write(fd: int, data: bytes) -> None:
-    written = 0
-    while written < len(data):
-        written += os.write(fd, data[written:])

@@ -88,8 +88,11 @@ class StateFile:
         with self._mutex:
             if self._lock is None:
                 return
-            with open(beside, "wb", opener=_private) as file:
-                file.write(MAGIC + _CRC.pack(crc32c(body)) + body)
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(fd, MAGIC + _CRC.pack(crc32c(body)) + body)
+            finally:
+                os.close(fd)
             os.replace(beside, self.path)
 
     def close(self) -> None:
@@ -124,8 +127,11 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of *data*, in several calls where the system takes less at once. Raises OSError."""
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])
 
 
 def make_private(directory: Path) -> None:
