@@ -174,7 +174,7 @@ def test_a_deleted_group_is_gone_with_all_it_had(tmp_path: Path) -> None:
             late()
     consumer.join()
     assert (len(consumer.pull()), counts(driven)) == (10, (0, 10, 0, 0))
-    assert isinstance(driven.do(Unsubscribe(1, driven.request(), 1))[0], Unsubscribed)
+    assert isinstance(driven.do(Unsubscribe(1, driven.request(), consumer.subscription))[0], Unsubscribed)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

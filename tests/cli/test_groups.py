@@ -271,11 +271,11 @@ def test_a_member_of_a_broadcast_is_named_as_groups_prints_it(broker: BrokerProc
         assert (done.exit_code, done.stderr) == (0, "")
         settings = {name: group_row(broker, name)["settings"]["max_attempts"] for name in ("told@c1", "told@c2")}
         assert settings == {"told@c1": 7, "told@c2": 16}
-        assert run("groups", "seek", "told@c1", "--to", "first", server=broker.url).exit_code == 0
+        assert run("groups", "seek", "told@c1", "--to", "first", "--yes", server=broker.url).exit_code == 0
         assert [message.body for message in first.pull()] == [b"1"]
         assert [info.name for info in client.admin.groups("told")] == ["told@c1", "told@c2"]
         assert [info.name for info in client.admin.groups("told@c2")] == ["told@c2"]
-    assert run("groups", "delete", "told@c1", server=broker.url).exit_code == 0
+    assert run("groups", "delete", "told@c1", "--yes", server=broker.url).exit_code == 0
     assert [row["group"] for row in lines("groups", server=broker) if row["group"].startswith("told")] == ["told@c2"]
 
 

@@ -43,9 +43,9 @@ def test_one_member_of_a_broadcast_is_given_what_is_restored(tmp_path: Path) -> 
     with broker_process(tmp_path / "target") as broker, connect_sync(broker.url) as client:
         members = [client.subscribe("", group="bc", consumer=name, mode="broadcast") for name in ("c1", "c2")]
         with members[0] as first, members[1] as second:
-            whole = qmq("restore", "--from", archive, "--group", "bc", server=broker.url)
+            whole = qmq("restore", "--from", archive, "--group", "bc", "--yes", server=broker.url)
             assert (whole.exit_code, "such as 'bc@c1'" in whole.output) == (1, True), whole.output
-            said = qmq("restore", "--from", archive, "--group", "bc@c1", server=broker.url)
+            said = qmq("restore", "--from", archive, "--group", "bc@c1", "--yes", server=broker.url)
             assert (said.exit_code, f"{len(wanted):,} messages restored" in said.output) == (0, True), said.output
             assert len(first.pull(1_000, min_count=len(wanted), timeout=30)) == len(wanted)
             assert second.pull(1, timeout=0) == []

@@ -20,7 +20,7 @@ def group() -> GroupTally:
 
 
 def nothing_left(**counts: int) -> GroupInfo:
-    fields = dict.fromkeys(GroupInfo._fields, 0) | {"name": "fulfilment", "prefixes": ["retail."], "settings": {}}
+    fields = dict.fromkeys(GroupInfo._fields, 0) | {"name": "fulfilment", "follows": ["retail."], "settings": {}}
     return GroupInfo(**(fields | counts))  # type: ignore[arg-type]
 
 

@@ -53,7 +53,10 @@ async def fill(url: str) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(("prefix", "max_count"), [("", 100), ("a.", 100), ("a.0", 3)])
-async def test_damage_on_the_way_loses_nothing(tmp_path: Path, prefix: str, max_count: int) -> None:
+async def test_damage_on_the_way_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, max_count: int
+) -> None:
+    monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     print(f"seed {SEED}")
     plan = FlipOne(SEED)
     async with running(tmp_path, HastyDisk(), scrub_bytes_per_s=0) as broker:

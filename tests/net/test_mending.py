@@ -242,6 +242,7 @@ async def test_a_connection_is_left_whose_frames_may_not_be_understood(
     """An answer that ends within a batch may be one whose frame said too small a size."""
     monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 0.01)
     monkeypatch.setattr("qmq.net.link._TICK", 0.01)
+    monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else it waits before it connects again
     sent = make(memoryview(stored_batch({"a.b": [b"1", b"2"], "c": [b"3"]})))
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
