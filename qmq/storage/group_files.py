@@ -255,7 +255,8 @@ class GroupFiles:
         for path in self._used | self._kept.keys() | sync.kept.keys():
             known = self._kept.get(path, set()) | sync.kept.get(path, set())
             if self._disk.exists(path):
-                sweep(self._disk, path, known)
+                owner = self._owners.get(path)
+                sweep(self._disk, path, known, owner.unclaimed if owner is not None else set)
             (self._used.add if known else self._used.discard)(path)
         self._kept = sync.kept
 

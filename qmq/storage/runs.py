@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -255,9 +255,13 @@ class RunOwner(ABC):
     def _add_run(self, items: Items) -> Run:
         """Make a run of items. Raises StorageFull or StorageFailed; no file is left then."""
         number = self._next_run
-        write_run(self._disk, self._directory, self._store_id, number, items)
+        self._unsynced.append(number)  # before there are files of it: ``unclaimed`` is asked in another thread
+        try:
+            write_run(self._disk, self._directory, self._store_id, number, items)
+        except BaseException:
+            self._unsynced.remove(number)
+            raise
         self._next_run += 1
-        self._unsynced.append(number)
         return self._run(RunClaim(number, len(items), 0))
 
     def _run(self, claim: RunClaim) -> Run:
@@ -276,6 +280,10 @@ class RunOwner(ABC):
     def has_files(self) -> bool:
         """Some of it is in runs, or a run of it has to be synced."""
         return bool(self._unsynced or self.runs())
+
+    def unclaimed(self) -> set[int]:
+        """[any thread] Return the runs that were made since the last checkpoint began: none may claim them yet."""
+        return set(self._unsynced)
 
     def begin_sync(self) -> RunSync:
         """What has to be on disk before a checkpoint may claim it."""
@@ -319,10 +327,14 @@ class RunSync:
                 return
 
 
-def sweep(disk: Disk, directory: Path, kept: set[int]) -> None:
-    """[thread] Remove the runs that no checkpoint knows. Raises StorageFailed."""
+def sweep(disk: Disk, directory: Path, claimed: set[int], unclaimed: Callable[[], set[int]]) -> None:
+    """[thread] Remove the runs that are neither in *claimed*, by checkpoints, nor made since: *unclaimed* is asked once
+    the files are listed, for more may be made meanwhile. Raises StorageFailed.
+    """
     try:
-        for name in disk.listdir(directory):
+        names = disk.listdir(directory)
+        kept = claimed | unclaimed()
+        for name in names:
             number = run_number(name.removesuffix(".tmp"))
             if number is not None and number not in kept:
                 disk.unlink(directory / name)

@@ -277,3 +277,41 @@ def test_what_no_run_can_be_made_of_stays_in_memory(tmp_path: Path, operation: s
     assert retries.pop(1 << 60, 1_000)["number"].tolist() == list(range(1, 120))
     assert [number for items in dead.after(0) for number in items["number"].tolist()] == list(range(1, 120))
     kill(store)
+
+
+@pytest.mark.parametrize("log", ["retries", "dead"])
+@pytest.mark.parametrize("made", ["beside the first", "beside a later one"])
+def test_a_run_that_is_made_while_a_checkpoint_is_written_stays(tmp_path: Path, log: str, made: str) -> None:
+    """The checkpoint knows nothing of it when it removes what nobody needs."""
+    kept = Kept(tmp_path / "data")
+    if made == "beside a later one":
+        checkpoint(kept.store)
+        checkpoint(kept.store)
+    under_way = kept.store.begin_checkpoint({})
+    if log == "dead":
+        kept.dead.add(items_of(ITEMS))
+    else:
+        kept.retries.push(items_of(ITEMS, ITEMS + 1))
+    under_way.write()
+    kept.store.finish_checkpoint(under_way)
+    checkpoint(kept.store)
+    expected = list(range(1, 2 * ITEMS + 1))
+    due, dead = kept.numbers()
+    assert (dead if log == "dead" else due) == expected
+    assert kept.store.groups.take_damaged() == []
+    close_cleanly(kept.store)
+    verified(kept.path)
+
+
+def test_runs_of_a_life_before_that_no_checkpoint_knows_are_removed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "data")
+    checkpoint(kept.store)
+    claims = kept.claims()
+    kept.dead.add(items_of(3 * ITEMS))
+    kill(kept.store)
+    assert len(list((kept.path / DEAD).parent.iterdir())) == 4
+    kept.reopened(claims)
+    checkpoint(kept.store)
+    assert len(list((kept.path / DEAD).parent.iterdir())) == 2
+    close_cleanly(kept.store)
+    verified(kept.path)

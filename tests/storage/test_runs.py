@@ -55,6 +55,6 @@ def test_runs_that_nobody_knows_are_swept(tmp_path: Path) -> None:
     for path in run_paths(tmp_path / "s", 77):
         path.write_bytes(b"")
     (tmp_path / "s" / "README").write_bytes(b"mine")
-    sweep(Disk(), tmp_path / "s", {run.number for run in found.claim().runs})
+    sweep(Disk(), tmp_path / "s", {run.number for run in found.claim().runs}, set)
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["00000000.a", "00000000.b", "README"]
     assert pairs_of(found.pop(100, 100)) == pairs
