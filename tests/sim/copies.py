@@ -106,6 +106,7 @@ class Copies:
         self.taken: dict[int, list[int]] = defaultdict(list)
         self._moved: dict[tuple[bytes, int], set[Copy]] = defaultdict(set)
         self._ids: dict[Copy, str] = {}
+        self._lost_power = set[bytes]()
 
     def delivered(
         self, message: int, found_id: str, copy: Copy, holder: Holder, attempt: int, *, is_held: bool
@@ -141,6 +142,8 @@ class Copies:
             possible = {1}
         else:
             possible = {taken + 1 for taken in self.taken[message]}
+            if copy.store in self._lost_power:
+                possible.add(2)  # the record of the hand-over is lost: the message counts as failed once
             moved = self._moved[copy.store, message]
             moved.add(copy)
             assert len(moved) <= len(self.taken[message]), f"{message} was handed over once, and is there twice"
@@ -174,6 +177,7 @@ class Copies:
 
     def power_lost(self, store: bytes, kept_at: float) -> None:
         """What that broker was told since may be forgotten there."""
+        self._lost_power.add(store)
         for copy, letter in self.letters.items():
             if copy.store == store:
                 letter.holder = None

@@ -54,6 +54,8 @@ class Machine:
         self.started_at = -1.0
         #: Of its first start on.
         self.store_id = b""
+        #: Its directory was made: before, a stop may leave next to nothing.
+        self.has_served = False
         self._set_us = 0
         self._work: deque[Work] = deque()
         self.ends: list[End] = []
@@ -92,6 +94,7 @@ class Machine:
             return False
         self.disk.before = None
         self.process, self.started_at, self.store_id = process, self.world.now, self.store.store_id
+        self.has_served = True
         self._work.clear()
         self.server = Server(
             self.broker, _server_options(self.store), self._want, lambda looked: None, self.clock, process, process.time
@@ -128,7 +131,7 @@ class Machine:
         self.disk.stop(power=power)
         if power:
             self.power_lost_at = self.world.now
-        if self.world.chance.random() < _CHECKED:
+        if self.world.chance.random() < _CHECKED and self.has_served:
             check_files(self.disk)
 
     def close(self) -> None:

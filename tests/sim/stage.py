@@ -177,6 +177,7 @@ class Beating(Heartbeat):
         await asyncio.sleep(self._interval_s)
 
 
+_MEMORY_ITEMS: Final = 4
 _CLOCKS: Final = ("elsewhere", "heartbeat", "holder", "link", "pulling", "timing")
 
 
@@ -191,6 +192,9 @@ def staged(world: World, directory: Path) -> Iterator[None]:
         *((f"qmq.net.{module}.secrets", chance) for module in ("brokers", "spool", "subscribing")),
         ("qmq.net.backoff.random", chance),
         ("qmq.net.link.Heartbeat", Beating),
+        # What fails goes to files soon, also while a checkpoint is written.
+        ("qmq.storage.item_log.MEMORY_ITEMS", _MEMORY_ITEMS),
+        ("qmq.storage.schedule.MEMORY_ITEMS", _MEMORY_ITEMS),
     ]
     undo: list[Callable[[], None]] = []
     try:
