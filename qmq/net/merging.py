@@ -125,9 +125,13 @@ class MergedPuller:
                 task.result()
             if len(self._unknown) == len(self._pullers):
                 raise self._unknown[0]
-        except BaseException:
+        except Exception:
             self._entering = tasks
             await self.leave()
+            raise
+        except BaseException:  # of a cancellation, or the end of the coroutine: nothing may wait for anything
+            self._entering = tasks
+            self.part()
             raise
 
     async def _enter_one(self, puller: Puller) -> None:
