@@ -74,7 +74,7 @@ def table_of(outcomes: list[Outcome]) -> Table:
     table.add_column("in", overflow="fold")
     table.add_column("caught by", overflow="fold")
     for outcome in outcomes:
-        table.add_row(outcome.mutant.name, outcome.mutant.path, outcome.caught_by or "[red]nobody[/red]")
+        table.add_row(outcome.mutant.name, outcome.mutant.symbol, outcome.caught_by or "[red]nobody[/red]")
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
+from tests.mutants.symbols import instead, never, skip
 
 _BROKER: Final = ("tests/broker/test_handovers.py",)
 _CLIENT: Final = ("tests/net/test_elsewhere.py",)
@@ -12,75 +13,70 @@ _CLIENT: Final = ("tests/net/test_elsewhere.py",)
 HANDING_OVER: Final = (
     Mutant(
         "answer for a hand-over when its record is on disk",
-        "qmq/broker/handovers.py",
-        "        self._delivery.durable.answer(HandedOver(command.connection, command.request))\n\n",
-        "        self._effects.append(HandedOver(command.connection, command.request))\n\n",
+        "HandOvers._name",
+        instead("self._delivery.durable.answer", "self._effects.append"),
         _BROKER,
     ),
     Mutant(
         "remember hand-overs over a start",
-        "qmq/broker/ledger.py",
-        "        self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}\n",
-        "        self.handed = {}\n",
+        "Ledger.restore",
+        instead("{names[at:at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}", "{}"),
         _BROKER,
     ),
     Mutant(
         "remember hand-overs since the checkpoint",
-        "qmq/broker/ledger.py",
-        "        self.handed[name] = None\n",
-        "        self.handed[b''] = None\n",
+        "Ledger._over",
+        instead("name", "b''"),
         _BROKER,
     ),
     Mutant(
         "name what is handed over by its place",
-        "qmq/broker/handovers.py",
-        "            messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)\n",
-        "            at = self._store.row_at_position(sent.partition, sent.position)\n"
-        "            (row,) = self._store.rows(sent.partition, at, 1)\n"
-        "            messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)\n",
+        "HandOvers._name",
+        instead(
+            ("messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)"),
+            (
+                "at = self._store.row_at_position(sent.partition, sent.position)\n"
+                "row, = self._store.rows(sent.partition, at, 1)\n"
+                "messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)"
+            ),
+        ),
         _BROKER,
     ),
     # --- the client's side -------------------------------------------------------------------------------------------
     Mutant(
         "keep the acknowledgement of what another broker took",
-        "qmq/net/elsewhere.py",
-        "            await self.keep(late)\n            return\n",
-        "            return\n",
+        "Elsewhere.take",
+        skip("await self.keep(late)"),
         _CLIENT,
     ),
     Mutant(
         "tell of what was handled after the message itself was handed over",
-        "qmq/net/elsewhere.py",
-        '            record = {"ack": record["ack"]}\n',
-        "            return None\n",
+        "Elsewhere._rest_of",
+        instead("record = {'ack': record['ack']}", "return None"),
         _CLIENT,
     ),
     Mutant(
         "keep acknowledgements that could not be brought before the end",
-        "qmq/net/holder.py",
-        "            await self._keep_acks()\n",
-        "            pass\n",
+        "Holder.settle",
+        skip("await self._keep_acks()"),
         _CLIENT,
     ),
     Mutant(
         "leave in the spool what no broker took, and only that",
-        "qmq/net/spool.py",
-        "                _replace(waiting, left)\n",
-        "                pass\n",
+        "Spool.kept",
+        skip("_replace(waiting, left)"),
         ("tests/net/test_spool.py", *_CLIENT),
     ),
     Mutant(
         "take late acknowledgements for the same subscription only",
-        "qmq/broker/admin.py",
-        "(member.since_us, self._store.groups.generation) != place",
-        "False",
+        "Admin._handled",
+        never("(member.since_us, self._store.groups.generation) != place"),
         ("tests/broker/test_admin.py", *_BROKER, *_CLIENT),
     ),
     Mutant(
         "let go of spool files that were taken for who has left",
-        "qmq/net/threads.py",
-        "        for thing in taken:\n            give_back(thing)\n",
-        "",
+        "taken_in_thread",
+        skip("for thing in taken:\n    give_back(thing)"),
         ("tests/net/test_threads.py",),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
+from tests.mutants.symbols import always, instead, never, skip
 
 _MODES: Final = "tests/sim/test_modes.py::test_once_to_everybody_not_early_and_not_when_cancelled[0]"
 _MODEL: Final = ("tests/broker/test_group_model.py",)
@@ -12,96 +13,86 @@ _MODEL: Final = ("tests/broker/test_group_model.py",)
 MODELLED: Final = (
     Mutant(
         "wait as long as the attempt says that failed",
-        "qmq/broker/group_settings.py",
-        "[min(attempt, len(self.retry_delays_us)) - 1]",
-        "[min(attempt + 1, len(self.retry_delays_us)) - 1]",
+        "GroupSettings.delay_us",
+        instead("attempt", "attempt + 1"),
         _MODEL,
     ),
     Mutant(
         "give the window back for what was handed back above the frontier",
-        "qmq/broker/members.py",
-        "min(most - held_count, ",
-        "min(most - held.span, ",
+        "Members.offer",
+        instead("held_count", "held.span", at=1),
         _MODEL,
     ),
     Mutant(
         "count no release as an attempt",
-        "qmq/broker/returning.py",
-        "several = [(held.messages, held.attempt, held.lapses) for held in ranges]",
-        "several = [(held.messages, held.attempt + 1, held.lapses) for held in ranges]",
+        "Returning._release",
+        instead("held.attempt", "held.attempt + 1"),
         _MODEL,
     ),
     Mutant(
         "keep attempts over a lapse",
-        "qmq/broker/returning.py",
-        "pieces += [(piece, held.attempt, lapses) for piece in split(held.messages)]",
-        "pieces += [(piece, 1, lapses) for piece in split(held.messages)]",
+        "Returning.lapse",
+        instead("held.attempt", "1"),
         _MODEL,
     ),
     Mutant(
         "bury what is rejected",
-        "qmq/broker/returning.py",
-        "            if is_reject or attempt >= self.settings.max_attempts:\n",
-        "            if attempt >= self.settings.max_attempts:\n",
+        "Returning.failed",
+        never("is_reject"),
         _MODEL,
     ),
     Mutant(
         "give nothing else to who has what is out alone",
-        "qmq/broker/members.py",
-        "        if member.alone or count <= 0",
-        "        if count <= 0",
+        "Members.offer",
+        never("member.alone"),
         _MODEL,
     ),
     Mutant(
         "hear of a consumer by its own process only",
-        "qmq/broker/members.py",
-        "        self._forget_client(ledger, member)\n        member.client = client\n",
-        "        member.client = client\n",
+        "Members.joined",
+        skip("self._forget_client(ledger, member)"),
         _MODEL,
     ),
     Mutant(
         "keep in the checkpoint what a seek has dropped",
-        "qmq/broker/ledger.py",
-        "        self._changed = True\n        for member in list(",
-        "        for member in list(",
+        "Ledger.drop_held",
+        skip("self._changed = True"),
         ("tests/broker/test_ledger.py",),
     ),
     Mutant(
         "count takeovers in a row only while something is held",
-        "qmq/broker/ledger.py",
-        "if member.held.count and not member.progress else 0",
-        "if not member.progress else 0",
+        "Ledger._join",
+        always("member.held.count"),
         _MODEL,
     ),
     Mutant(
         "count no lapse of one among several",
-        "qmq/broker/returning.py",
-        "member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1",
-        "member.alone",
+        "Returning.lapse",
+        instead("member.alone and member.held.count == 1 and (member.held.pulls[-1].total == 1)", "member.alone"),
         ("tests/broker/test_ledger.py",),
     ),
     Mutant(
         "count all that is skipped before any is passed",
-        "qmq/broker/most_once.py",
-        " += sum(self._count(following, partition, row) for partition, row in enumerate(ends))\n"
-        "                for partition, row in enumerate(ends):\n",
-        " += 0\n"
-        "                for partition, row in enumerate(ends):\n"
-        "                    group.skipped += self._count(following, partition, row)\n",
+        "MostOnce.resume",
+        (
+            instead("sum((self._count(following, partition, row) for partition, row in enumerate(ends)))", "0"),
+            instead(
+                "self._pass_rows(following, partition, row)",
+                ("group.skipped += self._count(following, partition, row)\nself._pass_rows(following, partition, row)"),
+            ),
+        ),
         ("tests/broker/test_most_once.py",),
     ),
     Mutant(
         "deliver nothing before its time",
-        "qmq/broker/delaying.py",
-        "items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)",
-        "items = self._schedule.pop(now.wall_us + 300_000, _SLICE_ITEMS)",
+        "Delaying._take_due",
+        instead("now.wall_us", "now.wall_us + 300000", at=1),
         (_MODES,),
     ),
     Mutant(
         "begin a broadcast's member at the end",
-        "qmq/broker/subscriptions.py",
-        'command.mode == BROADCAST else "first"',
-        'False else "first"',
+        "Subscriptions.join",
+        never("command.mode == BROADCAST"),
         ("tests/broker/test_modes.py",),
     ),
 )

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.mutants.symbols import Change, Unknown, change, find_symbol
+
 TREE: Final = Path(__file__).resolve().parents[2]
 #: What the tests need of the tree.
 PARTS: Final = (
@@ -36,12 +38,12 @@ _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE
 
 
 class Mutant(NamedTuple):
-    """One safeguard switched off: *before* stands once in the file at *path*, and becomes *after*."""
+    """One safeguard switched off: a change, or several, of one symbol."""
 
     name: str
-    path: str
-    before: str
-    after: str
+    #: As ``find_symbol`` takes it.
+    symbol: str
+    changes: Change | tuple[Change, ...]
     #: Test files (or nodes) of which one must fail, the likeliest first.
     tests: tuple[str, ...]
 
@@ -58,9 +60,22 @@ class Broken(Exception):
     """A mutant can't be made, or its tests can't be run: the list is out of date."""
 
 
-def places(mutant: Mutant, tree: Path = TREE) -> int:
-    """How often what is to be changed stands in its file."""
-    return (tree / mutant.path).read_text("utf-8").count(mutant.before)
+class Made(NamedTuple):
+    """A mutant's file, below the tree: its text as it is, and with the safeguard switched off."""
+
+    path: str
+    before: str
+    after: str
+
+
+def make(mutant: Mutant, tree: Path = TREE) -> Made:
+    """Find the mutant's symbol in *tree*, and change the text of its file. Raises Broken."""
+    changes = (mutant.changes,) if isinstance(mutant.changes, Change) else mutant.changes
+    try:
+        found = find_symbol(mutant.symbol, tree)
+        return Made(found.path, found.text, change(found, changes))
+    except Unknown as error:
+        raise Broken(f"{mutant.name}: {mutant.symbol}: {error}") from None
 
 
 def copy_tree(target: Path) -> None:
@@ -75,16 +90,14 @@ def copy_tree(target: Path) -> None:
 
 def run(mutant: Mutant, tree: Path, patience_s: float = PATIENCE_S) -> Outcome:
     """Run the mutant's tests in *tree*, a copy that is as it was when this returns. Raises Broken."""
-    path = tree / mutant.path
-    text = path.read_text("utf-8")
-    if places(mutant, tree) != 1:
-        raise Broken(f"{mutant.name}: what is to be changed stands {places(mutant, tree)} times in {mutant.path}")
+    made = make(mutant, tree)
+    path = tree / made.path
     started = time.monotonic()
-    path.write_text(text.replace(mutant.before, mutant.after), "utf-8")
+    path.write_text(made.after, "utf-8")
     try:
         caught_by = _first_failure(mutant, tree, patience_s)
     finally:
-        path.write_text(text, "utf-8")
+        path.write_text(made.before, "utf-8")
     return Outcome(mutant, caught_by, time.monotonic() - started)
 
 

@@ -5,34 +5,31 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
+from tests.mutants.symbols import instead, never, skip
 
 OF_ANSWERS: Final = (
     Mutant(
         "have a large answer written piece by piece",
-        "qmq/net/server/connection.py",
-        "        if self._rest.size or size > PIECE_BYTES:\n",
-        "        if self._rest.size:\n",
+        "Connection.write",
+        never("size > PIECE_BYTES"),
         ("tests/net/server/test_writing.py",),
     ),
     Mutant(
         "have the last word come behind the rest of an answer",
-        "qmq/net/server/connection.py",
-        "            if size := self._rest.size:\n                self._send(self._rest.take(size), size)\n",
-        "",
+        "Connection.end",
+        never("(size := self._rest.size)"),
         ("tests/net/server/test_writing.py",),
     ),
     Mutant(
         "leave no acknowledgement of a thread behind",
-        "qmq/net/crossing.py",
-        "        self._due = False  # before it looks: who comes now may be too late for this time, and calls again\n",
-        "",
+        "Crossing._take",
+        skip("self._due = False"),
         ("tests/net/test_crossing.py",),
     ),
     Mutant(
         "take no flipped bit for another durability",
-        "qmq/net/server/requests.py",
-        "        if frame.flags not in (0, wire.FLUSH) or len(frame.meta):\n",
-        "        if frame.flags & ~wire.FLUSH or len(frame.meta):\n",
+        "decode_request",
+        instead("frame.flags not in (0, wire.FLUSH)", "frame.flags & ~wire.FLUSH"),
         ("tests/net/server/test_flipped_headers.py",),
     ),
 )

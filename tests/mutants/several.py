@@ -7,43 +7,41 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
+from tests.mutants.symbols import instead
 
 _SIMULATION: Final = ("tests/sim/test_brokers.py",)
 
 OF_SEVERAL: Final = (
     Mutant(
         "name what is handed over by a client of its own",
-        "qmq/net/elsewhere.py",
-        "        self._producer_id = os.urandom(PRODUCER_ID_SIZE)\n",
-        "        self._producer_id = bytes(PRODUCER_ID_SIZE)\n",
+        "Elsewhere.__init__",
+        instead("os.urandom", "bytes"),
         _SIMULATION,
     ),
     Mutant(
         "give each hand-over a number of its own",
-        "qmq/net/elsewhere.py",
-        "number, self._next_number = self._next_number, self._next_number + 1",
-        "number, self._next_number = self._next_number, self._next_number",
+        "Elsewhere.take",
+        instead("self._next_number + 1", "self._next_number"),
         _SIMULATION,
     ),
     Mutant(
         "name each client's process to the brokers",
-        "qmq/net/brokers.py",
-        "        self.client_id = secrets.token_bytes(16)\n",
-        "        self.client_id = bytes(16)\n",
+        "Brokers.__init__",
+        instead("secrets.token_bytes", "bytes"),
         _SIMULATION,
     ),
     Mutant(
         "drop what was held under another place",
-        "qmq/net/holder.py",
-        '            self.fence(Fenced(f"what this consumer held is dropped, and handed out again: {why}"))\n',
-        "            log.debug(why)\n",
+        "Holder.joined",
+        instead(
+            "self.fence(Fenced(f'what this consumer held is dropped, and handed out again: {why}'))", "log.debug(why)"
+        ),
         _SIMULATION,
     ),
     Mutant(
         "take no pull sequences of another generation",
-        "qmq/net/holding.py",
-        "        return self[:2] == other[:2] and self[4:] == other[4:]\n",
-        "        return self[:2] == other[:2] and self[5:] == other[5:]\n",
+        "Place.is_that_of",
+        instead("self[4:] == other[4:]", "self[5:] == other[5:]"),
         _SIMULATION,
     ),
 )
