@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs demo serve test lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history
+.PHONY: help env env-spark env-hdfs demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -31,7 +31,10 @@ lint: env-spark  ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint env-hdfs  ## lint, then every test with coverage, two at a time (ARGS=... for pytest)
+test: lint env-hdfs  ## lint, then every test, three at a time, since many wait (ARGS=... for pytest)
+	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
+
+coverage: env-hdfs  ## every test, and the lines that none of them runs (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)

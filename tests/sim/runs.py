@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 from tests.sim.tally import Tally
@@ -40,6 +41,11 @@ def count_many(run: Callable[[int], Counter[str]], first: int, count: int) -> Co
     for seed in range(first, first + count):
         found.update(run(seed))
     return found
+
+
+def first_of_today(count: int) -> int:
+    """Return the first of so many seeds that no other day (of UTC) has."""
+    return datetime.now(UTC).toordinal() * count
 
 
 def told(counts: Counter[str]) -> str:
