@@ -20,7 +20,7 @@ from qmq.errors import QmqError
 from qmq.net import wire
 from qmq.net.server import Server, ServerOptions
 from qmq.net.wire import Frame
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify
 

@@ -12,7 +12,7 @@ from qmq.broker.core import Broker
 from qmq.broker.kept import BadState
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")

@@ -35,7 +35,7 @@ from qmq.reloading import changes_between
 from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
 from qmq.starting import check_clock, open_broker
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Damage, Store, StoreOptions
 from qmq.syncing import Syncing
 from qmq.workers import Worker

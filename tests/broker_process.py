@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from qmq.settings import Settings
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.wiring import RunningBroker
 from tests.forks import SHARED
 

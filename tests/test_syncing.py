@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import QmqError, SyncFailed
-from qmq.storage.aside import Aside
-from qmq.storage.disk import Disk
+from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from qmq.syncing import Syncing
 

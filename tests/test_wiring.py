@@ -25,7 +25,7 @@ from qmq.net import wire
 from qmq.net.server.listening import CannotListen
 from qmq.net.wire import Kind
 from qmq.settings import Settings
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.wiring import RunningBroker
 from qmq.workers import Worker
 from tests.broker_process import running

@@ -12,7 +12,7 @@ import numpy as np
 
 from qmq.format.batch import BatchLimits, check_batch, entries_of, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
 

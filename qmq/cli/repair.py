@@ -19,7 +19,7 @@ from qmq.cli.progress import reading_bar
 from qmq.cli.tables import print_table
 from qmq.cli.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.repair import Outcome, Repair, Treated
 from qmq.storage.repair import repair as repair_directory
 

@@ -16,7 +16,7 @@ from qmq.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from qmq.cli.progress import reading_bar
 from qmq.cli.tables import print_table
 from qmq.errors import DirectoryInUse
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import Finding, Report
 from qmq.storage.verify import verify as verify_directory
 

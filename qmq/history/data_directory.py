@@ -18,9 +18,9 @@ from qmq.format.layout import INDEX_DTYPE
 from qmq.history.files import Files, LocalFiles
 from qmq.history.segments import INDEX, MESSAGES, SegmentSource, index_pieces
 from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
+from qmq.storage.disk.dir_lock import holder_of
+from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
-from qmq.storage.lock import holder_of
 from qmq.storage.receipt import Receipt, read_receipt, write_receipt
 from qmq.storage.scan import Scanner
 from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases

@@ -20,7 +20,7 @@ from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
 from qmq.history.hadoop import Hadoop
 from qmq.net.address import shown_place
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 
 SCHEME: Final = "hdfs://"
 #: Up to so many bytes are handed over as they are; more by way of a file.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from qmq.storage.disk import Disk
+from qmq.storage.disk.dir_lock import holder_of
+from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import latest, read_copies
-from qmq.storage.lock import holder_of
 from qmq.storage.segment import segment_path
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import BadBytes, StorageError
-from qmq.storage.disk import PAGE, Disk, failure, read_fully
+from qmq.storage.disk.disk import PAGE, Disk, failure, read_fully
 from qmq.storage.message_log import MessageLog
 from qmq.storage.reading import READ_BYTES, Read, Stretch
 from qmq.storage.segment import segment_path

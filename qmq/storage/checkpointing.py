@@ -7,14 +7,14 @@ from pathlib import Path
 
 from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk.disk import Disk, failure
+from qmq.storage.disk.fsync import SureSync
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_files import GroupSync
 from qmq.storage.index import SegmentIndex
 from qmq.storage.message_log import MessageLog
 from qmq.storage.removals import Removals
 from qmq.storage.subjects import SubjectTable
-from qmq.storage.sure_sync import SureSync
 
 
 def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:

@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, DERIVED_VERSION
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk.disk import Disk, failure
 
 ENTRIES_SUFFIX: Final = ".entries"
 ORDER_SUFFIX: Final = ".order"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
 from qmq.storage.checkpoint import SegmentSpan
-from qmq.storage.disk import Disk, failure, read_fully
+from qmq.storage.disk.disk import Disk, failure, read_fully
 from qmq.storage.entries import STORED_AT, SealedSegment
 from qmq.storage.order import Rows
 from qmq.storage.receipt import read_receipt

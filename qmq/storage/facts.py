@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.storage.checkpoint import PREFIX, CheckpointFile
-from qmq.storage.disk import Disk, failure
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.disk import Disk, failure
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.identity import IdentityCopy
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.recovery import Facts, Tail

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from qmq.errors import BadBytes
-from qmq.storage.disk import Disk, failure, read_fully
+from qmq.storage.disk.disk import Disk, failure, read_fully
 
 
 class Fetch:

@@ -18,7 +18,7 @@ from pathlib import Path
 from qmq.errors import StorageError
 from qmq.format.layout import DELAY_DTYPE, RETRY_DTYPE
 from qmq.storage.checkpoint import Hole
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.group_claim import DUE_NAME, GROUPS_NAME, GroupClaim, Runs
 from qmq.storage.item_log import ItemLog
 from qmq.storage.pull_log import PullLog, PullSync

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from qmq.errors import BadBytes, StorageFull
 from qmq.format.layout import IDENTITY_MAGIC, IDENTITY_VERSION, MAX_POSITION_BASE, SECRET_SIZE, STORE_ID_SIZE
-from qmq.storage.disk import Disk, write_atomically, write_in_place
-from qmq.storage.envelope import FileState, pack_envelope, read_envelope
+from qmq.storage.disk.disk import Disk, write_atomically, write_in_place
+from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 
 COPY_NAMES: Final = ("store-a", "store-b")
 

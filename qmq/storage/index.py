@@ -26,9 +26,9 @@ from qmq.format.layout import (
     INDEX_MAGIC,
 )
 from qmq.storage.derived import crc_of_body
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk.fsync import SureSync
 from qmq.storage.segment import Owner
-from qmq.storage.sure_sync import SureSync
 
 SUFFIX: Final = ".index"
 #: Records that gather in memory before they are written.

@@ -18,7 +18,8 @@ from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.blocks import Block, RecentIndex, touch
 from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
+from qmq.storage.disk.fsync import SureSync
 from qmq.storage.entries import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
 from qmq.storage.lookup import Shelves, no_touch
 from qmq.storage.order import (
@@ -28,7 +29,6 @@ from qmq.storage.order import (
     write_order,
 )
 from qmq.storage.reading import Residence
-from qmq.storage.sure_sync import SureSync
 
 
 class Journal:

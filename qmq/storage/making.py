@@ -11,7 +11,7 @@ from typing import Final
 
 from qmq.errors import InvalidOption
 from qmq.format.layout import STORE_ID_SIZE
-from qmq.storage.disk import Disk, make_directory
+from qmq.storage.disk.disk import Disk, make_directory
 from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import Identity, IdentityFile, add_partitions, new_identity
 from qmq.storage.opened import CONSUMER_LOG_NAME, StoreOptions

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from qmq.errors import BadBytes, StorageError, StorageFailed, SyncFailed
 from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import SegmentSpan
-from qmq.storage.disk import Buffer, Disk, failure, read_fully
+from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully
 from qmq.storage.reading import Residence
 from qmq.storage.segment import Owner, Place, Segment, segment_path
 from qmq.storage.unreadable import KnownBad, UnreadableRanges

@@ -8,11 +8,11 @@ from typing import Final
 
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk
+from qmq.storage.disk.dir_lock import DirectoryLock
+from qmq.storage.disk.disk import Disk
 from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.index import SegmentIndex
-from qmq.storage.lock import DirectoryLock
 from qmq.storage.message_log import MessageLog
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.subjects import SubjectTable

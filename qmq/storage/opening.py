@@ -23,8 +23,9 @@ from qmq.storage.checkpoint import (
     read_checkpoint,
 )
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk, failure, make_directory
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.dir_lock import DirectoryLock
+from qmq.storage.disk.disk import Disk, failure, make_directory
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.facts import facts_of
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
@@ -37,7 +38,6 @@ from qmq.storage.identity import (
     read_copies,
 )
 from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
-from qmq.storage.lock import DirectoryLock
 from qmq.storage.lost_names import LogReader, restore_names
 from qmq.storage.making import make_identity, with_partitions
 from qmq.storage.message_log import MessageLog

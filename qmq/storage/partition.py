@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qmq.format.batch import EntryRow
 from qmq.storage.at_hand import AtHand
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.free_space import Room
 from qmq.storage.opened import OpenedPartition
 from qmq.storage.order import Rows
 from qmq.storage.removals import Removals
-from qmq.storage.room import Room
 
 
 class Partition:

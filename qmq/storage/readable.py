@@ -16,7 +16,8 @@ from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.storage.at_hand import Places
 from qmq.storage.checkpoint import SegmentSpan
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.free_space import Room
 from qmq.storage.dropping import Leaving, Stretches
 from qmq.storage.fetch import Fetch
 from qmq.storage.index import Records, derive_index
@@ -25,7 +26,6 @@ from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.reading import Read
 from qmq.storage.recovery import RecoveryReport
-from qmq.storage.room import Room
 from qmq.storage.scrub import SegmentReader
 from qmq.storage.segment import Place, segment_path
 from qmq.storage.sequences import merge_by_sequence

@@ -11,7 +11,7 @@ import numpy as np
 
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from qmq.errors import StorageError
-from qmq.storage.disk import BAD_SECTOR, PAGE, Disk, failure, read_fully
+from qmq.storage.disk.disk import BAD_SECTOR, PAGE, Disk, failure, read_fully
 
 #: What a thread reads before others get their turn.
 STEP_BYTES: Final = 1 << 20

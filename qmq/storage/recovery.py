@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qmq.storage.checkpoint import Hole
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.envelope import FileState
 
 
 class Tail(enum.Flag):

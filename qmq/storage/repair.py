@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from qmq.errors import InvalidOption
 from qmq.storage.derived import ENTRIES_SUFFIX, ORDER_SUFFIX
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.findings import Finding, Report
 from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies

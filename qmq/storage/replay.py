@@ -18,7 +18,7 @@ from qmq.format.batch import EntryRow, Header
 from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log import MessageLog
 from qmq.storage.order import Rows

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from qmq.errors import StorageError
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.runs import Items, Run, RunClaim, RunOwner, seal
 
 #: Items that may be in memory only: more become a run. With more items altogether a run is a part of them in RUNS, so

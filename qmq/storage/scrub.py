@@ -24,7 +24,7 @@ from qmq.format.layout import (
 )
 from qmq.format.salvage import Marks, marks_of, undecodable_in
 from qmq.storage.checkpoint import Hole, SegmentSpan
-from qmq.storage.disk import BAD_SECTOR, Disk, failure
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.scan import candidates
 from qmq.storage.segment import Owner, check_header, segment_path
 

@@ -15,7 +15,7 @@ from qmq.errors import BadBytes, ForeignFile
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_DTYPE, ENTRY_SIZE
 from qmq.storage.derived import DerivedHeader
-from qmq.storage.disk import BAD_SECTOR, Disk, failure
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.entries import SealedSegment
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Shelves

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from qmq.errors import ForeignFile
 from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, SEGMENT_VERSION
-from qmq.storage.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
+from qmq.storage.disk.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
 
 SUFFIX: Final = ".messages"
 #: What a file's name ends in until it is whole.

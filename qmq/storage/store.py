@@ -18,11 +18,11 @@ import numpy.typing as npt
 from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
 from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
-from qmq.storage.aside import Aside
 from qmq.storage.checkpoint import Hole
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.dropping import OldSegment, Stretches, stretches_of
 from qmq.storage.fetch import Fetch
 from qmq.storage.group_claim import DELAYED_NAME

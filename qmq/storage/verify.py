@@ -17,14 +17,14 @@ from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
 from qmq.storage import identity as identities
 from qmq.storage.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.derived import base_of
-from qmq.storage.disk import Disk, failure, read_whole
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
+from qmq.storage.disk.disk import Disk, failure, read_whole
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.findings import Count, Finding, Report
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.index import SUFFIX as INDEX_SUFFIX
-from qmq.storage.lock import LOCK_NAME, holder_of
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_records import PULL_LOG_NAME
 from qmq.storage.receipt import SUFFIX as RECEIPT_SUFFIX

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.checkpoint import KEPT, Claims, list_checkpoints, read_checkpoint
-from qmq.storage.disk import BAD_SECTOR, Disk, read_around
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.findings import Report
 from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.identity import Identity

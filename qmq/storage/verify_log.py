@@ -37,7 +37,7 @@ from qmq.format.layout import (
 )
 from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
-from qmq.storage.disk import Disk, read_fully
+from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.findings import Report
 from qmq.storage.index import derive_index, index_path
 from qmq.storage.order import Rows

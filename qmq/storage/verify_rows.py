@@ -25,7 +25,7 @@ from qmq.format.layout import (
 )
 from qmq.storage.checkpoint import Hole
 from qmq.storage.derived import DerivedHeader, parse_derived
-from qmq.storage.disk import Disk, read_fully
+from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.findings import Report
 from qmq.storage.order import derive_order
 

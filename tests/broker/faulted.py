@@ -13,7 +13,7 @@ from qmq.broker.commands import Ack, Disconnected, Send, Subscribe, SyncBroken, 
 from qmq.broker.core import Broker
 from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.recovery import Source
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify

@@ -25,7 +25,7 @@ from qmq.broker.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import Run, read_answer
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify
 

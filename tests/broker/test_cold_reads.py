@@ -16,7 +16,7 @@ from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent, Su
 from qmq.broker.kinds import Verdict
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
-from qmq.storage.disk import PAGE
+from qmq.storage.disk.disk import PAGE
 from tests.broker.cut_files import BATCHES, SUBJECTS
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer

@@ -11,7 +11,7 @@ from qmq.broker.dead_letters import chosen, letters_of, numbers_between
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.retry import unpacked
 from qmq.format.layout import RETRY_DTYPE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog
 from tests.storage.faults import FaultyDisk
 

@@ -19,7 +19,7 @@ import pytest
 
 from qmq.format.ids import MessageId
 from qmq.storage import runs, schedule
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.findings import Report
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven

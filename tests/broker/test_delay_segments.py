@@ -11,7 +11,7 @@ from qmq.broker.commands import Send, SyncBroken
 from qmq.broker.effects import Sent
 from qmq.errors import SyncFailed
 from qmq.format.layout import NO_SEQUENCE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, command, crash, delay, follow, pulled

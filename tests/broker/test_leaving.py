@@ -14,7 +14,7 @@ from qmq.broker.effects import Administered
 from qmq.broker.kinds import LEAVING_RANGES, Leaving
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.long_turns import LAPSE_MS, lapse, leave

@@ -19,7 +19,7 @@ from qmq.broker.retries import LOADED_ITEMS, MOST_TAKEN
 from qmq.broker.retry import unpacked
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog, Schedule
 
 NEVER = 1 << 60

@@ -12,7 +12,7 @@ from qmq.broker.commands import Disconnected, ListBatches, ListSegments, ReadLog
 from qmq.broker.effects import BatchList, Effect, LogBytes, Refused, SegmentList, Sent
 from qmq.errors import BadBytes, InvalidOption, Overloaded, StorageFailed
 from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 from tests.broker.test_cold_reads import cold
 from tests.storage.disks import HastyDisk

@@ -15,7 +15,7 @@ from qmq.errors import InvalidName
 from qmq.format.private import is_private, private_batch
 from qmq.format.restored import numbered, restored_batches
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask

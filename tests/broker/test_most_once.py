@@ -12,7 +12,7 @@ import pytest
 from qmq.broker.commands import Ack, Administer, Back, HandBack, Subscribe
 from qmq.broker.effects import Administered, Messages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
 

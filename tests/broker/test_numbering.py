@@ -10,7 +10,7 @@ import pytest
 from qmq.broker.numbering import Numbering
 from qmq.errors import InvalidName
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from tests.broker.harness import batch_of
 

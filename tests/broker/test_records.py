@@ -7,7 +7,7 @@ from pathlib import Path
 from qmq.broker.commands import Ack, Disconnected
 from qmq.broker.effects import Acked, Effect, Messages, Refused, Sent
 from qmq.broker.records import LATER_US
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 
 

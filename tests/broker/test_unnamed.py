@@ -10,7 +10,7 @@ import pytest
 from qmq.broker.commands import Administer
 from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_records import PullRecord, pull_file_path, read_pull_log
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from qmq.cli.main import cli
 from qmq.cli.repair import _print_table
-from qmq.storage.disk import Disk
+from qmq.storage.disk.dir_lock import DirectoryLock
+from qmq.storage.disk.disk import Disk
 from qmq.storage.findings import Finding
-from qmq.storage.lock import DirectoryLock
 from qmq.storage.repair import Outcome, Repair, Treated
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, close_cleanly, damage, open_store

@@ -15,9 +15,9 @@ import qmq
 from qmq.cli.main import cli
 from qmq.cli.verify import _print_table
 from qmq.settings import Settings
-from qmq.storage.disk import Disk
+from qmq.storage.disk.dir_lock import DirectoryLock
+from qmq.storage.disk.disk import Disk
 from qmq.storage.findings import Report
-from qmq.storage.lock import DirectoryLock
 from qmq.wiring import RunningBroker
 
 BODY = b"something that is easy to find"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 
 ROOT = Path(__file__).parent.parent.parent

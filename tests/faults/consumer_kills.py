@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.ledger import Tally

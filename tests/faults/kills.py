@@ -28,7 +28,7 @@ import qmq
 from qmq import Client, Message
 from qmq.net import link
 from qmq.net.options import Durability
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.ledger import Ledger, Tally, drain

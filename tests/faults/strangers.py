@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import qmq
 from qmq.net import wire
 from qmq.net.wire import Frame, Kind
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.brokers import PATIENCE_S, broker_in, until

@@ -10,9 +10,9 @@ import pytest
 
 import qmq
 from qmq.errors import StorageFull
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.free_space import PARTS
 from qmq.storage.pull_log import FILE_BYTES
-from qmq.storage.room import PARTS
 from qmq.storage.verify import verify
 from tests.faults import small_disks
 from tests.faults.brokers import until

@@ -17,7 +17,7 @@ import qmq
 from qmq.net import link, sending
 from qmq.net.options import Durability
 from qmq.net.wire import FLUSH, Kind
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.broker_process import running
 from tests.faults.brokers import broker_in, stored, until
 from tests.faults.ledger import Ledger, drain, fresh_seed

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import qmq
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import broker_process
 

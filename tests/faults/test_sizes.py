@@ -14,7 +14,7 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import MAX_HEADER_BYTES
 from qmq.net import wire
 from qmq.net.wire import Kind
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import running
 from tests.net.frames import RawClient, frame, sent_fields

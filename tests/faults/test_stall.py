@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 import qmq
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.brokers import until
@@ -21,8 +21,8 @@ from tests.faults.ledger import Entry, Ledger, drain
 #: begin, if it is; how many wait is told by files beside it.
 _STALLING = """
 import os, pathlib, sys, time
-from qmq.storage.aside import Aside
-from qmq.storage.disk import Disk
+from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.disk import Disk
 how, mark, sync, begin = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1)), os.fdatasync, Aside.begin
 def stall(fd):
     if mark.exists() and how == "thread":

@@ -17,7 +17,7 @@ import pytest
 import qmq
 from qmq.net import wire
 from qmq.net.wire import FLUSH, Kind
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.broker_process import BrokerProcess, running
 from tests.faults.brokers import PATIENCE_S, broker_in, until

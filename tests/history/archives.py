@@ -20,7 +20,7 @@ from qmq.history.archiving import Archived, archive_segments
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.history.segments import SegmentSource
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.index import pack_index_header
 from qmq.storage.segment import Owner
 

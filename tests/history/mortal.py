@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.storage.disk import Buffer
+from qmq.storage.disk.disk import Buffer
 from tests.storage.disks import HastyDisk
 
 

@@ -17,7 +17,7 @@ from qmq.history.archive_lock import ArchiveLock, this_process
 from qmq.history.archiving import _Ended, _Run
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk.disk import Buffer, Disk
 from tests.history.archives import GONE, NOW_US, archive, files_in
 from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import write_orders

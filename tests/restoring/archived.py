@@ -17,7 +17,7 @@ from qmq.net.address import parse_url
 from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import Selection
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.history.archives import archive
 from tests.history.orders import write_orders

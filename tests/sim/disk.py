@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from qmq.storage.disk import PAGE, Buffer, Disk
+from qmq.storage.disk.disk import PAGE, Buffer, Disk
 from tests.sim.platter import SECTOR, Change, Directory, File
 
 _FIRST_DESCRIPTOR: Final = 1_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.sim.disk import SimulatedDisk
 
 FILE = Path("/file")

@@ -12,7 +12,7 @@ from qmq.history.archive_lock import ArchiveLock, Holder, this_process
 from qmq.history.data_directory import open_data_directory
 from qmq.history.file_table import FileTable, read_table
 from qmq.history.files import Files, LocalFiles, WritableFiles
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq_spark.parquet_archiving import ArchivedTables, archive_parquet
 from qmq_spark.parquet_reading import FileDamage, PieceReader, plan_files
 from qmq_spark.reading import Wanted

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk.disk import Buffer, Disk
 
 
 class FullDisk(Disk):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk.disk import Buffer, Disk
 
 _CHANGES: Final = {"create", "pwritev", "ftruncate", "rename", "unlink", "mkdir"}
 _SYNCS: Final = {"fdatasync", "fsync", "fsync_directory"}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.storage.disk import PAGE, Buffer
+from qmq.storage.disk.disk import PAGE, Buffer
 from tests.storage.faults import FaultyDisk
 
 

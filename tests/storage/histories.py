@@ -18,7 +18,7 @@ import numpy as np
 from qmq.broker.commands import Send
 from qmq.broker.effects import Messages, Refused, Sent
 from qmq.format.pieces import read_answer
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.findings import Report
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven, batch_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, Sent, check_stored, checkpoint, close_cleanly, kill, open_store, verified

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import SyncFailed
-from qmq.storage.aside import Aside
-from qmq.storage.disk import Disk
+from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 from tests.storage.faults import FaultyDisk
 

@@ -22,8 +22,8 @@ from qmq.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import FileState, pack_envelope, read_envelope
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.gaps import Gaps
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

@@ -9,7 +9,7 @@ import pytest
 
 from qmq.errors import StorageError
 from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.index import is_sealed_index
 from qmq.storage.segment import Owner
 from tests.storage.faults import FaultyDisk

@@ -12,7 +12,7 @@ import pytest
 from qmq.errors import StorageFailed
 from qmq.storage import journal, order
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import PAGE
+from qmq.storage.disk.disk import PAGE
 from qmq.storage.reading import NotAtHand, Residence
 from tests.storage.forgetful import ForgetfulDisk
 from tests.storage.rows import STORE, Feed, Row, as_array

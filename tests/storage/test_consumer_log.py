@@ -16,7 +16,7 @@ from qmq.errors import BadBytes, StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
 from qmq.storage import journal, order, sealed
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.storage.disks import FullDisk, HastyDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qmq.errors import StorageFailed, StorageFull
-from qmq.storage.disk import (
+from qmq.storage.disk.disk import (
     IOV_MAX,
     WRITE_BYTES,
     Buffer,

@@ -8,7 +8,7 @@ import pytest
 
 from qmq.errors import BadBytes
 from qmq.storage.derived import DerivedHeader
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.entries import SealedSegment, count_before
 from qmq.storage.journal import Journal
 from tests.storage.disks import FullDisk

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, StorageFailed
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import FileState, pack_envelope, read_envelope, unpack_envelope
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope, unpack_envelope
 from tests.storage.faults import FaultyDisk
 
 MAGIC = b"QMQTESTS"

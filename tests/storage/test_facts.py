@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.facts import facts_of
 from qmq.storage.identity import read_copies
 from qmq.storage.recovery import Facts

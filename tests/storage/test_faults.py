@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageError, SyncFailed
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store
 from tests.storage.faults import FaultyDisk, copy_killed
 from tests.storage.stores import Sender, Sent, check_stored, checkpoint, open_store, positions, verified

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.storage.checkpoint import SegmentSpan
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log import MessageLog
 from qmq.storage.segment import Owner, Segment, check_header, segment_path

@@ -28,8 +28,8 @@ from qmq.format.layout import (
 )
 from qmq.format.pieces import read_answer
 from qmq.storage.derived import parse_derived
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import unpack_envelope
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.findings import Report
 from qmq.storage.identity import Identity, read_copies
 from qmq.storage.segment import Owner, check_header

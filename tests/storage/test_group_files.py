@@ -16,7 +16,7 @@ import pytest
 from qmq.errors import StorageFailed, SyncFailed
 from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage import item_log, runs, schedule
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.item_log import ItemLog, ItemLogClaim
 from qmq.storage.repair import Outcome, repair
 from qmq.storage.runs import Items

@@ -10,8 +10,8 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed, StorageFull
 from qmq.format.layout import MAX_POSITION_BASE
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.identity import (
     COPY_NAMES,
     Identity,

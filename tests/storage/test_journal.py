@@ -13,7 +13,7 @@ from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SE
 from qmq.storage import journal as journals
 from qmq.storage.blocks import FEW_ROWS
 from qmq.storage.derived import DerivedHeader, parse_derived
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.journal import Journal
 from qmq.storage.order import BLOCK_ROWS
 from tests.storage.disks import FullDisk

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import DirectoryInUse, StorageFailed
-from qmq.storage.disk import Disk
-from qmq.storage.lock import DirectoryLock, holder_of
+from qmq.storage.disk.dir_lock import DirectoryLock, holder_of
+from qmq.storage.disk.disk import Disk
 from tests.storage.faults import FaultyDisk
 
 NOW_US = 1_700_000_000_000_000
@@ -21,8 +21,8 @@ HOLDER = f"process {os.getpid()} on {socket.gethostname()}, since 2023-11-14T22:
 HOLD = """
 import sys
 from pathlib import Path
-from qmq.storage.disk import Disk
-from qmq.storage.lock import DirectoryLock
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.dir_lock import DirectoryLock
 lock = DirectoryLock.acquire(Disk(), Path(sys.argv[1]), 0)
 print("held", flush=True)
 sys.stdin.read()

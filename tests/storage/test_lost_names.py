@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qmq.storage.checkpoint import Claims, list_checkpoints, read_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import read_copies
 from qmq.storage.lost_names import LOST_PREFIX, LogReader, restore_names
 from qmq.storage.subjects import SubjectTable, parse_records

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.storage.disk import Buffer, Disk
+from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.identity import COPY_NAMES
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk

@@ -14,7 +14,7 @@ from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_DTYPE
 from qmq.storage import order
 from qmq.storage.derived import DerivedHeader
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.order import Order, derive_order, open_order, order_block, sort_block, write_order
 from tests.storage.disks import FullDisk
 

@@ -12,7 +12,7 @@ import pytest
 
 from qmq.errors import ForeignFile, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log import PullLog
 from qmq.storage.pull_records import (
     PullLogFound,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qmq.storage import journal, order
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, kill, open_store

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from qmq.storage.envelope import FileState
+from qmq.storage.disk.envelope import FileState
 from qmq.storage.recovery import Action, Facts, Plan, Source, Tail, decide
 
 STATES = list(FileState)

@@ -12,7 +12,7 @@ import pytest
 
 from qmq.errors import StorageError
 from qmq.storage.checkpoint import Hole, SegmentSpan
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.removals import Removals
 from qmq.storage.repair import repair
 from qmq.storage.store import Store

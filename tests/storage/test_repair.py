@@ -10,8 +10,8 @@ import pytest
 
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError
 from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
-from qmq.storage.disk import Disk
-from qmq.storage.lock import DirectoryLock
+from qmq.storage.disk.dir_lock import DirectoryLock
+from qmq.storage.disk.disk import Disk
 from qmq.storage.repair import Outcome, Repair, repair
 from qmq.storage.segment import Owner, pack_header
 from qmq.storage.verify import verify

@@ -10,7 +10,7 @@ import pytest
 from qmq.errors import StorageError
 from qmq.storage.checkpoint import Hole, list_checkpoints, read_checkpoint
 from qmq.storage.consumer_log import ConsumerLog
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import read_copies
 from qmq.storage.recovery import Tail
 from qmq.storage.replay import PartitionReplay

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed, StorageFull
-from qmq.storage.room import PARTS, Room
+from qmq.storage.disk.free_space import PARTS, Room
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, open_store, verified
 

@@ -8,7 +8,7 @@ import pytest
 
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage import runs, schedule
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.runs import run_paths, sweep
 from tests.storage.test_schedule import DTYPE, filled, pairs_of, restarted
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qmq.storage import runs, schedule
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.runs import Items
 from qmq.storage.schedule import Schedule
 from tests.storage.faults import FaultyDisk

@@ -17,7 +17,7 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from qmq.storage import scrub
 from qmq.storage.checkpoint import Hole, SegmentSpan
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.scrub import Damage, Pace, SegmentReader
 from qmq.storage.segment import Owner
 from qmq.storage.store import Store

@@ -9,7 +9,7 @@ import pytest
 from qmq.errors import BadBytes
 from qmq.storage import sealed
 from qmq.storage.derived import DerivedHeader
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.sealed import SealedSegments, find_sealed, make_again
 from tests.storage.disks import HastyDisk
 from tests.storage.rows import STORE, Feed, as_array

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFull
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, segment_files, verified

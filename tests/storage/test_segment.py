@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import ForeignFile, StorageFailed, StorageFull
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.segment import Owner, Segment, base_of, check_header, list_bases, pack_header, segment_path
 from tests.storage.faults import FaultyDisk
 

@@ -16,7 +16,7 @@ from qmq.errors import (
     SyncFailed,
 )
 from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import read_copies
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, ForeignFile, StorageFull
-from qmq.storage.disk import Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.subjects import (
     RECORD_SIZE,
     SUBJECTS_HEADER_SIZE,

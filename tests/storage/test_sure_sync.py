@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.storage.disk import (
+from qmq.storage.disk.disk import (
     read_whole,
     write_fully,
 )
-from qmq.storage.sure_sync import SureSync
+from qmq.storage.disk.fsync import SureSync
 from tests.sim.disk import SimulatedDisk
 
 

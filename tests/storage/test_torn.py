@@ -16,8 +16,8 @@ import pytest
 from qmq.errors import BadBytes
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, IDENTITY_MAGIC, IDENTITY_VERSION
 from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.disk import Disk
-from qmq.storage.envelope import unpack_envelope
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.findings import Report
 from tests.storage.histories import (
     FILLS,

@@ -15,7 +15,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
-from qmq.storage.disk import BAD_SECTOR, Disk, failure, read_whole
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_whole
 
 _FIELDS: Final = struct.Struct("<8sHHI")
 _CRC: Final = struct.Struct("<I")

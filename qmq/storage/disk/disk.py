@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from qmq.errors import StorageError, StorageFailed, StorageFull
-from qmq.storage.aside import Aside
+from qmq.storage.disk.aio import Aside
 
 Buffer = bytes | bytearray | memoryview
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qmq.errors import DirectoryInUse, SyncFailed
-from qmq.storage.disk import Disk, failure, read_fully, write_fully
+from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 
 LOCK_NAME = "lock"
 

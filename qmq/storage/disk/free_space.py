@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import StorageFull
-from qmq.storage.disk import Disk, failure
+from qmq.storage.disk.disk import Disk, failure
 
 #: At most so much of a disk is kept free: one part of so many.
 PARTS: Final = 16

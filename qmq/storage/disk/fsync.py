@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from qmq.storage.disk import WRITE_BYTES, Disk, write_fully
+from qmq.storage.disk.disk import WRITE_BYTES, Disk, write_fully
 
 
 class SureSync:
