@@ -26,9 +26,9 @@ from qmq.history.data_directory import DataDirectory
 from qmq.history.files import Files, Progress, Reading, WritableFiles
 from qmq.history.manifest import Manifest
 from qmq.history.segments import INDEX, MESSAGES, Index, SegmentSource
-from qmq.storage.index import pack_index_header
-from qmq.storage.receipt import Receipt
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.archive_receipt import Receipt
+from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.sparse_index import pack_index_header
 
 UNFINISHED: Final = "_"
 #: Segments that are copied at once.

@@ -21,9 +21,9 @@ from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkp
 from qmq.storage.disk.dir_lock import holder_of
 from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
-from qmq.storage.receipt import Receipt, read_receipt, write_receipt
-from qmq.storage.scan import Scanner
-from qmq.storage.segment import ForeignSegment, Owner, Segment, list_bases
+from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, write_receipt
+from qmq.storage.message_log.reader import Scanner
+from qmq.storage.message_log.segment import ForeignSegment, Owner, Segment, list_bases
 
 
 class DataDirectory(NamedTuple):

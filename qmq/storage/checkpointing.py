@@ -11,9 +11,9 @@ from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_files import GroupSync
-from qmq.storage.index import SegmentIndex
-from qmq.storage.message_log import MessageLog
-from qmq.storage.removals import Removals
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.removals import Removals
+from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.subjects import SubjectTable
 
 

@@ -22,13 +22,13 @@ from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully, write_f
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.entries import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
 from qmq.storage.lookup import Shelves, no_touch
+from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.order import (
     BLOCK_ROWS,
     Rows,
     derive_order,
     write_order,
 )
-from qmq.storage.reading import Residence
 
 
 class Journal:

@@ -14,7 +14,7 @@ from qmq.format.batch import EntryRow, runs_of, stored_names, validate_stored_he
 from qmq.storage.checkpoint import PartitionClaim
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk.disk import Disk, read_fully
-from qmq.storage.segment import Segment
+from qmq.storage.message_log.segment import Segment
 from qmq.storage.subjects import INTERNAL, SubjectTable
 
 #: Begins a name that no client may use; the subject's number follows.

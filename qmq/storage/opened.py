@@ -12,8 +12,8 @@ from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
-from qmq.storage.index import SegmentIndex
-from qmq.storage.message_log import MessageLog
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.subjects import SubjectTable
 

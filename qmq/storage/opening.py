@@ -37,15 +37,15 @@ from qmq.storage.identity import (
     latest,
     read_copies,
 )
-from qmq.storage.index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.lost_names import LogReader, restore_names
 from qmq.storage.making import make_identity, with_partitions
-from qmq.storage.message_log import MessageLog
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
 from qmq.storage.pull_log import FILE_BYTES
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
-from qmq.storage.segment import Owner
 from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order
 from qmq.storage.subjects import SubjectTable
 

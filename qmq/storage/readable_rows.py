@@ -15,8 +15,8 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take
+from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.order import BLOCK_ROWS, Rows
-from qmq.storage.reading import Residence
 from qmq.storage.sealed import SealedSegments
 
 _unpack_from: Final = ENTRY.unpack_from

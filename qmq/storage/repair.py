@@ -20,13 +20,13 @@ from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.findings import Finding, Report
 from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
-from qmq.storage.index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
+from qmq.storage.message_log.segment import list_bases, segment_path
+from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.opened import StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.repair_runs import Place, repair_runs
-from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
-from qmq.storage.segment import list_bases, segment_path
 from qmq.storage.store import Store
 from qmq.storage.verify import Progress, verify_one
 from qmq.storage.verify_groups import good_checkpoints, group_claims

@@ -20,18 +20,18 @@ from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.finishing import ReadLog, SegmentFile
-from qmq.storage.message_log import MessageLog
-from qmq.storage.order import Rows
-from qmq.storage.recovery import PartitionReport, Tail
-from qmq.storage.row_maker import Damaged, RowMaker
-from qmq.storage.scan import Found, Scanner
-from qmq.storage.segment import (
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.reader import Found, Scanner
+from qmq.storage.message_log.segment import (
     ForeignSegment,
     Owner,
     Segment,
     list_bases,
     segment_path,
 )
+from qmq.storage.order import Rows
+from qmq.storage.recovery import PartitionReport, Tail
+from qmq.storage.row_maker import Damaged, RowMaker
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096

@@ -19,9 +19,9 @@ from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.entries import SealedSegment
 from qmq.storage.journal import Journal
 from qmq.storage.lookup import Shelves
+from qmq.storage.message_log.cold_reads import NotAtHand, Read, Residence, Stretch
 from qmq.storage.order import Rows
 from qmq.storage.order import Stretch as RowStretch
-from qmq.storage.reading import NotAtHand, Read, Residence, Stretch
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64

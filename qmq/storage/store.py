@@ -23,22 +23,22 @@ from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Buffer, Disk
-from qmq.storage.dropping import OldSegment, Stretches, stretches_of
-from qmq.storage.fetch import Fetch
 from qmq.storage.group_claim import DELAYED_NAME
-from qmq.storage.index import SegmentIndex
 from qmq.storage.item_log import ItemLog, ItemLogClaim
+from qmq.storage.message_log.bad_ranges import KnownBad
+from qmq.storage.message_log.cold_reads import NotAtHand, Read
+from qmq.storage.message_log.drop import OldSegment, Stretches, stretches_of
+from qmq.storage.message_log.fetch import Fetch
+from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log import PullSync
 from qmq.storage.pull_records import PullRecord
-from qmq.storage.reading import NotAtHand, Read
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.scrub import Damage
-from qmq.storage.unreadable import KnownBad
 
 __all__ = [
     "Checkpoint",

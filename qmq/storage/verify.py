@@ -24,13 +24,13 @@ from qmq.storage.findings import Count, Finding, Report
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
-from qmq.storage.index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.message_log.archive_receipt import SUFFIX as RECEIPT_SUFFIX
+from qmq.storage.message_log.archive_receipt import parse_receipt
+from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
+from qmq.storage.message_log.segment import Owner, is_of, list_bases, segment_path
+from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_records import PULL_LOG_NAME
-from qmq.storage.receipt import SUFFIX as RECEIPT_SUFFIX
-from qmq.storage.receipt import parse_receipt
-from qmq.storage.segment import SUFFIX as SEGMENT_SUFFIX
-from qmq.storage.segment import Owner, is_of, list_bases, segment_path
 from qmq.storage.subjects import Records, check_header, parse_records
 from qmq.storage.verify_groups import GroupsCheck, group_claims
 from qmq.storage.verify_log import PartitionCheck

@@ -18,7 +18,7 @@ from qmq.broker.retention import Dropped
 from qmq.errors import StorageFailed
 from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.receipt import Receipt, write_receipt
+from qmq.storage.message_log.archive_receipt import Receipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import group_row
 from tests.broker.test_consuming import Consumer, killed

@@ -21,8 +21,8 @@ from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.history.segments import SegmentSource
 from qmq.storage.disk.disk import Disk
-from qmq.storage.index import pack_index_header
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.sparse_index import pack_index_header
 
 NOW_US: Final = 1_800_000_000_000_000
 #: One that has ended.

@@ -14,7 +14,7 @@ from qmq.history.archiving import archive_segments
 from qmq.history.data_directory import open_data_directory
 from qmq.history.files import LocalFiles
 from qmq.storage.disk.disk import Buffer
-from qmq.storage.receipt import Receipt
+from qmq.storage.message_log.archive_receipt import Receipt
 from tests.history.archives import NOW_US, archive, files_in
 from tests.history.orders import write_orders
 from tests.storage.disks import HastyDisk

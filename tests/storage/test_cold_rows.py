@@ -13,7 +13,7 @@ from qmq.errors import StorageFailed
 from qmq.storage import journal, order
 from qmq.storage.consumer_log import ConsumerLog
 from qmq.storage.disk.disk import PAGE
-from qmq.storage.reading import NotAtHand, Residence
+from qmq.storage.message_log.cold_reads import NotAtHand, Residence
 from tests.storage.forgetful import ForgetfulDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, open_store, verified

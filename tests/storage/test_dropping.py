@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage.dropping import stretches_of
+from qmq.storage.message_log.drop import stretches_of
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, verified

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, ENTRY_DTYPE, INDEX_DTYPE, INDEX_ENTRY
-from qmq.storage.index import BUFFER_RECORDS, SegmentIndex, derive_index, index_path, is_sealed_index
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.sparse_index import BUFFER_RECORDS, SegmentIndex, derive_index, index_path, is_sealed_index
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 

@@ -9,9 +9,9 @@ import pytest
 
 from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
 from qmq.format.checked import pack_checked
-from qmq.storage.receipt import Receipt, read_receipt, receipt_path, write_receipt
+from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, receipt_path, write_receipt
+from qmq.storage.message_log.segment import Owner, base_of
 from qmq.storage.repair import repair
-from qmq.storage.segment import Owner, base_of
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files, verified

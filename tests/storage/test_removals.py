@@ -13,7 +13,7 @@ import pytest
 from qmq.errors import StorageError
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk.disk import Disk
-from qmq.storage.removals import Removals
+from qmq.storage.message_log.removals import Removals
 from qmq.storage.repair import repair
 from qmq.storage.store import Store
 from qmq.storage.verify import verify

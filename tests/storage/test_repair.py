@@ -12,8 +12,8 @@ from qmq.errors import DirectoryInUse, InvalidOption, StorageError
 from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
+from qmq.storage.message_log.segment import Owner, pack_header
 from qmq.storage.repair import Outcome, Repair, repair
-from qmq.storage.segment import Owner, pack_header
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

@@ -18,8 +18,8 @@ from qmq.format.pieces import read_answer
 from qmq.storage import scrub
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk.disk import Disk
+from qmq.storage.message_log.segment import Owner
 from qmq.storage.scrub import Damage, Pace, SegmentReader
-from qmq.storage.segment import Owner
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

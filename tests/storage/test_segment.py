@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.errors import ForeignFile, StorageFailed, StorageFull
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.segment import Owner, Segment, base_of, check_header, list_bases, pack_header, segment_path
+from qmq.storage.message_log.segment import Owner, Segment, base_of, check_header, list_bases, pack_header, segment_path
 from tests.storage.faults import FaultyDisk
 
 OWNER = Owner(b"\1\2\3\4\5\6", 3)

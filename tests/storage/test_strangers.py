@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from qmq.errors import ForeignFile
-from qmq.storage.segment import Owner, pack_header
+from qmq.storage.message_log.segment import Owner, pack_header
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
 from tests.storage.stops import fill

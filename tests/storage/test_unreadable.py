@@ -1,4 +1,4 @@
-"""qmq/storage/unreadable.py: which bytes of a log are known to be bad."""
+"""qmq/storage/message_log/bad_ranges.py: which bytes of a log are known to be bad."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.storage import unreadable
-from qmq.storage.unreadable import UnreadableRanges
+from qmq.storage.message_log import bad_ranges as unreadable
+from qmq.storage.message_log.bad_ranges import UnreadableRanges
 
 
 def test_a_range_hits_what_shares_a_byte_with_it() -> None:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from qmq.format.batch import BatchLimits, check_batch, header_crc_of, mark_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.segment import Owner
 from qmq.storage.verify_batches import BatchColumns
 from tests.storage.stores import NOW_US, PRODUCER
 

@@ -28,7 +28,7 @@ from qmq.format.layout import (
 from qmq.storage.derived import crc_of_body
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.disk.fsync import SureSync
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.segment import Owner
 
 SUFFIX: Final = ".index"
 #: Records that gather in memory before they are written.

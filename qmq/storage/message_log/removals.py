@@ -7,9 +7,9 @@ from pathlib import Path
 from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.derived import entries_path, order_path
 from qmq.storage.disk.disk import Disk
-from qmq.storage.index import index_path
-from qmq.storage.receipt import receipt_path
-from qmq.storage.segment import segment_path
+from qmq.storage.message_log.archive_receipt import receipt_path
+from qmq.storage.message_log.segment import segment_path
+from qmq.storage.message_log.sparse_index import index_path
 
 
 class Removals:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from qmq.errors import BadBytes, StorageError
 from qmq.storage.disk.disk import PAGE, Disk, failure, read_fully
-from qmq.storage.message_log import MessageLog
-from qmq.storage.reading import READ_BYTES, Read, Stretch
-from qmq.storage.segment import segment_path
+from qmq.storage.message_log.cold_reads import READ_BYTES, Read, Stretch
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.segment import segment_path
 
 #: Batches that lie closer than this are asked about together: the system takes a microsecond for a question, and
 #: another one for 64 pages.

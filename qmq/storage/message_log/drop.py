@@ -18,10 +18,10 @@ from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
 from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk.disk import Disk, failure, read_fully
 from qmq.storage.entries import STORED_AT, SealedSegment
+from qmq.storage.message_log.archive_receipt import read_receipt
+from qmq.storage.message_log.segment import Owner, segment_path
 from qmq.storage.order import Rows
-from qmq.storage.receipt import read_receipt
 from qmq.storage.sealed import SealedSegments
-from qmq.storage.segment import Owner, segment_path
 
 Numbers = npt.NDArray[np.uint32]
 Sequences = npt.NDArray[np.uint64]

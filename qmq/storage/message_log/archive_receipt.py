@@ -13,7 +13,7 @@ from typing import Final
 from qmq.errors import BadBytes
 from qmq.format.checked import pack_checked, parse_checked
 from qmq.storage.disk.disk import SHARED_FILE, Disk, failure, read_whole, write_atomically
-from qmq.storage.segment import Owner
+from qmq.storage.message_log.segment import Owner
 
 SUFFIX: Final = ".receipt"
 VERSION: Final = 1
