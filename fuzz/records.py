@@ -31,7 +31,7 @@ from qmq.format.layout import (
 )
 from qmq.storage import item_log, schedule
 from qmq.storage.checkpoint import read_checkpoint
-from qmq.storage.derived import parse_derived
+from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import write_fully
 from qmq.storage.identity import pack_identity, read_copies
 from qmq.storage.pull_records import read_pull_log

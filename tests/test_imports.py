@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.address",
         "qmq.net.log_reading",
         "qmq.storage.checkpoint",
-        "qmq.storage.derived",
+        "qmq.storage.consumer_log.header",
         "qmq.storage.disk.disk",
         "qmq.storage.identity",
         "qmq.storage.message_log.sparse_index",

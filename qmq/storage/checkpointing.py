@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.gaps import Gaps

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.storage.checkpoint import Hole, PartitionClaim
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.group_files import GroupFiles

@@ -22,7 +22,7 @@ from qmq.storage.checkpoint import (
     list_checkpoints,
     read_checkpoint,
 )
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure, make_directory
 from qmq.storage.disk.envelope import FileState

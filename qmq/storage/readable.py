@@ -15,6 +15,7 @@ from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.storage.checkpoint import SegmentSpan
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import Room
 from qmq.storage.message_log.cold_reads import Read
@@ -24,7 +25,6 @@ from qmq.storage.message_log.page_cache import Places
 from qmq.storage.message_log.segment import Place, segment_path
 from qmq.storage.message_log.sparse_index import Records, derive_index
 from qmq.storage.opened import Opened
-from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.scrub import SegmentReader

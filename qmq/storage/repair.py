@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from qmq.errors import InvalidOption
-from qmq.storage.derived import ENTRIES_SUFFIX, ORDER_SUFFIX
+from qmq.storage.consumer_log.header import ENTRIES_SUFFIX, ORDER_SUFFIX
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.findings import Finding, Report
 from qmq.storage.group_claim import DELAYED_NAME

@@ -17,7 +17,9 @@ from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.batch import EntryRow, Header
 from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
+from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log.partition_log import MessageLog
@@ -29,9 +31,7 @@ from qmq.storage.message_log.segment import (
     list_bases,
     segment_path,
 )
-from qmq.storage.order import Rows
 from qmq.storage.recovery import PartitionReport, Tail
-from qmq.storage.row_maker import Damaged, RowMaker
 from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.storage.checkpoint import Hole
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.gaps import Gaps
-from qmq.storage.order import Rows
 from qmq.storage.subjects import SubjectTable
 
 _CHUNK_ROWS: Final = 65_536

@@ -21,6 +21,7 @@ from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.checkpoint import Hole
 from qmq.storage.checkpointed import Checkpointed
 from qmq.storage.checkpointing import Checkpoint
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.group_claim import DELAYED_NAME
@@ -32,7 +33,6 @@ from qmq.storage.message_log.fetch import Fetch
 from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
-from qmq.storage.order import Rows
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log import PullSync
 from qmq.storage.pull_records import PullRecord

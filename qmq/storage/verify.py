@@ -16,7 +16,7 @@ import numpy as np
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
 from qmq.storage import identity as identities
 from qmq.storage.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
-from qmq.storage.derived import base_of
+from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole
 from qmq.storage.disk.envelope import FileState

@@ -33,8 +33,8 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.message_log.segment import Owner
-from qmq.storage.order import Rows
 
 #: Batches below this many bytes on average are cut from a copy of the piece: slices of bytes cost half.
 _SMALL_BATCH: Final = 4_096

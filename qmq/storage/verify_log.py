@@ -36,13 +36,13 @@ from qmq.format.layout import (
     SEGMENT_HEADER_SIZE,
 )
 from qmq.storage.checkpoint import Hole, PartitionClaim
-from qmq.storage.derived import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.header import DerivedHeader, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.findings import Report
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import ForeignSegment, Owner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
-from qmq.storage.order import Rows
 from qmq.storage.verify_batches import BatchColumns
 from qmq.storage.verify_rows import DerivedCheck, check_order
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.findings import Report
 from qmq.storage.gaps import Gaps
-from qmq.storage.order import Rows
 from qmq.storage.verify_log import Stored
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"

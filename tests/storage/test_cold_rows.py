@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.storage import journal, order
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log import active as journal
+from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import PAGE
 from qmq.storage.message_log.cold_reads import NotAtHand, Residence
 from tests.storage.forgetful import ForgetfulDisk

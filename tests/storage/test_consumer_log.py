@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
-from qmq.storage import journal, order, sealed
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log import active as journal
+from qmq.storage.consumer_log import sealed_set as sealed
+from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
 from tests.storage.disks import FullDisk, HastyDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
@@ -31,7 +33,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
     for name in ("consumer_log", "readable_rows"):
         monkeypatch.setattr(f"qmq.storage.{name}.BLOCK_ROWS", 8)
-    monkeypatch.setattr("qmq.storage.blocks.FEW_ROWS", 3)
+    monkeypatch.setattr("qmq.storage.consumer_log.blocks.FEW_ROWS", 3)
     monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
 
 

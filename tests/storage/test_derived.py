@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ORDER_MAGIC
-from qmq.storage.derived import DerivedHeader, base_of, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.header import DerivedHeader, base_of, entries_path, order_path, parse_derived
 
 PATH = Path("x.entries")
 U64 = st.integers(0, 2**64 - 1)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage.derived import DerivedHeader
+from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.header import DerivedHeader
+from qmq.storage.consumer_log.sealed_segment import SealedSegment, count_before
 from qmq.storage.disk.disk import Disk
-from qmq.storage.entries import SealedSegment, count_before
-from qmq.storage.journal import Journal
 from tests.storage.disks import FullDisk
 from tests.storage.rows import STORE, Feed, as_array
 

@@ -27,7 +27,7 @@ from qmq.format.layout import (
     SEGMENT_HEADER_SIZE,
 )
 from qmq.format.pieces import read_answer
-from qmq.storage.derived import parse_derived
+from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.findings import Report

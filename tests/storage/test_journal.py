@@ -10,12 +10,12 @@ from crc32c import crc32c
 
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage import journal as journals
-from qmq.storage.blocks import FEW_ROWS
-from qmq.storage.derived import DerivedHeader, parse_derived
+from qmq.storage.consumer_log import active as journals
+from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.blocks import FEW_ROWS
+from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
+from qmq.storage.consumer_log.subject_order import BLOCK_ROWS
 from qmq.storage.disk.disk import Disk
-from qmq.storage.journal import Journal
-from qmq.storage.order import BLOCK_ROWS
 from tests.storage.disks import FullDisk
 from tests.storage.rows import STORE, Feed, as_array
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.storage.lookup import Found, Shelves, no_touch, take
-from qmq.storage.order import Rows, Stretch
+from qmq.storage.consumer_log.subject_lookup import Found, Shelves, no_touch, take
+from qmq.storage.consumer_log.subject_order import Rows, Stretch
 from tests.storage.rows import Feed, Row, as_array
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.storage.checkpoint import Claims, list_checkpoints, read_checkpoint
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
 from qmq.storage.identity import read_copies
 from qmq.storage.lost_names import LOST_PREFIX, LogReader, restore_names

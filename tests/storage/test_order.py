@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_DTYPE
-from qmq.storage import order
-from qmq.storage.derived import DerivedHeader
+from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log.header import DerivedHeader
+from qmq.storage.consumer_log.subject_order import Order, derive_order, open_order, order_block, sort_block, write_order
 from qmq.storage.disk.disk import Disk
-from qmq.storage.order import Order, derive_order, open_order, order_block, sort_block, write_order
 from tests.storage.disks import FullDisk
 
 #: (subject, lane) by row

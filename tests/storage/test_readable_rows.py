@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from tests.storage.disks import HastyDisk
 from tests.storage.rows import STORE, Feed, as_array
 

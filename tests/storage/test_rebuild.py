@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.storage import journal, order
+from qmq.storage.consumer_log import active as journal
+from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk

@@ -8,7 +8,7 @@ import numpy as np
 
 from qmq.format.batch import parse_header
 from qmq.format.layout import ENTRY_DTYPE
-from qmq.storage.row_maker import Damaged, RowMaker
+from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.store import Store
 from qmq.storage.subjects import SubjectTable
 from tests.storage.disks import HastyDisk

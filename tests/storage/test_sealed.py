@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage import sealed
-from qmq.storage.derived import DerivedHeader
+from qmq.storage.consumer_log import sealed_set as sealed
+from qmq.storage.consumer_log.header import DerivedHeader
+from qmq.storage.consumer_log.sealed_set import SealedSegments, find_sealed, make_again
 from qmq.storage.disk.disk import Disk
-from qmq.storage.sealed import SealedSegments, find_sealed, make_again
 from tests.storage.disks import HastyDisk
 from tests.storage.rows import STORE, Feed, as_array
 

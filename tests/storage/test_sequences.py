@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq.format.layout import ENTRY_DTYPE
-from qmq.storage.consumer_log import ConsumerLog
+from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.sequences import SequenceReplay, rows_in_order
 from qmq.storage.subjects import SubjectTable
 from tests.storage.disks import HastyDisk

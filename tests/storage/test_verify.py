@@ -26,7 +26,7 @@ from qmq.format.layout import (
     SEGMENT_HEADER_SIZE,
 )
 from qmq.history.data_directory import open_data_directory
-from qmq.storage.derived import parse_derived
+from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.identity import IdentityFile, latest, read_copies
 from qmq.storage.repair import Outcome, repair

@@ -25,7 +25,7 @@ from qmq.format.layout import (
     INDEX_ENTRY_SIZE,
     INDEX_MAGIC,
 )
-from qmq.storage.derived import crc_of_body
+from qmq.storage.consumer_log.header import crc_of_body
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.message_log.segment import Owner

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from qmq.errors import BadBytes, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE
-from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.subject_order import Order, Rows, derive_order, open_order, write_order
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully
 from qmq.storage.message_log.cold_reads import Residence, Stretch
-from qmq.storage.order import Order, Rows, derive_order, open_order, write_order
 
 #: Where a batch lies and how long it is; which sequences a run has; whose it is. Offsets are in an entry.
 PLACE: Final = struct.Struct("<8xQ28xI")

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.format.layout import ENTRY_SIZE
-from qmq.storage.entries import SEQUENCES
-from qmq.storage.order import Rows, Stretch
+from qmq.storage.consumer_log.sealed_segment import SEQUENCES
+from qmq.storage.consumer_log.subject_order import Rows, Stretch
 
 SHELF_STRETCHES: Final = 64
 #: Rows that lie closer than this are asked about together.

@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ORDER_MAGIC
-from qmq.storage.derived import DerivedHeader, crc_of_body, parse_derived
+from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, parse_derived
 from qmq.storage.disk.disk import Disk, read_fully, write_fully
 
 #: Rows of a block: an index in one takes 16 bits.

@@ -11,13 +11,13 @@ import numpy as np
 
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
+from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SEQUENCES, STORED_AT
+from qmq.storage.consumer_log.sealed_set import SealedSegments
+from qmq.storage.consumer_log.subject_lookup import Found, Shelves, in_stretch, no_touch, take
+from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
 from qmq.storage.disk.disk import Disk
-from qmq.storage.entries import NO_ROWS, PLACE, SEQUENCES, STORED_AT
-from qmq.storage.journal import Journal
-from qmq.storage.lookup import Found, Shelves, in_stretch, no_touch, take
 from qmq.storage.message_log.cold_reads import Residence
-from qmq.storage.order import BLOCK_ROWS, Rows
-from qmq.storage.sealed import SealedSegments
 
 _unpack_from: Final = ENTRY.unpack_from
 

@@ -16,19 +16,19 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.blocks import Block, RecentIndex, touch
-from qmq.storage.derived import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
-from qmq.storage.disk.fsync import SureSync
-from qmq.storage.entries import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
-from qmq.storage.lookup import Shelves, no_touch
-from qmq.storage.message_log.cold_reads import Residence
-from qmq.storage.order import (
+from qmq.storage.consumer_log.blocks import Block, RecentIndex, touch
+from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
+from qmq.storage.consumer_log.subject_lookup import Shelves, no_touch
+from qmq.storage.consumer_log.subject_order import (
     BLOCK_ROWS,
     Rows,
     derive_order,
     write_order,
 )
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
+from qmq.storage.disk.fsync import SureSync
+from qmq.storage.message_log.cold_reads import Residence
 
 
 class Journal:

@@ -14,14 +14,14 @@ import numpy as np
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_DTYPE, ENTRY_SIZE
-from qmq.storage.derived import DerivedHeader
+from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.header import DerivedHeader
+from qmq.storage.consumer_log.sealed_segment import SealedSegment
+from qmq.storage.consumer_log.subject_lookup import Shelves
+from qmq.storage.consumer_log.subject_order import Rows
+from qmq.storage.consumer_log.subject_order import Stretch as RowStretch
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
-from qmq.storage.entries import SealedSegment
-from qmq.storage.journal import Journal
-from qmq.storage.lookup import Shelves
 from qmq.storage.message_log.cold_reads import NotAtHand, Read, Residence, Stretch
-from qmq.storage.order import Rows
-from qmq.storage.order import Stretch as RowStretch
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64

@@ -22,14 +22,14 @@ from typing import Final
 from qmq.errors import BadBytes
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
-from qmq.storage.derived import DerivedHeader, delete_others
+from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.header import DerivedHeader, delete_others
+from qmq.storage.consumer_log.readable_rows import ReadableRows
+from qmq.storage.consumer_log.sealed_segment import SealedSegment
+from qmq.storage.consumer_log.sealed_set import Reread, SealedSegments, find_sealed, make_again, seal
+from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
-from qmq.storage.entries import SealedSegment
-from qmq.storage.journal import Journal
-from qmq.storage.order import BLOCK_ROWS, Rows
-from qmq.storage.readable_rows import ReadableRows
-from qmq.storage.sealed import Reread, SealedSegments, find_sealed, make_again, seal
 
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.
 Journaled = tuple[int, int, int]
