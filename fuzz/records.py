@@ -34,7 +34,7 @@ from qmq.storage.checkpoint import read_checkpoint
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import write_fully
 from qmq.storage.identity import pack_identity, read_copies
-from qmq.storage.pull_records import read_pull_log
+from qmq.storage.pull_log.records import read_pull_log
 from qmq.storage.runs import Run, RunClaim
 from qmq.storage.subjects import check_header, parse_records
 from tests.sim.disk import SimulatedDisk

@@ -21,8 +21,8 @@ from qmq.storage.checkpoint import Hole
 from qmq.storage.disk.disk import Disk
 from qmq.storage.group_claim import DUE_NAME, GROUPS_NAME, GroupClaim, Runs
 from qmq.storage.item_log import ItemLog
-from qmq.storage.pull_log import PullLog, PullSync
-from qmq.storage.pull_records import (
+from qmq.storage.pull_log.log import PullLog, PullSync
+from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
     PullRecord,
     list_pull_files,

@@ -15,7 +15,7 @@ from qmq.storage.disk.disk import Disk, make_directory
 from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.identity import Identity, IdentityFile, add_partitions, new_identity
 from qmq.storage.opened import CONSUMER_LOG_NAME, StoreOptions
-from qmq.storage.pull_records import PULL_LOG_NAME
+from qmq.storage.pull_log.records import PULL_LOG_NAME
 
 #: Directories in a data directory that no partition may have.
 _TAKEN: Final = (CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME, DELAYED_NAME, DUE_NAME)

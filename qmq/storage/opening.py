@@ -43,7 +43,7 @@ from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
-from qmq.storage.pull_log import FILE_BYTES
+from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order

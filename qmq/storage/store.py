@@ -34,8 +34,8 @@ from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.partition import Partition
-from qmq.storage.pull_log import PullSync
-from qmq.storage.pull_records import PullRecord
+from qmq.storage.pull_log.log import PullSync
+from qmq.storage.pull_log.records import PullRecord
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.scrub import Damage

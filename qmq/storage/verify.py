@@ -30,7 +30,7 @@ from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import Owner, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
-from qmq.storage.pull_records import PULL_LOG_NAME
+from qmq.storage.pull_log.records import PULL_LOG_NAME
 from qmq.storage.subjects import Records, check_header, parse_records
 from qmq.storage.verify_groups import GroupsCheck, group_claims
 from qmq.storage.verify_log import PartitionCheck

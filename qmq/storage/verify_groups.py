@@ -17,7 +17,7 @@ from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.findings import Report
 from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.identity import Identity
-from qmq.storage.pull_records import (
+from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
     SUFFIX,
     list_pull_files,

@@ -10,7 +10,7 @@ from qmq.broker import handing, kinds, ledger
 from qmq.broker.commands import Ack
 from qmq.broker.effects import Acked, Messages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE
-from qmq.storage.pull_records import MAX_RECORD_BYTES
+from qmq.storage.pull_log.records import MAX_RECORD_BYTES
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 #: More prefixes than are looked for in what was chosen: each stretch is a range then.

@@ -11,7 +11,7 @@ from qmq.broker.commands import Administer
 from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind
 from qmq.storage.disk.disk import Disk
-from qmq.storage.pull_records import PullRecord, pull_file_path, read_pull_log
+from qmq.storage.pull_log.records import PullRecord, pull_file_path, read_pull_log
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many

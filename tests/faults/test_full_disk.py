@@ -12,7 +12,7 @@ import qmq
 from qmq.errors import StorageFull
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import PARTS
-from qmq.storage.pull_log import FILE_BYTES
+from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.verify import verify
 from tests.faults import small_disks
 from tests.faults.brokers import until

@@ -13,8 +13,8 @@ import pytest
 from qmq.errors import ForeignFile, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.pull_log import PullLog
-from qmq.storage.pull_records import (
+from qmq.storage.pull_log.log import PullLog
+from qmq.storage.pull_log.records import (
     PullLogFound,
     list_pull_files,
     pull_file_path,

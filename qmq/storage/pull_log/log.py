@@ -14,7 +14,7 @@ from typing import Final
 from qmq.errors import StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk.disk import WRITE_BYTES, Disk, failure, make_directory, write_fully
-from qmq.storage.pull_records import (
+from qmq.storage.pull_log.records import (
     MAX_RECORD_BYTES,
     list_pull_files,
     pack_pull_header,
