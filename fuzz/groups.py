@@ -17,7 +17,8 @@ from qmq.broker.effects import Administered, Effect, Messages, Refused, Subscrib
 from qmq.broker.kinds import Verdict
 from qmq.broker.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
-from qmq.storage import item_log, schedule
+from qmq.storage.error_log import item_file as item_log
+from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.store import Store
 
 #: When all that waits is due.

@@ -94,7 +94,7 @@ def runs(directory: Path) -> list[Path]:
 async def test_a_run_of_an_error_log_is_read_again_as_well(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.storage.schedule.MEMORY_ITEMS", 30)
+    monkeypatch.setattr("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", 30)
     async with running(tmp_path, HastyDisk(), **SMALL) as broker, qmq.connect(broker.url) as client:
         await client.send_many("a.b", [b"%d" % number for number in range(50)])
         async with client.subscribe("a.", group="g") as consumer:

@@ -9,8 +9,8 @@ from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
+from qmq.storage.error_log.group_files import GroupSync
 from qmq.storage.gaps import Gaps
-from qmq.storage.group_files import GroupSync
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.removals import Removals
 from qmq.storage.message_log.sparse_index import SegmentIndex

@@ -10,7 +10,7 @@ from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.group_files import GroupFiles
+from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.identity import IdentityFile
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.sparse_index import SegmentIndex

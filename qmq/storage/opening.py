@@ -26,10 +26,10 @@ from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure, make_directory
 from qmq.storage.disk.envelope import FileState
+from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.facts import facts_of
 from qmq.storage.gaps import Gaps
 from qmq.storage.group_claim import GROUP_STATE
-from qmq.storage.group_files import GroupFiles
 from qmq.storage.identity import (
     Identity,
     IdentityFile,

@@ -24,8 +24,9 @@ from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Buffer, Disk
+from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
+from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.group_claim import DELAYED_NAME
-from qmq.storage.item_log import ItemLog, ItemLogClaim
 from qmq.storage.message_log.bad_ranges import KnownBad
 from qmq.storage.message_log.cold_reads import NotAtHand, Read
 from qmq.storage.message_log.drop import OldSegment, Stretches, stretches_of
@@ -37,7 +38,6 @@ from qmq.storage.partition import Partition
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
 from qmq.storage.recovery import RecoveryReport
-from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.scrub import Damage
 
 __all__ = [

@@ -14,6 +14,7 @@ from qmq.errors import BadBytes
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.checkpoint import KEPT, Claims, list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
+from qmq.storage.error_log.sorted_runs import check_run_header, run_number, run_paths
 from qmq.storage.findings import Report
 from qmq.storage.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.identity import Identity
@@ -25,7 +26,6 @@ from qmq.storage.pull_log.records import (
     pull_file_path,
     read_pull_log,
 )
-from qmq.storage.runs import check_run_header, run_number, run_paths
 
 #: What repair puts the bytes of a rotten run under.
 SET_ASIDE: Final = ".set-aside"

@@ -58,13 +58,13 @@ def test_numbers_between_are_those_of_letters_that_are_there(
 def test_those_that_are_chosen_are_found_wherever_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]
 ) -> None:
-    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 140)  # two runs, and some in memory
+    monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 140)  # two runs, and some in memory
     found = chosen(filled(tmp_path), numbers)["number"].tolist()
     assert found == sorted({number for number in numbers if number <= 300 and not 10 <= number < 20})
 
 
 def test_only_blocks_that_have_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 3_000)
+    monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 3_000)
     disk = FaultyDisk()
     made = ItemLog(disk, tmp_path, b"store!", RETRY_DTYPE, [])
     for at in range(0, 3_000, 3):

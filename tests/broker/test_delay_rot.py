@@ -18,8 +18,9 @@ from typing import Final
 import pytest
 
 from qmq.format.ids import MessageId
-from qmq.storage import runs, schedule
 from qmq.storage.disk.disk import Disk
+from qmq.storage.error_log import sorted_runs as runs
+from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.findings import Report
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven

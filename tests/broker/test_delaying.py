@@ -464,7 +464,7 @@ def test_a_group_shows_what_it_will_get(tmp_path: Path) -> None:
 def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.storage.schedule.MEMORY_ITEMS", 100)
+    monkeypatch.setattr("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", 100)
     driven = Driven(tmp_path)
     count = 700
     names = delay(driven, "a", *(10_000 * (count - number) for number in range(count)))

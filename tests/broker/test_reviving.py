@@ -22,7 +22,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reviving, "LETTERS", 6)
     monkeypatch.setattr(reviving, "NAMED", 5)
     monkeypatch.setattr(reviving, "DELETED", 4)
-    monkeypatch.setattr("qmq.storage.item_log.MEMORY_ITEMS", 16)
+    monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 16)
 
 
 def buried(tmp_path: Path) -> tuple[Driven, Consumer]:

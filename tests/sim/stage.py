@@ -193,8 +193,8 @@ def staged(world: World, directory: Path) -> Iterator[None]:
         ("qmq.net.backoff.random", chance),
         ("qmq.net.link.Heartbeat", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
-        ("qmq.storage.item_log.MEMORY_ITEMS", _MEMORY_ITEMS),
-        ("qmq.storage.schedule.MEMORY_ITEMS", _MEMORY_ITEMS),
+        ("qmq.storage.error_log.item_file.MEMORY_ITEMS", _MEMORY_ITEMS),
+        ("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", _MEMORY_ITEMS),
     ]
     undo: list[Callable[[], None]] = []
     try:

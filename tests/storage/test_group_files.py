@@ -15,12 +15,14 @@ import pytest
 
 from qmq.errors import StorageFailed, SyncFailed
 from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.storage import item_log, runs, schedule
 from qmq.storage.disk.disk import Disk
-from qmq.storage.item_log import ItemLog, ItemLogClaim
+from qmq.storage.error_log import item_file as item_log
+from qmq.storage.error_log import sorted_runs as runs
+from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
+from qmq.storage.error_log.sorted_runs import Items
+from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.repair import Outcome, repair
-from qmq.storage.runs import Items
-from qmq.storage.schedule import Schedule, ScheduleClaim
 from qmq.storage.store import Store
 from qmq.storage.verify import verify
 from qmq.storage.verify_groups import SET_ASIDE

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
-from qmq.storage import runs, schedule
 from qmq.storage.disk.disk import Disk
-from qmq.storage.runs import run_paths, sweep
+from qmq.storage.error_log import sorted_runs as runs
+from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log.sorted_runs import run_paths, sweep
 from tests.storage.test_schedule import DTYPE, filled, pairs_of, restarted
 
 

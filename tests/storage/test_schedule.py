@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.storage import runs, schedule
 from qmq.storage.disk.disk import Disk
-from qmq.storage.runs import Items
-from qmq.storage.schedule import Schedule
+from qmq.storage.error_log import sorted_runs as runs
+from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log.sorted_runs import Items
+from qmq.storage.error_log.timer_queue import Schedule
 from tests.storage.faults import FaultyDisk
 
 DTYPE = np.dtype([("due_us", "<u8"), ("number", "<u8"), ("what", "<u4"), ("crc", "<u4")])

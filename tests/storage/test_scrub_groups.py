@@ -11,8 +11,11 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.storage import item_log, runs, schedule, scrub_groups
+from qmq.storage import scrub_groups
 from qmq.storage.disk.disk import Disk
+from qmq.storage.error_log import item_file as item_log
+from qmq.storage.error_log import sorted_runs as runs
+from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.scrub_groups import GroupReader, PullReader
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk

@@ -15,7 +15,7 @@ import numpy as np
 
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
-from qmq.storage.runs import Items, Run, RunClaim, RunOwner, seal
+from qmq.storage.error_log.sorted_runs import Items, Run, RunClaim, RunOwner, seal
 
 #: Items that may be in memory only: more become a run. With more items altogether a run is a part of them in RUNS, so
 #: that runs grow in number with the logarithm of it.

@@ -15,7 +15,7 @@ import numpy as np
 from qmq.errors import StorageError
 from qmq.intervals import Intervals
 from qmq.storage.disk.disk import Disk
-from qmq.storage.runs import Items, Run, RunClaim, RunOwner, seal
+from qmq.storage.error_log.sorted_runs import Items, Run, RunClaim, RunOwner, seal
 
 #: So many items are in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096

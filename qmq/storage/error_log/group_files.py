@@ -19,8 +19,10 @@ from qmq.errors import StorageError
 from qmq.format.layout import DELAY_DTYPE, RETRY_DTYPE
 from qmq.storage.checkpoint import Hole
 from qmq.storage.disk.disk import Disk
+from qmq.storage.error_log.item_file import ItemLog
+from qmq.storage.error_log.sorted_runs import RunSync, sweep
+from qmq.storage.error_log.timer_queue import Schedule
 from qmq.storage.group_claim import DUE_NAME, GROUPS_NAME, GroupClaim, Runs
-from qmq.storage.item_log import ItemLog
 from qmq.storage.pull_log.log import PullLog, PullSync
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
@@ -31,8 +33,6 @@ from qmq.storage.pull_log.records import (
     remove_pull_files,
     rewrite_pull_log,
 )
-from qmq.storage.runs import RunSync, sweep
-from qmq.storage.schedule import Schedule
 from qmq.storage.scrub_groups import GroupReader, PullReader, RunReader
 
 Owner = Schedule | ItemLog
