@@ -29,15 +29,15 @@ from qmq.format.layout import (
     RETRY_DTYPE,
     SCHEDULE_HEADER_SIZE,
 )
-from qmq.storage.checkpoint import read_checkpoint
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import write_fully
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.error_log.sorted_runs import Run, RunClaim
-from qmq.storage.identity import pack_identity, read_copies
+from qmq.storage.meta.checkpoint import read_checkpoint
+from qmq.storage.meta.identity import pack_identity, read_copies
+from qmq.storage.meta.subjects import check_header, parse_records
 from qmq.storage.pull_log.records import read_pull_log
-from qmq.storage.subjects import check_header, parse_records
 from tests.sim.disk import SimulatedDisk
 
 _ROOT: Final = Path("/data")

@@ -17,13 +17,13 @@ from qmq.format.batch import Header
 from qmq.format.layout import INDEX_DTYPE
 from qmq.history.files import Files, LocalFiles
 from qmq.history.segments import INDEX, MESSAGES, SegmentSource, index_pieces
-from qmq.storage.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
 from qmq.storage.disk.dir_lock import holder_of
 from qmq.storage.disk.disk import Disk
-from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, write_receipt
 from qmq.storage.message_log.reader import Scanner
 from qmq.storage.message_log.segment import ForeignSegment, Owner, Segment, list_bases
+from qmq.storage.meta.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
+from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 
 
 class DataDirectory(NamedTuple):

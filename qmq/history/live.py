@@ -7,8 +7,8 @@ from pathlib import Path
 
 from qmq.storage.disk.dir_lock import holder_of
 from qmq.storage.disk.disk import Disk
-from qmq.storage.identity import latest, read_copies
 from qmq.storage.message_log.segment import segment_path
+from qmq.storage.meta.identity import latest, read_copies
 
 
 def is_live(directory: Path) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.storage.checkpoint import PREFIX, CheckpointFile
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.identity import IdentityCopy
+from qmq.storage.meta.checkpoint import PREFIX, CheckpointFile
+from qmq.storage.meta.identity import IdentityCopy
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.recovery import Facts, Tail
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Owner, Segment, pack_header, remove_unfinished
+from qmq.storage.meta.checkpoint import SegmentSpan
 
 
 class SegmentFile(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Final
 
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import EntryRow, runs_of, stored_names, validate_stored_header
-from qmq.storage.checkpoint import PartitionClaim
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.message_log.segment import Segment
-from qmq.storage.subjects import INTERNAL, SubjectTable
+from qmq.storage.meta.checkpoint import PartitionClaim
+from qmq.storage.meta.subjects import INTERNAL, SubjectTable
 
 #: Begins a name that no client may use; the subject's number follows.
 LOST_PREFIX: Final = f"{INTERNAL}lost-"

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log.group_files import GroupFiles
-from qmq.storage.identity import IdentityFile
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.sparse_index import SegmentIndex
+from qmq.storage.meta.checkpoint import Hole, PartitionClaim
+from qmq.storage.meta.identity import IdentityFile
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery import RecoveryReport
-from qmq.storage.subjects import SubjectTable
 
 SUBJECTS_NAME: Final = "subjects"
 CONSUMER_LOG_NAME: Final = "consumer-log"

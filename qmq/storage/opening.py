@@ -16,38 +16,38 @@ import numpy as np
 
 from qmq.errors import BadBytes, ForeignFile, InvalidOption, StorageError
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import (
-    Claims,
-    checkpoint_path,
-    list_checkpoints,
-    read_checkpoint,
-)
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure, make_directory
 from qmq.storage.disk.envelope import FileState
 from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.facts import facts_of
-from qmq.storage.gaps import Gaps
-from qmq.storage.group_claim import GROUP_STATE
-from qmq.storage.identity import (
+from qmq.storage.lost_names import LogReader, restore_names
+from qmq.storage.making import make_identity, with_partitions
+from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
+from qmq.storage.meta.checkpoint import (
+    Claims,
+    checkpoint_path,
+    list_checkpoints,
+    read_checkpoint,
+)
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.group_claim import GROUP_STATE
+from qmq.storage.meta.identity import (
     Identity,
     IdentityFile,
     PartitionIdentity,
     latest,
     read_copies,
 )
-from qmq.storage.lost_names import LogReader, restore_names
-from qmq.storage.making import make_identity, with_partitions
-from qmq.storage.message_log.partition_log import MessageLog
-from qmq.storage.message_log.segment import Owner
-from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
 from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.replay import PartitionReplay
 from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order
-from qmq.storage.subjects import SubjectTable
 
 #: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
 CHECKED_LOG_BYTES: Final = 1 << 30

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
-from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import Room
@@ -24,12 +23,13 @@ from qmq.storage.message_log.fetch import Fetch
 from qmq.storage.message_log.page_cache import Places
 from qmq.storage.message_log.segment import Place, segment_path
 from qmq.storage.message_log.sparse_index import Records, derive_index
+from qmq.storage.meta.checkpoint import SegmentSpan
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.opened import Opened
 from qmq.storage.partition import Partition
 from qmq.storage.recovery import RecoveryReport
 from qmq.storage.scrub import SegmentReader
 from qmq.storage.sequences import merge_by_sequence
-from qmq.storage.subjects import SubjectTable
 
 _CHUNK_ROWS: Final = 4_096
 

@@ -10,8 +10,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qmq.storage.checkpoint import Hole
 from qmq.storage.disk.envelope import FileState
+from qmq.storage.meta.checkpoint import Hole
 
 
 class Tail(enum.Flag):

@@ -18,11 +18,11 @@ from qmq.errors import InvalidOption
 from qmq.storage.consumer_log.header import ENTRIES_SUFFIX, ORDER_SUFFIX
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.findings import Finding, Report
-from qmq.storage.group_claim import DELAYED_NAME
-from qmq.storage.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.meta.group_claim import DELAYED_NAME
+from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.opened import StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.recovery import RecoveryReport

@@ -16,7 +16,6 @@ import numpy as np
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.batch import EntryRow, Header
 from qmq.format.layout import ENTRY_DTYPE, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.consumer_log.subject_order import Rows
@@ -31,8 +30,9 @@ from qmq.storage.message_log.segment import (
     list_bases,
     segment_path,
 )
+from qmq.storage.meta.checkpoint import Hole, PartitionClaim, SegmentSpan
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery import PartitionReport, Tail
-from qmq.storage.subjects import SubjectTable
 
 _GATHER_ROWS: Final = 4_096
 

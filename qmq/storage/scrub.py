@@ -23,10 +23,10 @@ from qmq.format.layout import (
     SEGMENT_HEADER_SIZE,
 )
 from qmq.format.salvage import Marks, marks_of, undecodable_in
-from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import Owner, check_header, segment_path
+from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 
 #: Read at once. Checking so much takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has one
 #: small message.

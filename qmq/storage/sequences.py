@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.storage.checkpoint import Hole
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.gaps import Gaps
-from qmq.storage.subjects import SubjectTable
+from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.subjects import SubjectTable
 
 _CHUNK_ROWS: Final = 65_536
 _NO_LIMIT: Final = np.uint64(2**64 - 1)

@@ -18,20 +18,20 @@ import numpy.typing as npt
 from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import EntryRow
 from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Hole
-from qmq.storage.checkpointed import Checkpointed
-from qmq.storage.checkpointing import Checkpoint
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
-from qmq.storage.group_claim import DELAYED_NAME
 from qmq.storage.message_log.bad_ranges import KnownBad
 from qmq.storage.message_log.cold_reads import NotAtHand, Read
 from qmq.storage.message_log.drop import OldSegment, Stretches, stretches_of
 from qmq.storage.message_log.fetch import Fetch
 from qmq.storage.message_log.sparse_index import SegmentIndex
+from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.meta.checkpointed import Checkpointed
+from qmq.storage.meta.group_claim import DELAYED_NAME
+from qmq.storage.meta.take_checkpoint import Checkpoint
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.opening import open_directory
 from qmq.storage.partition import Partition

@@ -14,24 +14,24 @@ from typing import Final
 import numpy as np
 
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
-from qmq.storage import identity as identities
-from qmq.storage.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole
 from qmq.storage.disk.envelope import FileState
 from qmq.storage.findings import Count, Finding, Report
-from qmq.storage.gaps import Gaps
-from qmq.storage.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
-from qmq.storage.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.message_log.archive_receipt import SUFFIX as RECEIPT_SUFFIX
 from qmq.storage.message_log.archive_receipt import parse_receipt
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import Owner, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
+from qmq.storage.meta import identity as identities
+from qmq.storage.meta.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
+from qmq.storage.meta.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
+from qmq.storage.meta.subjects import Records, check_header, parse_records
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_log.records import PULL_LOG_NAME
-from qmq.storage.subjects import Records, check_header, parse_records
 from qmq.storage.verify_groups import GroupsCheck, group_claims
 from qmq.storage.verify_log import PartitionCheck
 from qmq.storage.verify_sequences import SequenceCheck, in_stored_order

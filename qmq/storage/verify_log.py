@@ -35,7 +35,6 @@ from qmq.format.layout import (
     RUN_REPLAYED,
     SEGMENT_HEADER_SIZE,
 )
-from qmq.storage.checkpoint import Hole, PartitionClaim
 from qmq.storage.consumer_log.header import DerivedHeader, entries_path, order_path, parse_derived
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, read_fully
@@ -43,6 +42,7 @@ from qmq.storage.findings import Report
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import ForeignSegment, Owner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
+from qmq.storage.meta.checkpoint import Hole, PartitionClaim
 from qmq.storage.verify_batches import BatchColumns
 from qmq.storage.verify_rows import DerivedCheck, check_order
 

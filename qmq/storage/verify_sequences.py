@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.findings import Report
-from qmq.storage.gaps import Gaps
+from qmq.storage.meta.gaps import Gaps
 from qmq.storage.verify_log import Stored
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"

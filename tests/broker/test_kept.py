@@ -15,9 +15,9 @@ from qmq.broker.kept import BadState, whole
 from qmq.broker.limits import BrokerLimits
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.starting import open_broker
-from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
+from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven

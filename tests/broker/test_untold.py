@@ -16,9 +16,9 @@ from qmq.broker.commands import Administer
 from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind, Verdict
 from qmq.errors import Fenced
-from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import Disk
-from qmq.storage.group_claim import GROUP_STATE, GroupClaim
+from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
+from qmq.storage.meta.group_claim import GROUP_STATE, GroupClaim
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven

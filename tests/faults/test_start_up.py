@@ -37,9 +37,9 @@ from qmq.format.layout import (
 )
 from qmq.settings import Settings
 from qmq.starting import ClockNotSet
-from qmq.storage.checkpoint import list_checkpoints
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
+from qmq.storage.meta.checkpoint import list_checkpoints
 from qmq.storage.verify import verify
 from qmq.wiring import RunningBroker
 from tests.broker_process import running

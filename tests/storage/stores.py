@@ -12,7 +12,7 @@ import numpy as np
 from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.storage.disk.disk import Disk
-from qmq.storage.identity import Identity, read_copies
+from qmq.storage.meta.identity import Identity, read_copies
 from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
 from qmq.storage.verify import verify

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageFailed, StorageFull
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
-from qmq.storage.checkpoint import (
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
+from qmq.storage.meta.checkpoint import (
     Claims,
     Hole,
     PartitionClaim,
@@ -22,9 +24,7 @@ from qmq.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from qmq.storage.disk.disk import Disk
-from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
-from qmq.storage.gaps import Gaps
+from qmq.storage.meta.gaps import Gaps
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 

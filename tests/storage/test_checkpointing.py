@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageError
-from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import is_sealed_index
+from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, kill, open_store, segment_files, verified
 

@@ -11,9 +11,9 @@ import pytest
 
 from qmq.format.batch import BatchLimits, check_batch, header_crc_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
-from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.reader import candidates
+from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.store import Store
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import BadBytes
-from qmq.storage.gaps import Gaps
+from qmq.storage.meta.gaps import Gaps
 
 GAP = st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 12)).map(lambda g: (g[0], g[1], g[1] + g[2]))
 

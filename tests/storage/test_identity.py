@@ -12,7 +12,7 @@ from qmq.errors import BadBytes, StorageFailed, StorageFull
 from qmq.format.layout import MAX_POSITION_BASE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.identity import (
+from qmq.storage.meta.identity import (
     COPY_NAMES,
     Identity,
     IdentityCopy,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
-from qmq.storage.checkpoint import Hole
 from qmq.storage.disk.disk import Disk
+from qmq.storage.meta.checkpoint import Hole
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk, copy_killed
 from tests.storage.stops import Rebooted, fill, killed, reopened

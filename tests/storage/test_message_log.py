@@ -10,9 +10,9 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.message_log.partition_log import MAPS_KEPT, MessageLog
 from qmq.storage.message_log.segment import Owner, Segment, list_bases
+from qmq.storage.meta.checkpoint import SegmentSpan
 from tests.storage.faults import FaultyDisk
 
 OWNER = Owner(b"\1\2\3\4\5\6", 0)

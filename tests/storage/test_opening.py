@@ -12,7 +12,7 @@ import pytest
 
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.storage.disk.disk import Buffer, Disk
-from qmq.storage.identity import COPY_NAMES
+from qmq.storage.meta.identity import COPY_NAMES
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

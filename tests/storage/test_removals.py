@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageError
-from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.removals import Removals
+from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.repair import repair
 from qmq.storage.store import Store
 from qmq.storage.verify import verify

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError
-from qmq.storage.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner, pack_header
+from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.repair import Outcome, Repair, repair
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk

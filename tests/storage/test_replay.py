@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from qmq.errors import StorageError
-from qmq.storage.checkpoint import Hole, list_checkpoints, read_checkpoint
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.rebuild import Damaged
 from qmq.storage.disk.disk import Disk
-from qmq.storage.identity import read_copies
 from qmq.storage.message_log.segment import Owner
+from qmq.storage.meta.checkpoint import Hole, list_checkpoints, read_checkpoint
+from qmq.storage.meta.identity import read_copies
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery import Tail
 from qmq.storage.replay import PartitionReplay
-from qmq.storage.subjects import SubjectTable
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import (

@@ -18,10 +18,10 @@ from qmq.format.layout import (
     IDENTITY_VERSION,
     SEGMENT_HEADER_SIZE,
 )
-from qmq.storage.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, read_envelope
-from qmq.storage.identity import COPY_NAMES, pack_identity
+from qmq.storage.meta.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
+from qmq.storage.meta.identity import COPY_NAMES, pack_identity
 from qmq.storage.recovery import Source
 from qmq.storage.verify import verify
 from tests.storage.disks import HastyDisk

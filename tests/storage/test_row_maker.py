@@ -9,8 +9,8 @@ import numpy as np
 from qmq.format.batch import parse_header
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.store import Store
-from qmq.storage.subjects import SubjectTable
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import NOW_US, Sender, kill, options
 

@@ -13,10 +13,10 @@ from qmq.errors import StorageFailed
 from qmq.format.batch import BatchLimits, Header, check_batch, mark_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_MAGIC, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Hole
 from qmq.storage.message_log import reader as scan
 from qmq.storage.message_log.reader import Found, Scanner, candidates
 from qmq.storage.message_log.segment import Owner, Segment
+from qmq.storage.meta.checkpoint import Hole
 from tests.storage.faults import FaultyDisk
 
 OWNER = Owner(b"store1", 0)

@@ -16,9 +16,9 @@ from qmq.format.batch import parse_header, validate_stored_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from qmq.storage import scrub
-from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
+from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.scrub import Damage, Pace, SegmentReader
 from qmq.storage.store import Store
 from tests.storage.disks import HastyDisk

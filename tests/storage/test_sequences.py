@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
+from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.sequences import SequenceReplay, rows_in_order
-from qmq.storage.subjects import SubjectTable
 from tests.storage.disks import HastyDisk
 
 STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 5)), max_size=40)

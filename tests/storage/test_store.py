@@ -16,8 +16,8 @@ from qmq.errors import (
     TooManySubjects,
 )
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import Disk
+from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stops import open_again

@@ -15,9 +15,9 @@ from qmq.errors import (
     StorageFull,
     SyncFailed,
 )
-from qmq.storage.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.disk.disk import Disk
-from qmq.storage.identity import read_copies
+from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
+from qmq.storage.meta.identity import read_copies
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stops import fill, open_again

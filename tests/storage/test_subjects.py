@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, ForeignFile, StorageFull
 from qmq.storage.disk.disk import Disk
-from qmq.storage.subjects import (
+from qmq.storage.meta.subjects import (
     RECORD_SIZE,
     SUBJECTS_HEADER_SIZE,
     SubjectTable,

@@ -28,7 +28,7 @@ from qmq.format.layout import (
 from qmq.history.data_directory import open_data_directory
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Buffer, Disk
-from qmq.storage.identity import IdentityFile, latest, read_copies
+from qmq.storage.meta.identity import IdentityFile, latest, read_copies
 from qmq.storage.repair import Outcome, repair
 from qmq.storage.store import Store
 from qmq.storage.verify import Report, verify

@@ -9,7 +9,7 @@ import numpy as np
 from qmq.format.batch import EntryRow, Header, entries_of, entry_flags, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN, RUN_SIZE
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.subjects import SubjectTable
+from qmq.storage.meta.subjects import SubjectTable
 
 _ONE_RUN_TABLE: Final = BATCH_HEADER_SIZE + RUN_SIZE
 #: Tables that name one subject are remembered while a log is replayed: so many, of fewer bytes than this.

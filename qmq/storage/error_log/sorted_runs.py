@@ -27,7 +27,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
-from qmq.storage.identity import COPY_NAMES
+from qmq.storage.meta.identity import COPY_NAMES
 
 #: Items of a run that are in memory at once.
 BLOCK_ITEMS: Final = 128

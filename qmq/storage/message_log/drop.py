@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
-from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.consumer_log.sealed_segment import STORED_AT, SealedSegment
 from qmq.storage.consumer_log.sealed_set import SealedSegments
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully
 from qmq.storage.message_log.archive_receipt import read_receipt
 from qmq.storage.message_log.segment import Owner, segment_path
+from qmq.storage.meta.checkpoint import SegmentSpan
 
 Numbers = npt.NDArray[np.uint32]
 Sequences = npt.NDArray[np.uint64]

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 from qmq.errors import BadBytes, StorageError, StorageFailed, SyncFailed
 from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import SegmentSpan
 from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully
 from qmq.storage.message_log.bad_ranges import KnownBad, UnreadableRanges
 from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.message_log.segment import Owner, Place, Segment, segment_path
+from qmq.storage.meta.checkpoint import SegmentSpan
 
 #: Sealed segments that stay mapped, the most lately read ones.
 MAPS_KEPT: Final = 64

@@ -15,9 +15,9 @@ import numpy as np
 from qmq.errors import BadBatch
 from qmq.format.batch import Header, header_crc_of, parse_header, validate_stored, validate_stored_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, SEGMENT_HEADER_SIZE
-from qmq.storage.checkpoint import Hole
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.segment import Segment
+from qmq.storage.meta.checkpoint import Hole
 
 #: How much is read at once; more only for a larger batch.
 WINDOW_BYTES: Final = 8 << 20

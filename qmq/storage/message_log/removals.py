@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.storage.checkpoint import Hole, SegmentSpan
 from qmq.storage.consumer_log.header import entries_path, order_path
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.archive_receipt import receipt_path
 from qmq.storage.message_log.segment import segment_path
 from qmq.storage.message_log.sparse_index import index_path
+from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 
 
 class Removals:

@@ -24,8 +24,8 @@ from qmq.errors import BadBytes
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk, failure, write_atomically
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
-from qmq.storage.gaps import Gaps
-from qmq.storage.group_claim import GROUP_STATE, GroupClaim
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.group_claim import GROUP_STATE, GroupClaim
 
 PREFIX: Final = "checkpoint-"
 KEPT: Final = 2

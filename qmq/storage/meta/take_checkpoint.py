@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from qmq.storage.checkpoint import Claims, SubjectsClaim, write_checkpoint
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.error_log.group_files import GroupSync
-from qmq.storage.gaps import Gaps
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.removals import Removals
 from qmq.storage.message_log.sparse_index import SegmentIndex
-from qmq.storage.subjects import SubjectTable
+from qmq.storage.meta.checkpoint import Claims, SubjectsClaim, write_checkpoint
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.subjects import SubjectTable
 
 
 def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:

@@ -29,7 +29,7 @@ from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
 from qmq.names import MAX_SUBJECT_BYTES  # bounds what a rotten size can claim
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_atomically, write_fully
 from qmq.storage.disk.fsync import SureSync
-from qmq.storage.gaps import Gaps
+from qmq.storage.meta.gaps import Gaps
 
 SUBJECTS_HEADER: Final = struct.Struct("<8sH6s12sI")
 SUBJECTS_HEADER_SIZE: Final = 32

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from qmq.errors import StorageError, SyncFailed
-from qmq.storage.checkpoint import Claims, PartitionClaim, SegmentSpan
-from qmq.storage.checkpointing import Checkpoint, claim_subjects
 from qmq.storage.disk.dir_lock import DirectoryLock
-from qmq.storage.gaps import Gaps
-from qmq.storage.group_claim import GROUP_STATE
-from qmq.storage.identity import IdentityFile
 from qmq.storage.message_log.drop import OldSegment, Stretches
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.sparse_index import SegmentIndex
+from qmq.storage.meta.checkpoint import Claims, PartitionClaim, SegmentSpan
+from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.group_claim import GROUP_STATE
+from qmq.storage.meta.identity import IdentityFile
+from qmq.storage.meta.take_checkpoint import Checkpoint, claim_subjects
 from qmq.storage.opened import CONSUMER_LOG_NAME, Opened
 from qmq.storage.partition import Partition
 from qmq.storage.readable import Readable
