@@ -15,7 +15,7 @@ from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.meta.checkpoint import Hole, PartitionClaim
 from qmq.storage.meta.identity import IdentityFile
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.recovery import RecoveryReport
+from qmq.storage.recovery.decide import RecoveryReport
 
 SUBJECTS_NAME: Final = "subjects"
 CONSUMER_LOG_NAME: Final = "consumer-log"

@@ -27,9 +27,9 @@ from qmq.storage.meta.checkpoint import SegmentSpan
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.opened import Opened
 from qmq.storage.partition import Partition
-from qmq.storage.recovery import RecoveryReport
+from qmq.storage.recovery.decide import RecoveryReport
+from qmq.storage.recovery.sequences import merge_by_sequence
 from qmq.storage.scrub import SegmentReader
-from qmq.storage.sequences import merge_by_sequence
 
 _CHUNK_ROWS: Final = 4_096
 

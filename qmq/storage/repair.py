@@ -24,8 +24,8 @@ from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.meta.group_claim import DELAYED_NAME
 from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.opened import StoreOptions
-from qmq.storage.opening import open_directory
-from qmq.storage.recovery import RecoveryReport
+from qmq.storage.recovery.decide import RecoveryReport
+from qmq.storage.recovery.open import open_directory
 from qmq.storage.repair_runs import Place, repair_runs
 from qmq.storage.store import Store
 from qmq.storage.verify import Progress, verify_one

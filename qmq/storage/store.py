@@ -33,11 +33,11 @@ from qmq.storage.meta.checkpointed import Checkpointed
 from qmq.storage.meta.group_claim import DELAYED_NAME
 from qmq.storage.meta.take_checkpoint import Checkpoint
 from qmq.storage.opened import Opened, StoreOptions
-from qmq.storage.opening import open_directory
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
-from qmq.storage.recovery import RecoveryReport
+from qmq.storage.recovery.decide import RecoveryReport
+from qmq.storage.recovery.open import open_directory
 from qmq.storage.scrub import Damage
 
 __all__ = [

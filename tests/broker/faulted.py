@@ -14,7 +14,7 @@ from qmq.broker.core import Broker
 from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
 from qmq.storage.disk.disk import Disk
-from qmq.storage.recovery import Source
+from qmq.storage.recovery.decide import Source
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify import verify
 from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer

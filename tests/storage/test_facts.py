@@ -8,10 +8,10 @@ import pytest
 
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.facts import facts_of
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
-from qmq.storage.recovery import Facts
+from qmq.storage.recovery.decide import Facts
+from qmq.storage.recovery.facts import facts_of
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 

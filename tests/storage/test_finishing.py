@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.storage.disk.disk import Disk
-from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Owner, Segment, check_header, segment_path
 from qmq.storage.meta.checkpoint import SegmentSpan
+from qmq.storage.recovery.finish_log import ReadLog, SegmentFile
 
 OWNER = Owner(b"store!", 0)
 FIRST, SECOND, FLOOR, SIZE = 4_096, 12_288, 40_960, 8_192

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
-from qmq.storage.lost_names import LOST_PREFIX, LogReader, restore_names
 from qmq.storage.meta.checkpoint import Claims, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable, parse_records
+from qmq.storage.recovery.lost_names import LOST_PREFIX, LogReader, restore_names
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 

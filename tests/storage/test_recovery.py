@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.recovery import Action, Facts, Plan, Source, Tail, decide
+from qmq.storage.recovery.decide import Action, Facts, Plan, Source, Tail, decide
 
 STATES = list(FileState)
 TAILS = [Tail(bits) for bits in range(32)]

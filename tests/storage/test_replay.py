@@ -15,8 +15,8 @@ from qmq.storage.message_log.segment import Owner
 from qmq.storage.meta.checkpoint import Hole, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.recovery import Tail
-from qmq.storage.replay import PartitionReplay
+from qmq.storage.recovery.decide import Tail
+from qmq.storage.recovery.replay import PartitionReplay
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import (

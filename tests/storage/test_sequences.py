@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.sequences import SequenceReplay, rows_in_order
+from qmq.storage.recovery.sequences import SequenceReplay, rows_in_order
 from tests.storage.disks import HastyDisk
 
 STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 5)), max_size=40)
@@ -129,7 +129,7 @@ def test_rows_of_several_partitions_come_as_they_were_stored(
 def test_pieces_of_several_partitions_are_cut_where_rows_may_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.storage.sequences._CHUNK_ROWS", 3)
+    monkeypatch.setattr("qmq.storage.recovery.sequences._CHUNK_ROWS", 3)
     logs = [ConsumerLog.open(HastyDisk(), tmp_path / "c" / str(number), number, b"store1") for number in range(2)]
     for log in logs:
         log.load([], 0)

@@ -21,9 +21,6 @@ from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure, make_directory
 from qmq.storage.disk.envelope import FileState
 from qmq.storage.error_log.group_files import GroupFiles
-from qmq.storage.facts import facts_of
-from qmq.storage.lost_names import LogReader, restore_names
-from qmq.storage.making import make_identity, with_partitions
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
@@ -45,9 +42,12 @@ from qmq.storage.meta.identity import (
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
 from qmq.storage.pull_log.log import FILE_BYTES
-from qmq.storage.recovery import Action, Facts, RecoveryReport, Tail, decide
-from qmq.storage.replay import PartitionReplay
-from qmq.storage.sequences import SequenceReplay, missing_sequences, rows_in_order
+from qmq.storage.recovery.create import make_identity, with_partitions
+from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide
+from qmq.storage.recovery.facts import facts_of
+from qmq.storage.recovery.lost_names import LogReader, restore_names
+from qmq.storage.recovery.replay import PartitionReplay
+from qmq.storage.recovery.sequences import SequenceReplay, missing_sequences, rows_in_order
 
 #: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
 CHECKED_LOG_BYTES: Final = 1 << 30

@@ -20,7 +20,6 @@ from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
-from qmq.storage.finishing import ReadLog, SegmentFile
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.reader import Found, Scanner
 from qmq.storage.message_log.segment import (
@@ -32,7 +31,8 @@ from qmq.storage.message_log.segment import (
 )
 from qmq.storage.meta.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.recovery import PartitionReport, Tail
+from qmq.storage.recovery.decide import PartitionReport, Tail
+from qmq.storage.recovery.finish_log import ReadLog, SegmentFile
 
 _GATHER_ROWS: Final = 4_096
 

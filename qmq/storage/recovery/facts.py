@@ -9,7 +9,7 @@ from qmq.storage.disk.envelope import FileState
 from qmq.storage.meta.checkpoint import PREFIX, CheckpointFile
 from qmq.storage.meta.identity import IdentityCopy
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
-from qmq.storage.recovery import Facts, Tail
+from qmq.storage.recovery.decide import Facts, Tail
 
 
 def facts_of(
