@@ -22,7 +22,7 @@ from qmq.net.server import Server, ServerOptions
 from qmq.net.wire import Frame
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 
 _START_US: Final = 1_700_000_000_000_000
 #: Callbacks in one go beyond which something goes round for ever.

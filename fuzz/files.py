@@ -24,7 +24,7 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.starting import open_broker
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 
 NOW: Final = Now(1_000_000, 1_700_000_000_000_000)

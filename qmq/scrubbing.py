@@ -17,9 +17,9 @@ from qmq.broker.commands import Now
 from qmq.broker.core import Broker
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
-from qmq.storage.scrub import Pace, SegmentReader, Step
-from qmq.storage.scrub_groups import GroupReader, GroupStep
 from qmq.storage.store import Store
+from qmq.storage.verify.scrub import Pace, SegmentReader, Step
+from qmq.storage.verify.scrub_groups import GroupReader, GroupStep
 
 log = logging.getLogger("qmq.broker")
 

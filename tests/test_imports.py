@@ -91,8 +91,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.restoring",
         "qmq.settings",
         "qmq.storage.disk.disk",
-        "qmq.storage.repair",
-        "qmq.storage.verify",
+        "qmq.storage.verify.repair",
+        "qmq.storage.verify.verify",
         "qmq.wiring",
         "qmq_spark.parquet_archiving",  # which needs pyarrow, and no Spark
     ),

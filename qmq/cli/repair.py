@@ -20,8 +20,8 @@ from qmq.cli.tables import print_table
 from qmq.cli.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
-from qmq.storage.repair import Outcome, Repair, Treated
-from qmq.storage.repair import repair as repair_directory
+from qmq.storage.verify.repair import Outcome, Repair, Treated
+from qmq.storage.verify.repair import repair as repair_directory
 
 _COLOURS = {Outcome.LEFT: "red", Outcome.GIVEN_UP: "red"}
 

@@ -17,8 +17,8 @@ from qmq.cli.progress import reading_bar
 from qmq.cli.tables import print_table
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import Finding, Report
-from qmq.storage.verify import verify as verify_directory
+from qmq.storage.verify.verify import Finding, Report
+from qmq.storage.verify.verify import verify as verify_directory
 
 
 class InUse(CommandFailed):

@@ -29,7 +29,7 @@ from qmq.storage.opened import Opened
 from qmq.storage.partition import Partition
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.sequences import merge_by_sequence
-from qmq.storage.scrub import SegmentReader
+from qmq.storage.verify.scrub import SegmentReader
 
 _CHUNK_ROWS: Final = 4_096
 

@@ -38,7 +38,7 @@ from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import open_directory
-from qmq.storage.scrub import Damage
+from qmq.storage.verify.scrub import Damage
 
 __all__ = [
     "Checkpoint",

@@ -16,7 +16,7 @@ from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.recovery.decide import Source
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer
 from tests.storage.faults import FaultyDisk
 

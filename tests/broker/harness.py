@@ -27,7 +27,7 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 
 PRODUCER = b"p" * 16
 START_US = 1_700_000_000_000_000

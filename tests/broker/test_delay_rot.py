@@ -21,8 +21,8 @@ from qmq.format.ids import MessageId
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
-from qmq.storage.findings import Report
-from qmq.storage.verify import verify
+from qmq.storage.verify.report import Report
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, delay, follow
 from tests.storage.disks import HastyDisk

@@ -12,7 +12,7 @@ from qmq.broker.effects import Sent
 from qmq.errors import SyncFailed
 from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, command, crash, delay, follow, pulled
 

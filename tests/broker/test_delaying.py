@@ -15,8 +15,8 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US
 from qmq.format.pieces import Run
 from qmq.storage.disk.disk import Disk
-from qmq.storage.repair import Outcome, repair
-from qmq.storage.verify import verify
+from qmq.storage.verify.repair import Outcome, repair
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import PRODUCER, START_US, Driven
 from tests.storage.disks import HastyDisk
 

@@ -19,7 +19,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
 

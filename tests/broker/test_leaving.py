@@ -15,7 +15,7 @@ from qmq.broker.kinds import LEAVING_RANGES, Leaving
 from qmq.broker.limits import BrokerLimits
 from qmq.errors import Fenced
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.long_turns import LAPSE_MS, lapse, leave
 from tests.broker.test_consuming import Consumer, killed

@@ -16,7 +16,7 @@ from qmq.format.private import is_private, private_batch
 from qmq.format.restored import numbered, restored_batches
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, killed

@@ -14,7 +14,7 @@ import pytest
 from qmq.broker.effects import Messages, Refused, Subscribed
 from qmq.broker.kinds import Kind
 from qmq.errors import StorageError, StorageFull
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.faulted import FaultedBroker
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many

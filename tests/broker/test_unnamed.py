@@ -12,7 +12,7 @@ from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.records import PullRecord, pull_file_path, read_pull_log
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 from tests.broker.test_handovers import done, over

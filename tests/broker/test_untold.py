@@ -20,7 +20,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.group_claim import GROUP_STATE, GroupClaim
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
 from tests.storage.disks import HastyDisk

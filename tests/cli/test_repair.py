@@ -14,8 +14,8 @@ from qmq.cli.main import cli
 from qmq.cli.repair import _print_table
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.findings import Finding
-from qmq.storage.repair import Outcome, Repair, Treated
+from qmq.storage.verify.repair import Outcome, Repair, Treated
+from qmq.storage.verify.report import Finding
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 

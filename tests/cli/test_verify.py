@@ -17,7 +17,7 @@ from qmq.cli.verify import _print_table
 from qmq.settings import Settings
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.findings import Report
+from qmq.storage.verify.report import Report
 from qmq.wiring import RunningBroker
 
 BODY = b"something that is easy to find"

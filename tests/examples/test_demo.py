@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import qmq
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.ledger import Tally
 from tests.faults.worker import REASON

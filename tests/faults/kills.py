@@ -29,7 +29,7 @@ from qmq import Client, Message
 from qmq.net import link
 from qmq.net.options import Durability
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.ledger import Ledger, Tally, drain
 from tests.forks import Forks

@@ -15,7 +15,7 @@ import qmq
 from qmq.net import wire
 from qmq.net.wire import Frame, Kind
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.brokers import PATIENCE_S, broker_in, until
 from tests.net.frames import HELLO

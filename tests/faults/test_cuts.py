@@ -22,7 +22,7 @@ from qmq.net.options import Durability
 from qmq.net.wire import FRAME_SIZE, Kind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from qmq.wiring import RunningBroker
 from tests.faults.brokers import until
 from tests.faults.ledger import Ledger, drain, fresh_seed

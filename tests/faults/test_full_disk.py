@@ -13,7 +13,7 @@ from qmq.errors import StorageFull
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import PARTS
 from qmq.storage.pull_log.log import FILE_BYTES
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.faults import small_disks
 from tests.faults.brokers import until
 from tests.faults.ledger import Entry, Ledger, drain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import qmq
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import broker_process
 
 SETTINGS = {

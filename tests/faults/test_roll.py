@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq.storage.disk.disk import Buffer, Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.storage.stores import Sender, close_cleanly, open_store, positions
 
 

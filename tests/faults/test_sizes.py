@@ -15,7 +15,7 @@ from qmq.format.layout import MAX_HEADER_BYTES
 from qmq.net import wire
 from qmq.net.wire import Kind
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import running
 from tests.net.frames import RawClient, frame, sent_fields
 

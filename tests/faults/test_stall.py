@@ -12,7 +12,7 @@ import pytest
 
 import qmq
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
 from tests.faults.brokers import until
 from tests.faults.ledger import Entry, Ledger, drain

@@ -40,7 +40,7 @@ from qmq.starting import ClockNotSet
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail

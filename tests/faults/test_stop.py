@@ -18,7 +18,7 @@ import qmq
 from qmq.net import wire
 from qmq.net.wire import FLUSH, Kind
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess, running
 from tests.faults.brokers import PATIENCE_S, broker_in, until
 from tests.faults.ledger import Ledger, drain

@@ -18,7 +18,7 @@ from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import Selection
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.history.archives import archive
 from tests.history.orders import write_orders
 from tests.storage.stores import close_cleanly, open_store

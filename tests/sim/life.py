@@ -12,7 +12,7 @@ from qmq.broker.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import read_copies
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, runs_of_answer
 from tests.sim.client import Batch, Client, Found, found_in
 from tests.sim.disk import SimulatedDisk

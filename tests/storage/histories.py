@@ -19,8 +19,8 @@ from qmq.broker.commands import Send
 from qmq.broker.effects import Messages, Refused, Sent
 from qmq.format.pieces import read_answer
 from qmq.storage.disk.disk import Disk
-from qmq.storage.findings import Report
-from qmq.storage.verify import verify
+from qmq.storage.verify.report import Report
+from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of
 from tests.storage.disks import HastyDisk
 

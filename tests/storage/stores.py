@@ -15,7 +15,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import Identity, read_copies
 from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 
 NOW_US = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))

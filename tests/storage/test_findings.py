@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.storage.findings import KEPT_PER_FILE, Count, Report
+from qmq.storage.verify.report import KEPT_PER_FILE, Count, Report
 
 
 def test_findings_are_counted_and_bounded_by_file() -> None:

@@ -30,13 +30,13 @@ from qmq.format.pieces import read_answer
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
-from qmq.storage.findings import Report
 from qmq.storage.message_log.segment import Owner, check_header
 from qmq.storage.meta.identity import Identity, read_copies
 from qmq.storage.meta.subjects import SUBJECTS_HEADER_SIZE, parse_records
 from qmq.storage.meta.subjects import check_header as check_subjects_header
-from qmq.storage.verify import verify
-from qmq.storage.verify_batches import BatchColumns
+from qmq.storage.verify.batches import BatchColumns
+from qmq.storage.verify.report import Report
+from qmq.storage.verify.verify import verify
 from tests.storage.histories import (
     Batch,
     History,

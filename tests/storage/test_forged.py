@@ -15,7 +15,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.store import Store
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import (
     NOW_US,

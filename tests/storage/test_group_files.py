@@ -22,10 +22,10 @@ from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.sorted_runs import Items
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
-from qmq.storage.repair import Outcome, repair
 from qmq.storage.store import Store
-from qmq.storage.verify import verify
-from qmq.storage.verify_groups import SET_ASIDE
+from qmq.storage.verify.groups import SET_ASIDE
+from qmq.storage.verify.repair import Outcome, repair
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified

@@ -12,7 +12,7 @@ import pytest
 from qmq.storage.consumer_log import active as journal
 from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, kill, open_store
 

@@ -11,7 +11,7 @@ from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
 from qmq.format.checked import pack_checked
 from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, receipt_path, write_receipt
 from qmq.storage.message_log.segment import Owner, base_of
-from qmq.storage.repair import repair
+from qmq.storage.verify.repair import repair
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files, verified

@@ -14,9 +14,9 @@ from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.removals import Removals
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
-from qmq.storage.repair import repair
 from qmq.storage.store import Store
-from qmq.storage.verify import verify
+from qmq.storage.verify.repair import repair
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import (

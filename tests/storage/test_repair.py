@@ -1,4 +1,4 @@
-"""qmq/storage/repair.py: derived files made again, what a start mends mended, and the rest named and left."""
+"""qmq/storage/verify/repair.py: derived files made again, what a start mends mended, and the rest named and left."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner, pack_header
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
-from qmq.storage.repair import Outcome, Repair, repair
-from qmq.storage.verify import verify
+from qmq.storage.verify.repair import Outcome, Repair, repair
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.histories import Files, History, kind_of, quick_directory, read_files, survive, write_files

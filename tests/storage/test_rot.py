@@ -23,7 +23,7 @@ from qmq.storage.disk.envelope import pack_envelope, read_envelope
 from qmq.storage.meta.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import COPY_NAMES, pack_identity
 from qmq.storage.recovery.decide import Source
-from qmq.storage.verify import verify
+from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk
 from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (

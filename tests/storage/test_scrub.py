@@ -15,12 +15,12 @@ from qmq.errors import BadBatch, StorageFailed
 from qmq.format.batch import parse_header, validate_stored_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
-from qmq.storage import scrub
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
-from qmq.storage.scrub import Damage, Pace, SegmentReader
 from qmq.storage.store import Store
+from qmq.storage.verify import scrub
+from qmq.storage.verify.scrub import Damage, Pace, SegmentReader
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stops import fill

@@ -11,13 +11,13 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.storage import scrub_groups
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
-from qmq.storage.scrub_groups import GroupReader, PullReader
 from qmq.storage.store import Store
+from qmq.storage.verify import scrub_groups
+from qmq.storage.verify.scrub_groups import GroupReader, PullReader
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
 from tests.storage.stores import checkpoint, open_store

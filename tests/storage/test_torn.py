@@ -17,8 +17,8 @@ from qmq.errors import BadBytes
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, IDENTITY_MAGIC, IDENTITY_VERSION
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
-from qmq.storage.findings import Report
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
+from qmq.storage.verify.report import Report
 from tests.storage.histories import (
     FILLS,
     Batch,

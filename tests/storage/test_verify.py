@@ -29,9 +29,9 @@ from qmq.history.data_directory import open_data_directory
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.meta.identity import IdentityFile, latest, read_copies
-from qmq.storage.repair import Outcome, repair
 from qmq.storage.store import Store
-from qmq.storage.verify import Report, verify
+from qmq.storage.verify.repair import Outcome, repair
+from qmq.storage.verify.verify import Report, verify
 from tests.storage import stores
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store

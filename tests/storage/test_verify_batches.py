@@ -1,4 +1,4 @@
-"""qmq/storage/verify_batches.py: columns find what looking at one batch after another finds."""
+"""qmq/storage/verify/batches.py: columns find what looking at one batch after another finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.format.batch import BatchLimits, check_batch, header_crc_of, mark_of, p
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.message_log.segment import Owner
-from qmq.storage.verify_batches import BatchColumns
+from qmq.storage.verify.batches import BatchColumns
 from tests.storage.stores import NOW_US, PRODUCER
 
 SECRET = b"sixteen bytes of"

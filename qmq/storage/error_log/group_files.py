@@ -33,7 +33,7 @@ from qmq.storage.pull_log.records import (
     remove_pull_files,
     rewrite_pull_log,
 )
-from qmq.storage.scrub_groups import GroupReader, PullReader, RunReader
+from qmq.storage.verify.scrub_groups import GroupReader, PullReader, RunReader
 
 Owner = Schedule | ItemLog
 

@@ -18,7 +18,6 @@ from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.findings import Count, Finding, Report
 from qmq.storage.message_log.archive_receipt import SUFFIX as RECEIPT_SUFFIX
 from qmq.storage.message_log.archive_receipt import parse_receipt
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
@@ -32,9 +31,10 @@ from qmq.storage.meta.identity import COPY_NAMES, Identity, PartitionIdentity, r
 from qmq.storage.meta.subjects import Records, check_header, parse_records
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_log.records import PULL_LOG_NAME
-from qmq.storage.verify_groups import GroupsCheck, group_claims
-from qmq.storage.verify_log import PartitionCheck
-from qmq.storage.verify_sequences import SequenceCheck, in_stored_order
+from qmq.storage.verify.groups import GroupsCheck, group_claims
+from qmq.storage.verify.report import Count, Finding, Report
+from qmq.storage.verify.segments import PartitionCheck
+from qmq.storage.verify.sequences import SequenceCheck, in_stored_order
 
 __all__ = ["Count", "Finding", "Report", "verify"]
 

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from qmq.errors import InvalidOption
 from qmq.storage.consumer_log.header import ENTRIES_SUFFIX, ORDER_SUFFIX
 from qmq.storage.disk.disk import Disk, failure
-from qmq.storage.findings import Finding, Report
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
@@ -26,10 +25,11 @@ from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 from qmq.storage.opened import StoreOptions
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import open_directory
-from qmq.storage.repair_runs import Place, repair_runs
 from qmq.storage.store import Store
-from qmq.storage.verify import Progress, verify_one
-from qmq.storage.verify_groups import good_checkpoints, group_claims
+from qmq.storage.verify.groups import good_checkpoints, group_claims
+from qmq.storage.verify.repair_runs import Place, repair_runs
+from qmq.storage.verify.report import Finding, Report
+from qmq.storage.verify.verify import Progress, verify_one
 
 _DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
 

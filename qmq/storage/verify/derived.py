@@ -26,8 +26,8 @@ from qmq.format.layout import (
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import derive_order
 from qmq.storage.disk.disk import Disk, read_fully
-from qmq.storage.findings import Report
 from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.verify.report import Report
 
 #: What order files are derived from: 6 bytes a row, kept for one segment at a time.
 KEY_DTYPE: Final = np.dtype([("subject", "<u4"), ("lane", "<u2")])

@@ -14,7 +14,6 @@ from qmq.errors import BadBytes
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.error_log.sorted_runs import check_run_header, run_number, run_paths
-from qmq.storage.findings import Report
 from qmq.storage.meta.checkpoint import KEPT, Claims, list_checkpoints, read_checkpoint
 from qmq.storage.meta.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
 from qmq.storage.meta.identity import Identity
@@ -26,6 +25,7 @@ from qmq.storage.pull_log.records import (
     pull_file_path,
     read_pull_log,
 )
+from qmq.storage.verify.report import Report
 
 #: What repair puts the bytes of a rotten run under.
 SET_ASIDE: Final = ".set-aside"

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.error_log.sorted_runs import pack_run_header, run_paths
 from qmq.storage.meta.group_claim import GroupClaim
-from qmq.storage.verify_groups import SET_ASIDE, Copy, read_copy
+from qmq.storage.verify.groups import SET_ASIDE, Copy, read_copy
 
 _CRC_SIZE: Final = 4
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.findings import Report
 from qmq.storage.meta.gaps import Gaps
-from qmq.storage.verify_log import Stored
+from qmq.storage.verify.report import Report
+from qmq.storage.verify.segments import Stored
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"
 _ZERO: Final = np.uint64(0)

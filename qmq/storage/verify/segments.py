@@ -38,13 +38,13 @@ from qmq.format.layout import (
 from qmq.storage.consumer_log.header import DerivedHeader, entries_path, order_path, parse_derived
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, read_fully
-from qmq.storage.findings import Report
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import ForeignSegment, Owner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
 from qmq.storage.meta.checkpoint import Hole, PartitionClaim
-from qmq.storage.verify_batches import BatchColumns
-from qmq.storage.verify_rows import DerivedCheck, check_order
+from qmq.storage.verify.batches import BatchColumns
+from qmq.storage.verify.derived import DerivedCheck, check_order
+from qmq.storage.verify.report import Report
 
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
