@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from fuzz.target import scratch_directory
-from qmq.broker import commands, effects
-from qmq.broker.commands import Now
 from qmq.broker.core import Broker
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports import commands, effects
+from qmq.broker.ports.commands import Now
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.net import wire
 from qmq.net.server import Server, ServerOptions

@@ -15,10 +15,10 @@ from crc32c import crc32c
 
 from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
-from qmq.broker.commands import Now, Pull, Send, Subscribe
 from qmq.broker.core import Broker
-from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Now, Pull, Send, Subscribe
+from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer

@@ -11,11 +11,11 @@ from typing import Any, Final
 from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, Hasty, answers, checkpoint, files_of, send
-from qmq.broker.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
 from qmq.broker.core import Broker
-from qmq.broker.effects import Administered, Effect, Messages, Refused, Subscribed
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import timer_queue as schedule

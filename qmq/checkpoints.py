@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from qmq.broker.commands import Now
 from qmq.broker.core import Broker
+from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from qmq.broker.commands import Now
 from qmq.broker.core import Broker
+from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store

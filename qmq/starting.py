@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from qmq.broker.commands import Now
 from qmq.broker.core import Broker
 from qmq.broker.kept import BadState
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Now
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions

@@ -21,11 +21,11 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Any, Final
 
-from qmq.broker.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
-from qmq.broker.counters import Counters
 from qmq.broker.damages import TellRate
-from qmq.broker.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
+from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
+from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.metrics import Counters
 from qmq.checkpoints import Checkpoints
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION

@@ -19,7 +19,7 @@ import pytest
 
 import qmq
 from qmq import wiring
-from qmq.broker.commands import Now
+from qmq.broker.ports.commands import Now
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
 from qmq.net import wire
 from qmq.net.server.listening import CannotListen

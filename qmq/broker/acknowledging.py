@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
 from qmq.broker.partitions import MOST_WAITING, Answer, Partition
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
 from qmq.broker.producers import Known, Producers
 from qmq.errors import QmqError
 from qmq.format.batch import parse_header, runs_of

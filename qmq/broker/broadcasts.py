@@ -10,11 +10,11 @@ import heapq
 from typing import Final
 
 from qmq.broker.changes import Changes
-from qmq.broker.commands import Now
 from qmq.broker.groups import Group
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.members import Members
 from qmq.broker.modes import BROADCAST
+from qmq.broker.ports.commands import Now
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.subscriptions import Subscriptions
 
 #: The group of a made-up id goes so many session timeouts after its session has expired.

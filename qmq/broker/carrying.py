@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.effects import Buffer
+from qmq.broker.ports.effects import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
 from qmq.format.layout import PIECE_HEADER_SIZE

@@ -13,7 +13,16 @@ import msgpack
 from qmq.broker.admin import Admin
 from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
-from qmq.broker.commands import (
+from qmq.broker.damages import Damages
+from qmq.broker.delaying import Delaying
+from qmq.broker.delivery import Delivery
+from qmq.broker.handling import Handling, Parts
+from qmq.broker.handovers import HandOvers
+from qmq.broker.intake import Intake
+from qmq.broker.kept import taken_over
+from qmq.broker.log_reads import LogReads
+from qmq.broker.on_disk import OnDisk
+from qmq.broker.ports.commands import (
     Checked,
     Command,
     Disconnected,
@@ -25,18 +34,9 @@ from qmq.broker.commands import (
     Synced,
     Withdraw,
 )
-from qmq.broker.counters import Counters, FoundBy
-from qmq.broker.damages import Damages
-from qmq.broker.delaying import Delaying
-from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Effect, Refused, SyncWanted
-from qmq.broker.handling import Handling, Parts
-from qmq.broker.handovers import HandOvers
-from qmq.broker.intake import Intake
-from qmq.broker.kept import taken_over
-from qmq.broker.limits import BrokerLimits
-from qmq.broker.log_reads import LogReads
-from qmq.broker.on_disk import OnDisk
+from qmq.broker.ports.effects import Effect, Refused, SyncWanted
+from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.broker.producers import Producers
 from qmq.broker.records import Records
 from qmq.broker.reports import Reports

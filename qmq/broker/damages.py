@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from qmq.broker.counters import Counters, FoundBy
+from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.errors import BadBytes, QmqError
 from qmq.format.layout import DELAY_PARTITION
 from qmq.storage.store import Damage, Store

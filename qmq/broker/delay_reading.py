@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import Administer, ReadDone
 from qmq.broker.delay_items import Stretch
-from qmq.broker.effects import Effect, ReadWanted
+from qmq.broker.ports.commands import Administer, ReadDone
+from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header

@@ -15,15 +15,15 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.commands import Administer, Now, ReadDone
 from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
 from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
 from qmq.broker.due_batches import Cancelling, Falling, Joining
-from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.intake import Intake
 from qmq.broker.places import Places
+from qmq.broker.ports.commands import Administer, Now, ReadDone
+from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.ahead import clock_us_of
 from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names

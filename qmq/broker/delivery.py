@@ -6,16 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.durable import Durable
-from qmq.broker.effects import Acked, Effect, HandedBack
 from qmq.broker.groups import Begin, Following, Group, Subscription, Waiting, follows_none
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.most_once import MostOnce, Reserve
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked
+from qmq.broker.ports.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
+from qmq.broker.ports.effects import Acked, Effect, HandedBack
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.reads import Postponed, Reads
 from qmq.broker.serving import BLOCKED, Serving, waits
 from qmq.broker.subscriptions import Subscriptions

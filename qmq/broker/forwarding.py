@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from qmq.broker.commands import Now, ReadDone
 from qmq.broker.copying import Asked, Copy, Copying, Lost, Pieces
-from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.groups import Group
 from qmq.broker.handing import Handing
 from qmq.broker.held import MessageRange, flat
 from qmq.broker.intake import Intake
 from qmq.broker.partitions import Staged
 from qmq.broker.pointing import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
+from qmq.broker.ports.commands import Now, ReadDone
+from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.ranges import PARTITIONS, prefix_of
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.broker.retry import packed

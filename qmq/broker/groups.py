@@ -18,10 +18,10 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.commands import Pull, Subscribe
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.modes import RELIABLE
+from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.private import is_private

@@ -9,8 +9,6 @@ import msgpack
 import numpy as np
 
 from qmq.broker.carrying import Many
-from qmq.broker.commands import Back, Heartbeat, Now, Pull, Subscribe
-from qmq.broker.effects import Place
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange, unflat
 from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
@@ -19,6 +17,8 @@ from qmq.broker.member import Member
 from qmq.broker.members import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.modes import BROADCAST
 from qmq.broker.overdue import Overdue
+from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
+from qmq.broker.ports.effects import Place
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.broker.retries import PASSED_AFTER_US

@@ -7,7 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from qmq.broker.admin import LETTERS, LOOKS, Admin
 from qmq.broker.claims import Claims
-from qmq.broker.commands import (
+from qmq.broker.damages import Damages
+from qmq.broker.delaying import Delaying
+from qmq.broker.delivery import Delivery
+from qmq.broker.handovers import HandOvers
+from qmq.broker.intake import Intake
+from qmq.broker.log_reads import LogReads
+from qmq.broker.ports.commands import (
     Ack,
     Administer,
     Checked,
@@ -34,13 +40,7 @@ from qmq.broker.commands import (
     Unsubscribe,
     Withdraw,
 )
-from qmq.broker.damages import Damages
-from qmq.broker.delaying import Delaying
-from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Administered, Claimed, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
-from qmq.broker.handovers import HandOvers
-from qmq.broker.intake import Intake
-from qmq.broker.log_reads import LogReads
+from qmq.broker.ports.effects import Administered, Claimed, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
 from qmq.broker.read_numbers import Asker, asker_of
 from qmq.broker.reads import Postponed
 from qmq.broker.records import Records

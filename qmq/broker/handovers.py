@@ -8,14 +8,14 @@ batch name a hand-over: the group remembers them, also over a start, so that non
 
 from __future__ import annotations
 
-from qmq.broker.commands import HandOver, Now, Send
 from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import MOST_ONCE
+from qmq.broker.ports.commands import HandOver, Now, Send
+from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch

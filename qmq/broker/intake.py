@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.acknowledging import Acknowledging, Repeat
-from qmq.broker.commands import Now, Send
 from qmq.broker.delayed_intake import Delayed
-from qmq.broker.effects import Effect, Refused, Sent
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.numbering import Numbering
 from qmq.broker.partitions import (
     Answer,
@@ -28,6 +25,9 @@ from qmq.broker.partitions import (
     Staged,
     Visibility,
 )
+from qmq.broker.ports.commands import Now, Send
+from qmq.broker.ports.effects import Effect, Refused, Sent
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.producers import Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.ahead import with_ahead

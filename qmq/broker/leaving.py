@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from qmq.broker.commands import Now
 from qmq.broker.kinds import LEAVING_RANGES, Leaving
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+from qmq.broker.ports.commands import Now
 
 
 class Leavers:

@@ -7,11 +7,11 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from qmq.broker.commands import Now
 from qmq.broker.kinds import Leaving
 from qmq.broker.leaving import Leavers
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+from qmq.broker.ports.commands import Now
 
 #: Positions above the frontier that a consumer's messages may span, in windows.
 SPAN_WINDOWS: Final = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from qmq.broker.commands import Subscribe
+from qmq.broker.ports.commands import Subscribe
 from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
 from qmq.names import MEMBER_MARK, check_group
 

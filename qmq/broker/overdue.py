@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
-from qmq.broker.commands import Back, Now
 from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+from qmq.broker.ports.commands import Back, Now
 
 #: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.
 MOST_RANGES: Final = 512

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Administered, LastSequenceIs, Sent
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent
 from qmq.errors import QmqError
 from qmq.storage.store import Store
 

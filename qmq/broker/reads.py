@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.commands import Administer, Subscribe
-from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.groups import Following
 from qmq.broker.most_once import Reserve
+from qmq.broker.ports.commands import Administer, Subscribe
+from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.storage.store import Read
 

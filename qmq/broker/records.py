@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.effects import (
+from qmq.broker.ports.effects import (
     Acked,
     Administered,
     Effect,

@@ -8,8 +8,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
-from qmq.broker.commands import Back, Pull
-from qmq.broker.effects import Buffer
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
 from qmq.broker.held import Held, HeldRange, MessageRange
@@ -17,6 +15,8 @@ from qmq.broker.kinds import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Offer, What
+from qmq.broker.ports.commands import Back, Pull
+from qmq.broker.ports.effects import Buffer
 from qmq.broker.ranges import Parts, parts_of
 from qmq.broker.retries import MOST_TAKEN, Retries, Split
 from qmq.broker.retry import Taken

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered, Effect, ReadWanted, Refused
 from qmq.broker.intake import Intake
 from qmq.broker.ledger import Ledger
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header

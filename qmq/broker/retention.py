@@ -10,15 +10,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from qmq.broker.commands import Now, ReadDone
 from qmq.broker.delivery import Delivery
-from qmq.broker.effects import Effect, ReadWanted
 from qmq.broker.forwarding import Forwarding
 from qmq.broker.groups import Group
 from qmq.broker.intake import Intake
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target
+from qmq.broker.ports.commands import Now, ReadDone
+from qmq.broker.ports.effects import Effect, ReadWanted
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.broker.serving import waits
 from qmq.errors import StorageError

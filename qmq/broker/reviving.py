@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.broker.commands import Administer, Now
 from qmq.broker.dead_letters import numbers_between
 from qmq.broker.durable import Durable
-from qmq.broker.effects import Administered, Effect, Refused
 from qmq.broker.handing import Handing
 from qmq.broker.ledger import Ledger
+from qmq.broker.ports.commands import Administer, Now
+from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import StorageError
 
 #: Letters of one turn that are handed out again: about 40 us each. Of those that are named in no order each may take

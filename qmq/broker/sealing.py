@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from qmq.broker.commands import Administer, Now
-from qmq.broker.effects import Administered, Effect, Refused
+from qmq.broker.ports.commands import Administer, Now
+from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import StorageFailed
 from qmq.storage.store import Store
 

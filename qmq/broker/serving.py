@@ -9,16 +9,16 @@ from typing import Final
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
 from qmq.broker.choosing import Choosing
-from qmq.broker.commands import Pull
-from qmq.broker.effects import Buffer, Effect, Messages, Refused
 from qmq.broker.groups import Following, Subscription, Waiting
 from qmq.broker.handing import Handing
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.members import Offer, What
 from qmq.broker.modes import MOST_ONCE
 from qmq.broker.most_once import MostOnce
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked
+from qmq.broker.ports.commands import Pull
+from qmq.broker.ports.effects import Buffer, Effect, Messages, Refused
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.reads import Reads
 from qmq.broker.selection import Selection
 from qmq.broker.sieve import Sifted

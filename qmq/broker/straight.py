@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import Some, entry_bytes
-from qmq.broker.effects import Buffer
 from qmq.broker.groups import Following, Subscription
 from qmq.broker.modes import MOST_ONCE
+from qmq.broker.ports.effects import Buffer
 from qmq.broker.ranges import Parts
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow

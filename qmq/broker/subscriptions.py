@@ -10,9 +10,7 @@ from typing import Any
 import msgpack
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.commands import Subscribe
 from qmq.broker.durable import Durable
-from qmq.broker.effects import Effect, Place, Subscribed
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import (
     Begin,
@@ -26,8 +24,10 @@ from qmq.broker.groups import (
     takes,
 )
 from qmq.broker.handing import Handing
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
+from qmq.broker.ports.commands import Subscribe
+from qmq.broker.ports.effects import Effect, Place, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix
 from qmq.storage.store import Store

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qmq.broker.commands import Ack, Disconnected, Send, Subscribe, SyncBroken, Synced
 from qmq.broker.core import Broker
-from qmq.broker.effects import Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.ports.commands import Ack, Disconnected, Send, Subscribe, SyncBroken, Synced
+from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.recovery.decide import Source

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from qmq.broker.commands import Administer, Known, Subscribe
-from qmq.broker.effects import Administered, Messages, Refused, Subscribed
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, Known, Subscribe
+from qmq.broker.ports.effects import Administered, Messages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
 from tests.broker.group_state import ledger_of, letter_of, standing
 from tests.broker.harness import Driven, runs_of_answer

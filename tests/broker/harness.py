@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.broker.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.core import Broker
 from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import (
+from qmq.broker.ports.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
+from qmq.broker.ports.effects import (
     Acked,
     CheckWanted,
     Effect,
@@ -21,7 +21,7 @@ from qmq.broker.effects import (
     Subscribed,
     SyncWanted,
 )
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import Run, read_answer

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from qmq.broker.commands import Ack, Administer, Unsubscribe
-from qmq.broker.effects import Messages
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Ack, Administer, Unsubscribe
+from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.limits import BrokerLimits
 from tests.broker.harness import Driven
 from tests.storage.disks import HastyDisk
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qmq.broker.commands import Known
+from qmq.broker.ports.commands import Known
 
 Message = tuple[str, int]  # subject, sequence
 

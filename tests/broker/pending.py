@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qmq.broker.commands import Send
+from qmq.broker.ports.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from tests.broker.harness import PRODUCER, Driven
 from tests.storage.disks import HastyDisk

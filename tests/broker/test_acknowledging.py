@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Disconnected, LastSequence, Send
-from qmq.broker.effects import LastSequenceIs, Sent
+from qmq.broker.ports.commands import Disconnected, LastSequence, Send
+from qmq.broker.ports.effects import LastSequenceIs, Sent
 from tests.broker.harness import PRODUCER, Driven, batch_of
 
 

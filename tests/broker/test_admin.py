@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qmq.broker import standing
-from qmq.broker.commands import Administer, Disconnected, Unsubscribe
-from qmq.broker.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.broker.kinds import Verdict
+from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
+from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed

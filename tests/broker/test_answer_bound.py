@@ -9,8 +9,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Messages, Sent
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Messages, Sent
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Send, SyncBroken
-from qmq.broker.effects import Refused, Sent
+from qmq.broker.ports.commands import Send, SyncBroken
+from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import SyncFailed
 from tests.broker.harness import Driven, bodies_of
 from tests.storage.faults import FaultyDisk

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Ack
-from qmq.broker.effects import Acked, Messages, Refused
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Ack
+from qmq.broker.ports.effects import Acked, Messages, Refused
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, InvalidOption, TooManyConsumers
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Claim, Disconnected
-from qmq.broker.effects import Claimed, Refused
+from qmq.broker.ports.commands import Claim, Disconnected
+from qmq.broker.ports.effects import Claimed, Refused
 from qmq.errors import ProducerInUse
 from tests.broker.harness import Driven
 

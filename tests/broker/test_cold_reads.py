@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
-from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent, Subscribed
 from qmq.broker.kinds import Verdict
+from qmq.broker.ports.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
+from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import PAGE

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
-from qmq.broker.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS
 from qmq.broker.redelivery import MOST_LOOKS
 from qmq.broker.retry import Failure

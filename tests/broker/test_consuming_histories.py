@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.commands import Heartbeat, Unsubscribe
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Heartbeat, Unsubscribe
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Send, SyncBroken
-from qmq.broker.effects import Sent
+from qmq.broker.ports.commands import Send, SyncBroken
+from qmq.broker.ports.effects import Sent
 from qmq.errors import SyncFailed
 from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from qmq.broker.effects import Refused, Sent
+from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import InvalidName, StorageFull, TooManySubjects
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, command, delay, follow, pulled

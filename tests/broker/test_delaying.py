@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Send
-from qmq.broker.effects import Administered, Refused, Sent
+from qmq.broker.ports.commands import Administer, Send
+from qmq.broker.ports.effects import Administered, Refused, Sent
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_US

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qmq.broker import handling
-from qmq.broker.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
-from qmq.broker.effects import Messages, Refused, SubjectList, Unsubscribed
+from qmq.broker.ports.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
+from qmq.broker.ports.effects import Messages, Refused, SubjectList, Unsubscribed
 from qmq.errors import (
     BrokerStopping,
     InvalidName,

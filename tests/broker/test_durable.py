@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from qmq.broker.commands import Administer, Now, ReadDone, Subscribe
 from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import Administered, Effect, Refused, Subscribed
 from qmq.broker.kinds import Verdict
+from qmq.broker.ports.commands import Administer, Now, ReadDone, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, Refused, Subscribed
 from qmq.errors import SyncFailed, UnknownGroup
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_consuming import Consumer

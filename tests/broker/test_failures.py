@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import LastSequence, Send, SyncBroken
-from qmq.broker.effects import Refused, Sent
+from qmq.broker.ports.commands import LastSequence, Send, SyncBroken
+from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import BadBatch, InvalidName, StorageError, StorageFull, SyncFailed, TooManySubjects
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.storage.faults import FaultyDisk

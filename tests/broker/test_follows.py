@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Subscribe, Unsubscribe
-from qmq.broker.effects import Messages, Refused, Subscribed
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Messages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.redelivery import NOT_FOLLOWED
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qmq.broker.commands import Administer
 from qmq.broker.forwarding import COPY_NUMBER
 from qmq.broker.groups import Group
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ranges import parts_of
 from qmq.broker.retry import unpacked
 from qmq.format.batch import parse_header

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered, Messages, Refused
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered, Messages, Refused
 from qmq.errors import InvalidOption
 from qmq.format.layout import MAX_DELAY_US
 from tests.broker.harness import Driven

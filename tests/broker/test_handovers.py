@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, HandOver, ListSubjects, ReadDone
-from qmq.broker.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, ReadDone
+from qmq.broker.ports.effects import Administered, HandedOver, Refused, SubjectList
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_batch

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.broker.commands import Disconnected, LastSequence, Send, SyncBroken, Synced
-from qmq.broker.effects import Effect, LastSequenceIs, Refused, Sent
+from qmq.broker.ports.commands import Disconnected, LastSequence, Send, SyncBroken, Synced
+from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent
 from qmq.errors import BadBatch, InvalidName, MessageTooLarge, SyncFailed
 from tests.broker.harness import PRODUCER, BrokerLimits, Driven, batch_of, bodies_of
 

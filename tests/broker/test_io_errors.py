@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import Messages, Refused, Sent
 from qmq.errors import StorageError, StorageFailed, StorageFull, SyncFailed
 from tests.broker.faulted import GROUPS, World
 from tests.faults.ledger import fresh_seed

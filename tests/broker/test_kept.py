@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from qmq.broker.commands import Now
 from qmq.broker.core import Broker
 from qmq.broker.kept import BadState, whole
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Now
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.starting import open_broker
 from qmq.storage.disk.disk import Disk

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Heartbeat, Known, Subscribe
-from qmq.broker.effects import Place, Refused, Subscribed
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Heartbeat, Known, Subscribe
+from qmq.broker.ports.effects import Place, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Unsubscribe
-from qmq.broker.effects import Administered
 from qmq.broker.kinds import LEAVING_RANGES, Leaving
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, Unsubscribe
+from qmq.broker.ports.effects import Administered
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Back
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
+from qmq.broker.ports.commands import Back
 from qmq.errors import Fenced
 from tests.broker.test_ledger import NEVER, Driven, everything_else, held_ids, ids_of
 

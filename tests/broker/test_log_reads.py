@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from qmq.broker import log_reads
-from qmq.broker.commands import Disconnected, ListBatches, ListSegments, ReadLog
-from qmq.broker.effects import BatchList, Effect, LogBytes, Refused, SegmentList, Sent
+from qmq.broker.ports.commands import Disconnected, ListBatches, ListSegments, ReadLog
+from qmq.broker.ports.effects import BatchList, Effect, LogBytes, Refused, SegmentList, Sent
 from qmq.errors import BadBytes, InvalidOption, Overloaded, StorageFailed
 from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk

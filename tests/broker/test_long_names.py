@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Subscribe
-from qmq.broker.effects import Messages, Refused
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Subscribe
+from qmq.broker.ports.effects import Messages, Refused
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName
 from qmq.format.private import is_private, private_batch
 from qmq.format.restored import numbered, restored_batches

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import handing, kinds, ledger
-from qmq.broker.commands import Ack
-from qmq.broker.effects import Acked, Messages
+from qmq.broker.ports.commands import Ack
+from qmq.broker.ports.effects import Acked, Messages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

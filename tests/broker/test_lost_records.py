@@ -6,8 +6,8 @@ import os
 from itertools import count
 from pathlib import Path
 
-from qmq.broker.commands import Unsubscribe
 from qmq.broker.kinds import Kind
+from qmq.broker.ports.commands import Unsubscribe
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Back, Now
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.members import MOST_LOOKS, Members
+from qmq.broker.ports.commands import Back, Now
 from tests.broker.test_ledger import Driven
 
 LAPSE_US = 30_000_000

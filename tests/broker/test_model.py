@@ -14,8 +14,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qmq.broker.commands import Ack, Disconnected, Send, Unsubscribe, Withdraw
-from qmq.broker.effects import Acked, Effect, Messages, Refused, Sent, Unsubscribed
+from qmq.broker.ports.commands import Ack, Disconnected, Send, Unsubscribe, Withdraw
+from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent, Unsubscribed
 from qmq.errors import Fenced, StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
 from tests.storage.faults import FaultyDisk

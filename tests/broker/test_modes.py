@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Subscribe, Unsubscribe
-from qmq.broker.effects import Administered, Refused
-from qmq.broker.limits import BrokerLimits
 from qmq.broker.modes import MODES
+from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Administered, Refused
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many

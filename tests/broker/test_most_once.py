@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Ack, Administer, Back, HandBack, Subscribe
-from qmq.broker.effects import Administered, Messages, Refused, Subscribed
+from qmq.broker.ports.commands import Ack, Administer, Back, HandBack, Subscribe
+from qmq.broker.ports.effects import Administered, Messages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.effects import Messages, Refused, Subscribed
 from qmq.broker.kinds import Kind
+from qmq.broker.ports.effects import Messages, Refused, Subscribed
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify.verify import verify
 from tests.broker.faulted import FaultedBroker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Send, SyncBroken
+from qmq.broker.ports.commands import Send, SyncBroken
 from qmq.errors import SyncFailed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import many

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import overdue
-from qmq.broker.commands import Administer, Heartbeat, Now
-from qmq.broker.effects import Messages
+from qmq.broker.ports.commands import Administer, Heartbeat, Now
+from qmq.broker.ports.effects import Messages
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 from tests.broker.test_sieve import dead

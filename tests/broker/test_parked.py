@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Disconnected, Pull
 from qmq.broker.groups import Subscription, Waiting
 from qmq.broker.parked import Parked
+from qmq.broker.ports.commands import Disconnected, Pull
 from tests.broker.harness import Driven
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import Messages, Refused, Sent
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.storage.faults import FaultyDisk
 

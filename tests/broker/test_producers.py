@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Sent
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Sent
 from qmq.broker.producers import Known, Producers
 from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
 from tests.broker.harness import Driven, batch_of

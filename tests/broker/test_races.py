@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Heartbeat, Known, Subscribe, Unsubscribe
-from qmq.broker.effects import Effect, Refused, Subscribed
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Heartbeat, Known, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Effect, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownSubscription
 from tests.broker.group_state import ledger_of
 from tests.broker.test_admin import ask

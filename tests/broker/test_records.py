@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.commands import Ack, Disconnected
-from qmq.broker.effects import Acked, Effect, Messages, Refused, Sent
+from qmq.broker.ports.commands import Ack, Disconnected
+from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent
 from qmq.broker.records import LATER_US
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven

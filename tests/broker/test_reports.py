@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import reports
-from qmq.broker.commands import Report, Send
-from qmq.broker.effects import CheckWanted, Effect, Refused, Reported
+from qmq.broker.ports.commands import Report, Send
+from qmq.broker.ports.effects import CheckWanted, Effect, Refused, Reported
 from qmq.format.batch import parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import Run, read_answer

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Disconnected, ListSubjects, Restore, Subscribe
 from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.effects import Administered, Effect, Messages, Refused, Restored, SubjectList
 from qmq.broker.kinds import Kind
+from qmq.broker.ports.commands import Administer, Disconnected, ListSubjects, Restore, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Restored, SubjectList
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_subject

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qmq.broker.commands import ListSubjects
-from qmq.broker.effects import Sent, SubjectList
 from qmq.broker.held import MessageRange
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import ListSubjects
+from qmq.broker.ports.effects import Sent, SubjectList
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ranges import PARTITIONS, parts_of
 from qmq.broker.retention import Dropped
 from qmq.errors import StorageFailed

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Back
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Leaving, Verdict
+from qmq.broker.ports.commands import Back
 from qmq.broker.retry import unpacked
 from tests.broker.test_ledger import Driven
 

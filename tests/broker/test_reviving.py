@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import reviving
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered, Effect
 from qmq.broker.kinds import Verdict
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered, Effect
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask, counts, filled
 from tests.broker.test_consuming import Consumer

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer, Disconnected
-from qmq.broker.effects import Administered, Effect, Refused
+from qmq.broker.ports.commands import Administer, Disconnected
+from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import StorageFailed
 from tests.broker.harness import Driven, bodies_of
 

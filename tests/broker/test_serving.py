@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.effects import Messages, Refused
+from qmq.broker.ports.effects import Messages, Refused
 from qmq.errors import Overloaded
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import retries
-from qmq.broker.commands import HandOver
-from qmq.broker.effects import Messages
 from qmq.broker.held import MessageRange
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import HandOver
+from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retry import Failure
 from qmq.broker.sharing import share_of
 from qmq.format.private import private_batch

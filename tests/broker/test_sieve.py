@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.commands import Administer, Send, Subscribe
-from qmq.broker.effects import Administered, Refused, Subscribed
 from qmq.broker.kinds import Verdict
+from qmq.broker.ports.commands import Administer, Send, Subscribe
+from qmq.broker.ports.effects import Administered, Refused, Subscribed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.hashing import tag_bits
 from tests.broker.harness import START_US, Driven, bodies_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import acknowledging, partitions
-from qmq.broker.commands import Disconnected, LastSequence, Send
-from qmq.broker.effects import Sent
+from qmq.broker.ports.commands import Disconnected, LastSequence, Send
+from qmq.broker.ports.effects import Sent
 from tests.broker.harness import Driven, bodies_of
 
 

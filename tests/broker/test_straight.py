@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qmq.broker import straight
-from qmq.broker.commands import Ack, Subscribe, Withdraw
-from qmq.broker.effects import Effect, Messages, Subscribed
+from qmq.broker.ports.commands import Ack, Subscribe, Withdraw
+from qmq.broker.ports.effects import Effect, Messages, Subscribed
 from qmq.broker.straight import Straight
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 

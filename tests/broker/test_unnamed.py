@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.records import PullRecord, pull_file_path, read_pull_log
 from qmq.storage.verify.verify import verify

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered
 from qmq.broker.kinds import Kind, Verdict
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint

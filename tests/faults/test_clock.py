@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Messages, Refused, Sent
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Messages, Refused, Sent
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import TooManyProducers
 from tests.broker.harness import Driven, batch_of, bodies_of
 

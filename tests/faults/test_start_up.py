@@ -21,7 +21,7 @@ import pytest
 from crc32c import crc32c
 
 import qmq
-from qmq.broker.commands import Now
+from qmq.broker.ports.commands import Now
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import msgpack
 import numpy as np
 
-from qmq.broker.commands import Back, HandBack
+from qmq.broker.ports.commands import Back, HandBack
 from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch

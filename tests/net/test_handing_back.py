@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import qmq
-from qmq.broker import commands
+from qmq.broker.ports import commands
 from qmq.errors import Fenced, Overloaded
 from qmq.net.handing_back import MOST_BACKS, MOST_REASON
 from qmq.net.holding import Verdict

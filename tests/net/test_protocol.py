@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Administered, Messages, Sent
 from qmq.broker.kinds import Verdict
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered, Messages, Sent
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net import wire
 from qmq.net.server import ServerOptions, answers, requests, server

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import qmq
-from qmq.broker.commands import Back
+from qmq.broker.ports.commands import Back
 from qmq.net import holder
 from qmq.net.holding import Verdict
 from qmq.net.wire import ACK, Kind

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from qmq.broker.effects import Effect, Messages, Refused, Sent
+from qmq.broker.ports.effects import Effect, Messages, Refused, Sent
 from qmq.errors import StorageError, SyncFailed
 from qmq.format.pieces import Run
 from tests.broker.harness import batch_of, runs_of_answer

@@ -11,9 +11,9 @@ import random
 from collections import Counter
 from typing import Any, Final
 
-from qmq.broker.commands import Administer, Command, Disconnected, Heartbeat, Send, Subscribe
-from qmq.broker.effects import Administered, Effect, Sent
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, Command, Disconnected, Heartbeat, Send, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, Sent
+from qmq.broker.ports.limits import BrokerLimits
 from tests.broker.harness import Driven, batch_of
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Final
 
-from qmq.broker.commands import Ack, Send, Subscribe, SyncBroken, Synced
-from qmq.broker.effects import Messages, Refused, Subscribed
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Ack, Send, Subscribe, SyncBroken, Synced
+from qmq.broker.ports.effects import Messages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import read_copies

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from qmq.broker.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.core import Broker
-from qmq.broker.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
+from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.answering import Work
 from qmq.storage.store import Store, StoreOptions

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from qmq.broker.commands import Administer, Command, Pull, Send, Subscribe
-from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent, Subscribed, Unsubscribed
+from qmq.broker.ports.commands import Administer, Command, Pull, Send, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent, Subscribed, Unsubscribed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from qmq.broker.commands import Administer
-from qmq.broker.effects import Sent
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Sent
 from qmq.format.ids import MessageId
 from tests.sim.consumption import GROUPS, LIMITS, Consumption
 from tests.sim.disk import Operation

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from qmq.broker.commands import Administer, Send, SyncBroken, Synced
-from qmq.broker.effects import Administered, Effect, Messages, Refused, Sent
-from qmq.broker.limits import BrokerLimits
+from qmq.broker.ports.commands import Administer, Send, SyncBroken, Synced
+from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId

@@ -6,8 +6,17 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
-from qmq.broker.commands import Ack, Back, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
-from qmq.broker.effects import Acked, Effect, HandedBack, HeartbeatSeen, Messages, Refused, Subscribed, Unsubscribed
+from qmq.broker.ports.commands import Ack, Back, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import (
+    Acked,
+    Effect,
+    HandedBack,
+    HeartbeatSeen,
+    Messages,
+    Refused,
+    Subscribed,
+    Unsubscribed,
+)
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
 from qmq.net.holding import Holding, Owner, Place, Verdict

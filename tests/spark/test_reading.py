@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.commands import Send
+from qmq.broker.ports.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.history import segments

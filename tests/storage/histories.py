@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.commands import Send
-from qmq.broker.effects import Messages, Refused, Sent
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Messages, Refused, Sent
 from qmq.format.pieces import read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.report import Report

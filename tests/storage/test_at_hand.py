@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.effects import Messages
+from qmq.broker.ports.effects import Messages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.storage.forgetful import ForgetfulDisk
 

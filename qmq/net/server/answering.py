@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from qmq.broker import effects
-from qmq.broker.effects import Effect
+from qmq.broker.ports import effects
+from qmq.broker.ports.effects import Effect
 from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
 from qmq.net import wire
 from qmq.net.server import answers

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgpack
 from crc32c import crc32c
 
-from qmq.broker import effects
+from qmq.broker.ports import effects
 from qmq.net import wire
 from qmq.net.wire import Kind
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from qmq.broker.commands import Command
+from qmq.broker.ports.commands import Command
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.server.arena import ARENA_BYTES, Arena, Unfinished
 from qmq.net.server.options import internal_error

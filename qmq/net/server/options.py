@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-from qmq.broker.commands import Command, Now
-from qmq.broker.effects import Effect, SyncWanted
+from qmq.broker.ports.commands import Command, Now
+from qmq.broker.ports.effects import Effect, SyncWanted
 from qmq.errors import BrokerStopping, InternalError
 from qmq.net import wire
 

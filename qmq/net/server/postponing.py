@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from qmq.broker import commands
-from qmq.broker.commands import Command
+from qmq.broker.ports import commands
+from qmq.broker.ports.commands import Command
 from qmq.net.server.connection import Connection
 
 #: Pulls of one connection that are handed in in a turn.

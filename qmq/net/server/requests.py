@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from qmq.broker import commands
-from qmq.broker.commands import Command
+from qmq.broker.ports import commands
+from qmq.broker.ports.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net import wire

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from socket import socket
 from typing import Final
 
-from qmq.broker import commands, effects
-from qmq.broker.commands import Command, Now
+from qmq.broker.ports import commands, effects
+from qmq.broker.ports.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net import wire
 from qmq.net.server.accepting import Acceptor

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from qmq.broker import commands, effects
-from qmq.broker.commands import Command, Now
-from qmq.broker.effects import Effect
+from qmq.broker.ports import commands, effects
+from qmq.broker.ports.commands import Command, Now
+from qmq.broker.ports.effects import Effect
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.listening import bind
 

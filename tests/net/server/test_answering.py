@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qmq.broker import effects
+from qmq.broker.ports import effects
 from qmq.net import wire
 from qmq.net.server.answering import Answering
 from qmq.net.server.connection import Connection

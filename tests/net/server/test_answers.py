@@ -6,7 +6,7 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from qmq.broker import effects
+from qmq.broker.ports import effects
 from qmq.net import wire
 from qmq.net.server import answers
 from qmq.net.wire import Frame, Kind, split_frames, unpack_meta

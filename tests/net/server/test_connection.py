@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from qmq.broker import commands, effects
+from qmq.broker.ports import commands, effects
 from qmq.net import wire
 from qmq.net.server.connection import Connection
 from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Kind

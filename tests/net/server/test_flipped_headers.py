@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from qmq.broker import commands
+from qmq.broker.ports import commands
 from qmq.broker.restores import batches_of
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker import commands
+from qmq.broker.ports import commands
 from qmq.errors import InvalidOption, ProtocolError, QmqError, UnsupportedVersion
 from qmq.net import wire
 from qmq.net.handing_back import packed

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qmq.broker import commands, effects
+from qmq.broker.ports import commands, effects
 from qmq.errors import StorageFull
 from qmq.net import wire
 from qmq.net.server.holdings import REQUEST_BYTES

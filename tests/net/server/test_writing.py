@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker import commands, effects
+from qmq.broker.ports import commands, effects
 from qmq.errors import ProtocolError
 from qmq.net.server.connection import Connection, Hub
 from qmq.net.server.writing import PIECE_BYTES, Rest, Writing
