@@ -13,7 +13,7 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.doubled import doubled
 from qmq.broker.groups import Begin, Group, Start
 from qmq.broker.held import MessageRange, unflat
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.modes import MOST_ONCE
 from qmq.broker.most_once import may_lack_reserves
 from qmq.broker.unnamed import name_again

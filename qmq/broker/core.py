@@ -19,6 +19,7 @@ from qmq.broker.delivery import Delivery
 from qmq.broker.handling import Handling, Parts
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
+from qmq.broker.journal.write_gate import Records
 from qmq.broker.kept import taken_over
 from qmq.broker.log_reads import LogReads
 from qmq.broker.on_disk import OnDisk
@@ -38,7 +39,6 @@ from qmq.broker.ports.effects import Effect, Refused, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.broker.producers import Producers
-from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Dropped, Kept, Retention

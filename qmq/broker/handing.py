@@ -11,7 +11,7 @@ import numpy as np
 from qmq.broker.carrying import Many
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange, unflat
-from qmq.broker.kinds import MOST_RANGES_A_RECORD, Kind, Verdict
+from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import NOTHING_WAITS, Members, Offer, Waits

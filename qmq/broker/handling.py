@@ -12,6 +12,7 @@ from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
+from qmq.broker.journal.write_gate import Records
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
     Ack,
@@ -43,7 +44,6 @@ from qmq.broker.ports.commands import (
 from qmq.broker.ports.effects import Administered, Claimed, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
 from qmq.broker.read_numbers import Asker, asker_of
 from qmq.broker.reads import Postponed
-from qmq.broker.records import Records
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Retention

@@ -11,7 +11,7 @@ from __future__ import annotations
 from qmq.broker.delivery import Delivery
 from qmq.broker.held import MessageRange
 from qmq.broker.intake import Intake
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import MOST_ONCE
 from qmq.broker.ports.commands import HandOver, Now, Send

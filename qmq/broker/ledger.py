@@ -15,7 +15,7 @@ from qmq.broker import forwarded
 from qmq.broker.consumers import Consumers
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import HeldPull, HeldRange, MessageRange, flat, unflat
-from qmq.broker.kinds import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
+from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back, Known
 from qmq.broker.restored import RestoredRuns

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from qmq.broker.kinds import Leaving
+from qmq.broker.journal.record_types import Leaving
 from qmq.broker.leaving import Leavers
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member

@@ -15,7 +15,7 @@ import numpy as np
 
 from qmq.broker.carrying import Many, Rows, chosen_of
 from qmq.broker.groups import Following, Group
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.modes import MOST_ONCE
 from qmq.broker.ranges import Parts
 from qmq.broker.selection import Selection

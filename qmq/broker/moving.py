@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from qmq.broker.carrying import Rows, chosen_of
 from qmq.broker.groups import Following, Group
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.pointing import Target
 from qmq.storage.store import Store, stretches_of
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back, Now

@@ -11,7 +11,7 @@ from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
 from qmq.broker.held import Held, HeldRange, MessageRange
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.members import Offer, What

@@ -8,7 +8,7 @@ from typing import Any
 from qmq.broker.dead_letters import chosen, letters_of
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import HeldRange, MessageRange
-from qmq.broker.kinds import Leaving, Verdict
+from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.member import Member
 from qmq.broker.retries import Retries
 from qmq.broker.retry import Failure, split, unpacked

@@ -10,7 +10,6 @@ from typing import Any
 import msgpack
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.durable import Durable
 from qmq.broker.group_settings import GroupSettings, differing, settings_of
 from qmq.broker.groups import (
     Begin,
@@ -24,6 +23,7 @@ from qmq.broker.groups import (
     takes,
 )
 from qmq.broker.handing import Handing
+from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Place, Subscribed

@@ -13,7 +13,7 @@ import numpy as np
 
 from qmq.broker.groups import Group
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
 from qmq.format.copies import COPY_PRODUCER

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qmq.broker.core import Broker
-from qmq.broker.durable import SYNC_NUMBER
+from qmq.broker.journal.durable_replies import SYNC_NUMBER
 from qmq.broker.ports.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.ports.effects import (
     Acked,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, Messages, Refused
 from qmq.broker.ports.limits import BrokerLimits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
 from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import BrokerStopping, StorageFailed

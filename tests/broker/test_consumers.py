@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.consumers import Consumers
-from qmq.broker.kinds import Leaving
+from qmq.broker.journal.record_types import Leaving
 from qmq.errors import Fenced, TooManyConsumers
 from tests.broker.test_ledger import Driven
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Heartbeat, Unsubscribe
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.durable_replies import SYNC_NUMBER
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Now, ReadDone, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Subscribed
 from qmq.errors import SyncFailed, UnknownGroup

@@ -11,7 +11,7 @@ import pytest
 from qmq.broker.forwarding import COPY_NUMBER
 from qmq.broker.groups import Group
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ranges import parts_of

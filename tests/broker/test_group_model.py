@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Unsubscribe
 from qmq.broker.ports.effects import Acked, HandedBack, Messages, Sent
 from tests.broker.group_calls import LAPSE_MS, GroupCalls, Session

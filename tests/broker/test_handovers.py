@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, ReadDone
 from qmq.broker.ports.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.ports.limits import BrokerLimits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.kinds import LEAVING_RANGES, Leaving
+from qmq.broker.journal.record_types import LEAVING_RANGES, Leaving
 from qmq.broker.ports.commands import Administer, Unsubscribe
 from qmq.broker.ports.effects import Administered
 from qmq.broker.ports.limits import BrokerLimits

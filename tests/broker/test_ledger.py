@@ -11,7 +11,7 @@ import pytest
 from qmq.broker.dead_letters import numbers_between
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Kind, Leaving, Verdict
+from qmq.broker.journal.record_types import Kind, Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back

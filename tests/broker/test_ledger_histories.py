@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Leaving, Verdict
+from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Messages, Refused
 from qmq.broker.ports.limits import BrokerLimits

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import handing, kinds, ledger
+from qmq.broker import handing, ledger
+from qmq.broker.journal import record_types as kinds
 from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, Messages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE

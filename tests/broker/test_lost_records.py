@@ -6,7 +6,7 @@ import os
 from itertools import count
 from pathlib import Path
 
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.commands import Unsubscribe
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from tests.broker.harness import Driven

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Leaving, Verdict
+from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ledger import Ledger
 from qmq.broker.members import MOST_LOOKS, Members
 from qmq.broker.ports.commands import Back, Now

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.effects import Messages, Refused, Subscribed
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify.verify import verify

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Heartbeat, Known, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Effect, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits

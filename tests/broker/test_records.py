@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq.broker.journal.write_gate import LATER_US
 from qmq.broker.ports.commands import Ack, Disconnected
 from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent
-from qmq.broker.records import LATER_US
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 

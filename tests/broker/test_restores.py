@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.durable import SYNC_NUMBER
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.durable_replies import SYNC_NUMBER
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.commands import Administer, Disconnected, ListSubjects, Restore, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Restored, SubjectList
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup

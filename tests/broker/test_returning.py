@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Leaving, Verdict
+from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ports.commands import Back
 from qmq.broker.retry import unpacked
 from tests.broker.test_ledger import Driven

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker import reviving
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect
 from tests.broker.harness import Driven

@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker import retries
 from qmq.broker.held import MessageRange
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import Messages
 from qmq.broker.ports.limits import BrokerLimits

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Send, Subscribe
 from qmq.broker.ports.effects import Administered, Refused, Subscribed
 from qmq.format.build import RunContent, build_batch, make_header

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.kinds import Kind
+from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.storage.disk.disk import Disk

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 
-from qmq.broker.kinds import Kind, Verdict
+from qmq.broker.journal.record_types import Kind, Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.kinds import Verdict
+from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Messages, Sent
 from qmq.broker.ports.limits import BrokerLimits
