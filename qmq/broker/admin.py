@@ -11,13 +11,13 @@ from qmq.broker.carrying import Some
 from qmq.broker.changes import Changes
 from qmq.broker.delay_items import delayed_for
 from qmq.broker.delivery import Delivery
+from qmq.broker.error_log.retry import unpacked
 from qmq.broker.group_settings import GroupSettings, settings_of
 from qmq.broker.groups import Group, resolve_start
 from qmq.broker.ledger import Ledger
 from qmq.broker.modes import BROADCAST, members_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.ranges import parts_of
-from qmq.broker.retry import unpacked
 from qmq.broker.standing import oldest_us, ready
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow

@@ -16,6 +16,7 @@ from qmq.broker.changes import Changes
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
+from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.handling import Handling, Parts
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
@@ -42,7 +43,6 @@ from qmq.broker.producers import Producers
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Dropped, Kept, Retention
-from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER

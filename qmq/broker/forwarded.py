@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.dead_letters import letters_of
+from qmq.broker.error_log.dead_letters import letters_of
+from qmq.broker.error_log.error_log import Retries
+from qmq.broker.error_log.retry import Retry, packed, unpacked
 from qmq.broker.held import HeldRange, MessageRange, unflat
 from qmq.broker.member import Member
-from qmq.broker.retries import Retries
-from qmq.broker.retry import Retry, packed, unpacked
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 

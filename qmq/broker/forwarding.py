@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.broker.copying import Asked, Copy, Copying, Lost, Pieces
+from qmq.broker.error_log.retry import packed
 from qmq.broker.groups import Group
 from qmq.broker.handing import Handing
 from qmq.broker.held import MessageRange, flat
@@ -21,7 +22,6 @@ from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.ranges import PARTITIONS, prefix_of
 from qmq.broker.read_numbers import Asker, first_number
-from qmq.broker.retry import packed
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED

@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 
 from qmq.broker.carrying import Many
+from qmq.broker.error_log.error_log import PASSED_AFTER_US
 from qmq.broker.groups import Following, Group, Subscription
 from qmq.broker.held import MessageRange, unflat
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
@@ -21,7 +22,6 @@ from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.effects import Place
 from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
-from qmq.broker.retries import PASSED_AFTER_US
 from qmq.broker.sharing import Share, share_of
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US

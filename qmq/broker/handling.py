@@ -10,6 +10,7 @@ from qmq.broker.claims import Claims
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
+from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake
 from qmq.broker.journal.write_gate import Records
@@ -47,7 +48,6 @@ from qmq.broker.reads import Postponed
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Retention
-from qmq.broker.reviving import Reviving
 from qmq.broker.sealing import Sealing
 from qmq.broker.serving import waits
 from qmq.errors import BrokerStopping, QmqError

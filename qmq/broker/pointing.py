@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.error_log.retry import Retry, unpacked
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.ledger import Ledger
 from qmq.broker.member import Member
 from qmq.broker.ranges import PARTITIONS, partition_of
-from qmq.broker.retry import Retry, unpacked
 from qmq.intervals import Intervals
 from qmq.storage.store import Stretches
 

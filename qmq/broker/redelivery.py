@@ -8,6 +8,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
+from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split
+from qmq.broker.error_log.retry import Taken
 from qmq.broker.finding import Finding
 from qmq.broker.groups import Subscription
 from qmq.broker.held import Held, HeldRange, MessageRange
@@ -18,8 +20,6 @@ from qmq.broker.members import Offer, What
 from qmq.broker.ports.commands import Back, Pull
 from qmq.broker.ports.effects import Buffer
 from qmq.broker.ranges import Parts, parts_of
-from qmq.broker.retries import MOST_TAKEN, Retries, Split
-from qmq.broker.retry import Taken
 from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.private import is_private, origin_subject

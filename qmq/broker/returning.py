@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from qmq.broker.dead_letters import chosen, letters_of
+from qmq.broker.error_log.dead_letters import chosen, letters_of
+from qmq.broker.error_log.error_log import Retries
+from qmq.broker.error_log.retry import Failure, split, unpacked
 from qmq.broker.group_settings import GroupSettings
 from qmq.broker.held import HeldRange, MessageRange
 from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.member import Member
-from qmq.broker.retries import Retries
-from qmq.broker.retry import Failure, split, unpacked
 from qmq.storage.store import ItemLog
 
 

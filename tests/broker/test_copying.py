@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from qmq.broker.copying import Asked, Copy, Copying, Lost
+from qmq.broker.error_log.retry import Retry
 from qmq.broker.held import MessageRange
 from qmq.broker.pointing import FoundLetter, Target
 from qmq.broker.ranges import prefix_of
-from qmq.broker.retry import Retry
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.storage.store import stretches_of

@@ -1,4 +1,4 @@
-"""qmq/broker/dead_letters.py: a letter a message, and the letters with some numbers."""
+"""qmq/broker/error_log/dead_letters.py: a letter a message, and the letters with some numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.dead_letters import chosen, letters_of, numbers_between
+from qmq.broker.error_log.dead_letters import chosen, letters_of, numbers_between
+from qmq.broker.error_log.retry import unpacked
 from qmq.broker.held import HeldRange, MessageRange
-from qmq.broker.retry import unpacked
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq.broker.error_log.retry import Failure, Retry, packed, unpacked
 from qmq.broker.held import HeldRange, MessageRange, flat
 from qmq.broker.ledger import Ledger
 from qmq.broker.ranges import PARTITIONS
-from qmq.broker.retry import Failure, Retry, packed, unpacked
 from tests.broker.harness import START_US, Driven
 
 OLD = MessageRange(PARTITIONS, 1_000, 0, 0, 3, 1_000)

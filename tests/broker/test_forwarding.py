@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from qmq.broker.error_log.retry import unpacked
 from qmq.broker.forwarding import COPY_NUMBER
 from qmq.broker.groups import Group
 from qmq.broker.held import MessageRange
@@ -15,7 +16,6 @@ from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ranges import parts_of
-from qmq.broker.retry import unpacked
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.format.private import origin_subject

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qmq.broker.error_log.retry import Retry, packed
 from qmq.broker.held import MessageRange
 from qmq.broker.pointing import Target
 from qmq.broker.ranges import PARTITIONS
-from qmq.broker.retry import Retry, packed
 from qmq.storage.store import Stretches
 
 BASE = 1 << 60

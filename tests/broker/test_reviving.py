@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import reviving
+from qmq.broker.error_log import reviving
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect

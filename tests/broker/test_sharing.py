@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import retries
+from qmq.broker.error_log import error_log as retries
+from qmq.broker.error_log.retry import Failure
 from qmq.broker.held import MessageRange
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import Messages
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.retry import Failure
 from qmq.broker.sharing import share_of
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.broker.dead_letters import numbers_between
+from qmq.broker.error_log.dead_letters import numbers_between
 from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ledger import Ledger
