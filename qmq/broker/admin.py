@@ -12,13 +12,13 @@ from qmq.broker.changes import Changes
 from qmq.broker.delay_items import delayed_for
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.retry import unpacked
-from qmq.broker.group_settings import GroupSettings, settings_of
-from qmq.broker.groups import Group, resolve_start
-from qmq.broker.ledger import Ledger
-from qmq.broker.modes import BROADCAST, members_of, unknown_group
+from qmq.broker.groups.group import Group, resolve_start
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.lag import oldest_us, ready
+from qmq.broker.groups.message_ranges import parts_of
+from qmq.broker.groups.modes import BROADCAST, members_of, unknown_group
+from qmq.broker.groups.settings import GroupSettings, settings_of
 from qmq.broker.ports.commands import Now
-from qmq.broker.ranges import parts_of
-from qmq.broker.standing import oldest_us, ready
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId

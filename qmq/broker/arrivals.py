@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import FEW_ROWS
-from qmq.broker.groups import Following
+from qmq.broker.groups.group import Following
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store

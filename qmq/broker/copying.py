@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import Rows
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.pointing import Found, Target
-from qmq.broker.ranges import PARTITIONS
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.ahead import clock_us_of
 from qmq.format.batch import header_crc_of, parse_header

@@ -11,12 +11,12 @@ import heapq
 import msgpack
 
 from qmq.broker.admin import Admin
-from qmq.broker.broadcasts import Broadcasts
 from qmq.broker.changes import Changes
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.reviving import Reviving
+from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.handling import Handling, Parts
 from qmq.broker.handovers import HandOvers
 from qmq.broker.intake import Intake

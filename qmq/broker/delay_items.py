@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups import Group
+from qmq.broker.groups.group import Group
 from qmq.broker.places import Places
 from qmq.format.layout import DELAY_DTYPE
 

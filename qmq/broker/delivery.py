@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.groups import Begin, Following, Group, Subscription, Waiting, follows_none
+from qmq.broker.groups.group import Begin, Following, Group, Subscription, Waiting, follows_none
+from qmq.broker.groups.group_state import Ledger
 from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
-from qmq.broker.ledger import Ledger
 from qmq.broker.most_once import MostOnce, Reserve
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked

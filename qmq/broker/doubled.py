@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qmq.broker.groups import Group
-from qmq.broker.held import HeldPull, MessageRange
-from qmq.broker.member import Member
-from qmq.broker.ranges import stretches_of
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.in_flight import HeldPull, MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.message_ranges import stretches_of
 from qmq.intervals import Intervals
 from qmq.storage.store import Store
 

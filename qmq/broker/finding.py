@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from qmq.broker.carrying import Some
-from qmq.broker.groups import Group
-from qmq.broker.held import MessageRange
-from qmq.broker.ranges import PARTITIONS, Parts, parts_of
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import NotAtHand, Store
 

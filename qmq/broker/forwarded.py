@@ -10,8 +10,8 @@ import numpy as np
 from qmq.broker.error_log.dead_letters import letters_of
 from qmq.broker.error_log.error_log import Retries
 from qmq.broker.error_log.retry import Retry, packed, unpacked
-from qmq.broker.held import HeldRange, MessageRange, unflat
-from qmq.broker.member import Member
+from qmq.broker.groups.in_flight import HeldRange, MessageRange, unflat
+from qmq.broker.groups.member import Member
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 

@@ -10,17 +10,17 @@ import numpy as np
 
 from qmq.broker.carrying import Many
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
-from qmq.broker.groups import Following, Group, Subscription
-from qmq.broker.held import MessageRange, unflat
+from qmq.broker.groups.group import Following, Group, Subscription
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange, unflat
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
+from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
+from qmq.broker.groups.modes import BROADCAST
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
-from qmq.broker.members import NOTHING_WAITS, Members, Offer, Waits
-from qmq.broker.modes import BROADCAST
 from qmq.broker.overdue import Overdue
 from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.effects import Place
-from qmq.broker.ranges import Parts, parts_of, ranges_of
 from qmq.broker.redelivery import Redelivery, ledger_and_member
 from qmq.broker.sharing import Share, share_of
 from qmq.errors import InvalidOption

@@ -14,10 +14,10 @@ import msgpack
 import numpy as np
 
 from qmq.broker.carrying import Many, Rows, chosen_of
-from qmq.broker.groups import Following, Group
+from qmq.broker.groups.group import Following, Group
+from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.journal.record_types import Kind
-from qmq.broker.modes import MOST_ONCE
-from qmq.broker.ranges import Parts
 from qmq.broker.selection import Selection
 from qmq.errors import StorageError
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store

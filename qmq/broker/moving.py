@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import Rows, chosen_of
-from qmq.broker.groups import Following, Group
+from qmq.broker.groups.group import Following, Group
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.pointing import Target
 from qmq.storage.store import Store, stretches_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from qmq.broker.carrying import Many, Some
-from qmq.broker.groups import Following
+from qmq.broker.groups.group import Following
 from qmq.broker.selection import Selection
 
 

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.member import Member
 from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back, Now
 
 #: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.

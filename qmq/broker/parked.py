@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
-from qmq.broker.groups import Subscription, Waiting
+from qmq.broker.groups.group import Subscription, Waiting
 
 #: Entries of deadlines beyond which those of pulls that were answered are looked for.
 _FEW_DEADLINES: Final = 64

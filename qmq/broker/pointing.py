@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.error_log.retry import Retry, unpacked
-from qmq.broker.held import HeldRange, MessageRange
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
-from qmq.broker.ranges import PARTITIONS, partition_of
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.message_ranges import PARTITIONS, partition_of
 from qmq.intervals import Intervals
 from qmq.storage.store import Stretches
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.groups import Following
+from qmq.broker.groups.group import Following
 from qmq.broker.most_once import Reserve
 from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Effect, ReadWanted

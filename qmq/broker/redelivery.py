@@ -11,15 +11,15 @@ from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split
 from qmq.broker.error_log.retry import Taken
 from qmq.broker.finding import Finding
-from qmq.broker.groups import Subscription
-from qmq.broker.held import Held, HeldRange, MessageRange
+from qmq.broker.groups.group import Subscription
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import Held, HeldRange, MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.membership import Offer, What
+from qmq.broker.groups.message_ranges import Parts, parts_of
 from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
-from qmq.broker.members import Offer, What
 from qmq.broker.ports.commands import Back, Pull
 from qmq.broker.ports.effects import Buffer
-from qmq.broker.ranges import Parts, parts_of
 from qmq.broker.sharing import share_of
 from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.private import is_private, origin_subject

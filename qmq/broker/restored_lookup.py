@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from qmq.broker.groups.group_state import Ledger
 from qmq.broker.intake import Intake
-from qmq.broker.ledger import Ledger
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
 from qmq.broker.read_numbers import Asker, first_number

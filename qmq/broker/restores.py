@@ -16,14 +16,14 @@ from typing import Final
 import numpy as np
 
 from qmq.broker.delivery import Delivery
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.groups.modes import MOST_ONCE, unknown_group
 from qmq.broker.intake import Intake
-from qmq.broker.ledger import Ledger
-from qmq.broker.modes import MOST_ONCE, unknown_group
 from qmq.broker.partitions import Numbers
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
-from qmq.broker.ranges import PARTITIONS
 from qmq.broker.restored_lookup import Lookups
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError
 from qmq.format.batch import Header, parse_header, runs_of, stored_names

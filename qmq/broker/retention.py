@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from qmq.broker.delivery import Delivery
 from qmq.broker.forwarding import Forwarding
-from qmq.broker.groups import Group
+from qmq.broker.groups.group import Group
 from qmq.broker.intake import Intake
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target

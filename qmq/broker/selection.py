@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import FEW_ROWS, PIECE_BYTES, Many, Rows, Some, answer_bytes, chosen_of, entry_bytes, parts_of
-from qmq.broker.groups import Cursors, Following, Group
+from qmq.broker.groups.group import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch

@@ -9,10 +9,10 @@ from typing import Final
 from qmq.broker.arrivals import Arrivals
 from qmq.broker.carrying import Carrier
 from qmq.broker.choosing import Choosing
-from qmq.broker.groups import Following, Subscription, Waiting
+from qmq.broker.groups.group import Following, Subscription, Waiting
+from qmq.broker.groups.membership import Offer, What
+from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.handing import Handing
-from qmq.broker.members import Offer, What
-from qmq.broker.modes import MOST_ONCE
 from qmq.broker.most_once import MostOnce
 from qmq.broker.on_disk import OnDisk
 from qmq.broker.parked import Parked

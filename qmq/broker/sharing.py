@@ -13,9 +13,9 @@ from typing import Final
 from qmq.broker.carrying import Some
 from qmq.broker.error_log.retry import Retry
 from qmq.broker.finding import Finding
-from qmq.broker.groups import Group, Subscription, takes
-from qmq.broker.held import MessageRange
-from qmq.broker.ranges import PARTITIONS, Parts, prefix_of
+from qmq.broker.groups.group import Group, Subscription, takes
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS, Parts, prefix_of
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
 from qmq.storage.store import NotAtHand, Store

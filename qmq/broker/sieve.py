@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import Many, Rows, Some
-from qmq.broker.group_settings import GroupSettings
-from qmq.broker.ranges import Parts
+from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.settings import GroupSettings
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.hashing import tag_bits

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qmq.broker.carrying import Some, entry_bytes
-from qmq.broker.groups import Following, Subscription
-from qmq.broker.modes import MOST_ONCE
+from qmq.broker.groups.group import Following, Subscription
+from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.ports.effects import Buffer
-from qmq.broker.ranges import Parts
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_EXPIRE_AT

@@ -10,8 +10,7 @@ from typing import Any
 import msgpack
 
 from qmq.broker.arrivals import Arrivals
-from qmq.broker.group_settings import GroupSettings, differing, settings_of
-from qmq.broker.groups import (
+from qmq.broker.groups.group import (
     Begin,
     Following,
     Group,
@@ -22,9 +21,10 @@ from qmq.broker.groups import (
     resolve_start,
     takes,
 )
+from qmq.broker.groups.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
+from qmq.broker.groups.settings import GroupSettings, differing, settings_of
 from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
-from qmq.broker.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Place, Subscribed
 from qmq.broker.ports.limits import BrokerLimits

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qmq.broker.groups import Group
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.journal.record_types import Verdict
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header

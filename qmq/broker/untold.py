@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import Rows
-from qmq.broker.groups import Following, Group
-from qmq.broker.held import MessageRange
-from qmq.broker.ranges import prefix_of, stretches_of
+from qmq.broker.groups.group import Following, Group
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import prefix_of, stretches_of
 from qmq.format.private import private_subject
 from qmq.intervals import Intervals
 from qmq.storage.store import Store

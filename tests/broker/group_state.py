@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from qmq.broker.error_log.retry import unpacked, without
-from qmq.broker.held import MessageRange
-from qmq.broker.ledger import Ledger
-from qmq.broker.ranges import stretches_of
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import stretches_of
 from qmq.format.layout import RETRY_DTYPE
 from tests.broker.harness import Driven
 from tests.broker.model import Letter, Message, Place, Standing, Waiting, undated

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker import standing
+from qmq.broker.groups import lag as standing
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed

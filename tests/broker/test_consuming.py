@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log.retry import Failure
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.ranges import PARTITIONS
 from qmq.broker.redelivery import MOST_LOOKS
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

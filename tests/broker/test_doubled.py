@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker.doubled import doubled
 from qmq.broker.error_log.retry import Failure
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
 from tests.broker.test_consuming import Consumer, filled
 
 

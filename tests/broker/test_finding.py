@@ -9,9 +9,9 @@ import pytest
 
 from qmq.broker import finding
 from qmq.broker.finding import Finding
-from qmq.broker.groups import Group
-from qmq.broker.held import MessageRange
-from qmq.broker.ranges import Parts, parts_of, ranges_of
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
 from qmq.storage.store import Store
 from tests.broker.harness import Driven
 from tests.broker.test_ranges import chosen, filled, followed, places_of

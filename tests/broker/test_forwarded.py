@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.broker.error_log.retry import Failure, Retry, packed, unpacked
-from qmq.broker.held import HeldRange, MessageRange, flat
-from qmq.broker.ledger import Ledger
-from qmq.broker.ranges import PARTITIONS
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import HeldRange, MessageRange, flat
+from qmq.broker.groups.message_ranges import PARTITIONS
 from tests.broker.harness import START_US, Driven
 
 OLD = MessageRange(PARTITIONS, 1_000, 0, 0, 3, 1_000)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.group_settings import GroupSettings, differing, settings_of
+from qmq.broker.groups.settings import GroupSettings, differing, settings_of
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Messages, Refused
 from qmq.errors import InvalidOption

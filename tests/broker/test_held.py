@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.held import Held, HeldPull, HeldRange, MessageRange
+from qmq.broker.groups.in_flight import Held, HeldPull, HeldRange, MessageRange
 
 CALLS = st.lists(
     st.one_of(

@@ -11,11 +11,11 @@ import pytest
 from qmq.broker.error_log.dead_letters import numbers_between
 from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN
 from qmq.broker.error_log.retry import unpacked
-from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import Kind, Leaving, Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import Leaving, Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back
 from qmq.errors import Fenced
 from tests.broker.test_ledger import NEVER, Driven, everything_else, held_ids, ids_of

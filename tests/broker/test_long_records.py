@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import handing, ledger
+from qmq.broker import handing
+from qmq.broker.groups import group_state as ledger
 from qmq.broker.journal import record_types as kinds
 from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, Messages

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.membership import MOST_LOOKS, Members
 from qmq.broker.journal.record_types import Leaving, Verdict
-from qmq.broker.ledger import Ledger
-from qmq.broker.members import MOST_LOOKS, Members
 from qmq.broker.ports.commands import Back, Now
 from tests.broker.test_ledger import Driven
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS, parts_of
 from qmq.broker.ports.commands import ListSubjects
 from qmq.broker.ports.effects import Sent, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.ranges import PARTITIONS, parts_of
 from qmq.broker.retention import Dropped
 from qmq.errors import StorageFailed
 from qmq.format.layout import NO_SEQUENCE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq.broker.copying import Copying
-from qmq.broker.held import HeldRange
+from qmq.broker.groups.in_flight import HeldRange
 from qmq.broker.intake import Intake
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from qmq.broker.error_log.retry import PIECES, Retry, packed, rest_of, split, taken_of, unpacked, without
-from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import HeldRange, MessageRange
 
 MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)
 

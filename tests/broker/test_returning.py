@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log.retry import unpacked
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ports.commands import Back
 from tests.broker.test_ledger import Driven

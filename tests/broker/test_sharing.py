@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker.error_log import error_log as retries
 from qmq.broker.error_log.retry import Failure
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import Messages

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qmq.broker.error_log.retry import Retry, packed
-from qmq.broker.held import HeldRange
+from qmq.broker.groups.in_flight import HeldRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 

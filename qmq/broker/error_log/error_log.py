@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from qmq.broker.error_log.retry import Failure, Retry, Taken, packed, rest_of, taken_of, unpacked, without
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.kept import whole
 from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import HeldRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
 
 #: A range that lapsed is handed out in so many pieces.

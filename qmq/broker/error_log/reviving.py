@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq.broker.error_log.dead_letters import numbers_between
+from qmq.broker.groups.group_state import Ledger
 from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
-from qmq.broker.ledger import Ledger
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import StorageError

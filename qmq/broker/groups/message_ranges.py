@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.carrying import Many, Rows, Some, chosen_of
-from qmq.broker.groups import Following, Group
-from qmq.broker.held import MessageRange
+from qmq.broker.groups.group import Following, Group
+from qmq.broker.groups.in_flight import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store

@@ -18,9 +18,9 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
-from qmq.broker.modes import RELIABLE
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.modes import RELIABLE
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow

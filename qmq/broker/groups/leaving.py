@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.member import Member
 from qmq.broker.journal.record_types import LEAVING_RANGES, Leaving
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Now
 
 

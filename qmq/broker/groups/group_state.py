@@ -12,16 +12,16 @@ from typing import Any, Final
 import msgpack
 
 from qmq.broker import forwarded
-from qmq.broker.consumers import Consumers
 from qmq.broker.error_log.error_log import Retries
 from qmq.broker.error_log.retry import Failure, Taken
-from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import HeldPull, HeldRange, MessageRange, flat, unflat
+from qmq.broker.groups.consumers import Consumers
+from qmq.broker.groups.in_flight import HeldPull, HeldRange, MessageRange, flat, unflat
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.restored import RestoredRuns
+from qmq.broker.groups.returning import Returning
+from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Back, Known
-from qmq.broker.restored import RestoredRuns
-from qmq.broker.returning import Returning
 from qmq.errors import Fenced
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups import Following, Group
+from qmq.broker.groups.group import Following, Group
 from qmq.errors import StorageError
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.store import NotAtHand, Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qmq.broker.held import Held
+from qmq.broker.groups.in_flight import Held
 
 
 class Member:

@@ -8,10 +8,10 @@ from typing import Any
 from qmq.broker.error_log.dead_letters import chosen, letters_of
 from qmq.broker.error_log.error_log import Retries
 from qmq.broker.error_log.retry import Failure, split, unpacked
-from qmq.broker.group_settings import GroupSettings
-from qmq.broker.held import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import Leaving, Verdict
-from qmq.broker.member import Member
 from qmq.storage.store import ItemLog
 
 

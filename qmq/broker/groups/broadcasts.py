@@ -10,9 +10,9 @@ import heapq
 from typing import Final
 
 from qmq.broker.changes import Changes
-from qmq.broker.groups import Group
-from qmq.broker.members import Members
-from qmq.broker.modes import BROADCAST
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.membership import Members
+from qmq.broker.groups.modes import BROADCAST
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.subscriptions import Subscriptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from qmq.broker.held import Held
-from qmq.broker.member import Member
+from qmq.broker.groups.in_flight import Held
+from qmq.broker.groups.member import Member
 from qmq.errors import Fenced, TooManyConsumers
 
 #: Consumers of a group, those that are away among them.

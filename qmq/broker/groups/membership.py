@@ -7,10 +7,10 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.leaving import Leavers
+from qmq.broker.groups.member import Member
 from qmq.broker.journal.record_types import Leaving
-from qmq.broker.leaving import Leavers
-from qmq.broker.ledger import Ledger
-from qmq.broker.member import Member
 from qmq.broker.ports.commands import Now
 
 #: Positions above the frontier that a consumer's messages may span, in windows.
