@@ -19,7 +19,6 @@ from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.handling import Handling, Parts
 from qmq.broker.handovers import HandOvers
-from qmq.broker.intake import Intake
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.kept import taken_over
 from qmq.broker.log_reads import LogReads
@@ -39,11 +38,12 @@ from qmq.broker.ports.commands import (
 from qmq.broker.ports.effects import Effect, Refused, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
-from qmq.broker.producers import Producers
+from qmq.broker.publish.dedup import Producers
+from qmq.broker.publish.publish import Intake
+from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Dropped, Kept, Retention
-from qmq.broker.sealing import Sealing
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER

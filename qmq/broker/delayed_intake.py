@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.partitions import Numbers, Partition, Staged
+from qmq.broker.publish.staging import Numbers, Partition, Staged
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.ahead import clock_us_of
 from qmq.format.batch import CheckedBatch

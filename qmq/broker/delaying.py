@@ -20,10 +20,10 @@ from qmq.broker.delay_reading import DelayReading
 from qmq.broker.delay_segments import DelaySegments
 from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
 from qmq.broker.due_batches import Cancelling, Falling, Joining
-from qmq.broker.intake import Intake
 from qmq.broker.places import Places
 from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
+from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.ahead import clock_us_of
 from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names

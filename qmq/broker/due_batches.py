@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from qmq.broker.delay_items import Stretch
-from qmq.broker.partitions import Staged
 from qmq.broker.ports.commands import Now
+from qmq.broker.publish.staging import Staged
 from qmq.errors import QmqError
 from qmq.format.due import Due
 from qmq.format.joining import Single, join_singles, single_of

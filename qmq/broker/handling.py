@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.admin import LETTERS, LOOKS, Admin
-from qmq.broker.claims import Claims
 from qmq.broker.damages import Damages
 from qmq.broker.delaying import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.handovers import HandOvers
-from qmq.broker.intake import Intake
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
@@ -43,12 +41,14 @@ from qmq.broker.ports.commands import (
     Withdraw,
 )
 from qmq.broker.ports.effects import Administered, Claimed, Effect, HeartbeatSeen, Refused, SubjectList, Unsubscribed
+from qmq.broker.publish.claims import Claims
+from qmq.broker.publish.publish import Intake
+from qmq.broker.publish.roll import Sealing
 from qmq.broker.read_numbers import Asker, asker_of
 from qmq.broker.reads import Postponed
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Retention
-from qmq.broker.sealing import Sealing
 from qmq.broker.serving import waits
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.private import is_private

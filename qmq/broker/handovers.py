@@ -13,10 +13,10 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.groups.modes import MOST_ONCE
-from qmq.broker.intake import Intake
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
+from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.due import DUE_PRODUCER

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.intake import Intake
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
+from qmq.broker.publish.publish import Intake
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header

@@ -20,10 +20,10 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.groups.modes import MOST_ONCE, unknown_group
-from qmq.broker.intake import Intake
-from qmq.broker.partitions import Numbers
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
+from qmq.broker.publish.publish import Intake
+from qmq.broker.publish.staging import Numbers
 from qmq.broker.restored_lookup import Lookups
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError
 from qmq.format.batch import Header, parse_header, runs_of, stored_names

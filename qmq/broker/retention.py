@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 from qmq.broker.delivery import Delivery
 from qmq.broker.forwarding import Forwarding
 from qmq.broker.groups.group import Group
-from qmq.broker.intake import Intake
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.publish.publish import Intake
 from qmq.broker.read_numbers import Asker, first_number
 from qmq.broker.serving import waits
 from qmq.errors import StorageError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Sent
-from qmq.broker.producers import Known, Producers
+from qmq.broker.publish.dedup import Known, Producers
 from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
 from tests.broker.harness import Driven, batch_of
 

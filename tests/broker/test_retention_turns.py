@@ -10,9 +10,9 @@ import pytest
 
 from qmq.broker.copying import Copying
 from qmq.broker.groups.in_flight import HeldRange
-from qmq.broker.intake import Intake
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target
+from qmq.broker.publish.publish import Intake
 from qmq.broker.retention import Dropped
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer

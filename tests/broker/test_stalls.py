@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import acknowledging, partitions
 from qmq.broker.ports.commands import Disconnected, LastSequence, Send
 from qmq.broker.ports.effects import Sent
+from qmq.broker.publish import send_replies as acknowledging
+from qmq.broker.publish import staging as partitions
 from tests.broker.harness import Driven, bodies_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.producers import Producers
+from qmq.broker.publish.dedup import Producers
 from qmq.errors import (
     BadBatch,
     BadBytes,

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.acknowledging import Acknowledging, Repeat
 from qmq.broker.delayed_intake import Delayed
-from qmq.broker.numbering import Numbering
-from qmq.broker.partitions import (
+from qmq.broker.ports.commands import Now, Send
+from qmq.broker.ports.effects import Effect, Refused, Sent
+from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.publish.dedup import Producers, Refusals
+from qmq.broker.publish.numbering import Numbering
+from qmq.broker.publish.send_replies import Acknowledging, Repeat
+from qmq.broker.publish.staging import (
     Answer,
     Barrier,
     Numbers,
@@ -25,10 +29,6 @@ from qmq.broker.partitions import (
     Staged,
     Visibility,
 )
-from qmq.broker.ports.commands import Now, Send
-from qmq.broker.ports.effects import Effect, Refused, Sent
-from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.producers import Producers, Refusals
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.ahead import with_ahead
 from qmq.format.batch import (

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qmq.broker.partitions import MOST_WAITING, Answer, Partition
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
-from qmq.broker.producers import Known, Producers
+from qmq.broker.publish.dedup import Known, Producers
+from qmq.broker.publish.staging import MOST_WAITING, Answer, Partition
 from qmq.errors import QmqError
 from qmq.format.batch import parse_header, runs_of
 from qmq.format.layout import BATCH_HEADER_SIZE, NO_SEQUENCE, RUN_SIZE

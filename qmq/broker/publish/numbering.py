@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qmq.broker.partitions import Numbers
+from qmq.broker.publish.staging import Numbers
 from qmq.format.batch import CheckedBatch
 from qmq.format.private import PRIVATE
 from qmq.names import check_subject
