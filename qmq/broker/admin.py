@@ -9,7 +9,7 @@ import numpy as np
 
 from qmq.broker.carrying import Some
 from qmq.broker.changes import Changes
-from qmq.broker.delay_items import delayed_for
+from qmq.broker.delay.items import delayed_for
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.retry import unpacked
 from qmq.broker.groups.group import Group, resolve_start

@@ -13,7 +13,7 @@ import msgpack
 from qmq.broker.admin import Admin
 from qmq.broker.changes import Changes
 from qmq.broker.damages import Damages
-from qmq.broker.delaying import Delaying
+from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from qmq.broker.admin import LETTERS, LOOKS, Admin
 from qmq.broker.damages import Damages
-from qmq.broker.delaying import Delaying
+from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery import Delivery
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.handovers import HandOvers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import delay_reading
+from qmq.broker.delay import reads as delay_reading
 from qmq.broker.ports.commands import Administer, Disconnected
 from qmq.broker.ports.effects import Administered, Effect
 from qmq.broker.read_numbers import Asker, asker_of
@@ -158,8 +158,8 @@ def test_what_is_forgotten_at_once_is_delivered(tmp_path: Path) -> None:
 
 def test_no_more_wait_for_reads_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_reading, "MOST_COLD", 10)
-    monkeypatch.setattr("qmq.broker.delaying._SLICE_ITEMS", 4)
-    monkeypatch.setattr("qmq.broker.delaying._SLICE_SINGLES", 4)
+    monkeypatch.setattr("qmq.broker.delay.delay._SLICE_ITEMS", 4)
+    monkeypatch.setattr("qmq.broker.delay.delay._SLICE_SINGLES", 4)
     driven, disk, names = cold(tmp_path)
     for _ in range(20):
         driven.advance(10_010)

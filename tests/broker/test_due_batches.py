@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import due_batches
-from qmq.broker.delay_items import Stretch
-from qmq.broker.due_batches import Joining
+from qmq.broker.delay import due_batches
+from qmq.broker.delay.due_batches import Joining
+from qmq.broker.delay.items import Stretch
 from qmq.format.layout import DELIVER_UNIT_US
 from tests.broker.harness import START_US, Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker import places
-from qmq.broker.places import Places
+from qmq.broker.delay import places
+from qmq.broker.delay.places import Places
 
 NUMBERS = st.integers(0, (1 << 64) - 3) | st.integers(0, 50)
 

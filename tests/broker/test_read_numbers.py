@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qmq.broker import delay_reading, forwarding, restored_lookup, retention
+from qmq.broker import forwarding, restored_lookup, retention
+from qmq.broker.delay import reads as delay_reading
 from qmq.broker.journal import durable_replies as durable
 from qmq.broker.read_numbers import Asker, asker_of, first_number
 

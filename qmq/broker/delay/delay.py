@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delay_items import Stretch, items_of, stretches_of, without
-from qmq.broker.delay_reading import DelayReading
-from qmq.broker.delay_segments import DelaySegments
-from qmq.broker.delayed_intake import Arrived, Delayed, subjects_of
-from qmq.broker.due_batches import Cancelling, Falling, Joining
-from qmq.broker.places import Places
+from qmq.broker.delay.due_batches import Cancelling, Falling, Joining
+from qmq.broker.delay.intake import Arrived, Delayed, subjects_of
+from qmq.broker.delay.items import Stretch, items_of, stretches_of, without
+from qmq.broker.delay.places import Places
+from qmq.broker.delay.reads import DelayReading
+from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.broker.publish.publish import Intake

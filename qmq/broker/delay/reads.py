@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.delay_items import Stretch
+from qmq.broker.delay.items import Stretch
 from qmq.broker.ports.commands import Administer, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.read_numbers import Asker, first_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from qmq.broker.delay_items import Stretch
+from qmq.broker.delay.items import Stretch
 from qmq.broker.ports.commands import Now
 from qmq.broker.publish.staging import Staged
 from qmq.errors import QmqError
@@ -13,7 +13,7 @@ from qmq.format.joining import Single, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
 
 if TYPE_CHECKING:
-    from qmq.broker.delaying import Delaying
+    from qmq.broker.delay.delay import Delaying
 
 #: Messages and bytes of one batch, about; what is larger than the second by itself is a batch of its own.
 _MOST: Final = 512

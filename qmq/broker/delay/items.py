@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.delay.places import Places
 from qmq.broker.groups.group import Group
-from qmq.broker.places import Places
 from qmq.format.layout import DELAY_DTYPE
 
 Items = npt.NDArray[np.void]
