@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.carrying import Some
 from qmq.broker.changes import Changes
 from qmq.broker.delay.items import delayed_for
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.encode import Some
+from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.retry import unpacked
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger

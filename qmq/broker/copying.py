@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Rows
+from qmq.broker.delivery.encode import Rows
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.pointing import Found, Target

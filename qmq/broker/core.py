@@ -14,7 +14,8 @@ from qmq.broker.admin import Admin
 from qmq.broker.changes import Changes
 from qmq.broker.damages import Damages
 from qmq.broker.delay.delay import Delaying
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.on_disk import OnDisk
+from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.handling import Handling, Parts
@@ -22,7 +23,6 @@ from qmq.broker.handovers import HandOvers
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.kept import taken_over
 from qmq.broker.log_reads import LogReads
-from qmq.broker.on_disk import OnDisk
 from qmq.broker.ports.commands import (
     Checked,
     Command,

@@ -8,7 +8,10 @@ from typing import Any, Final, NamedTuple
 from qmq.broker.admin import LETTERS, LOOKS, Admin
 from qmq.broker.damages import Damages
 from qmq.broker.delay.delay import Delaying
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.pull import Delivery
+from qmq.broker.delivery.read_numbers import Asker, asker_of
+from qmq.broker.delivery.read_waits import Postponed
+from qmq.broker.delivery.serve import waits
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.handovers import HandOvers
 from qmq.broker.journal.write_gate import Records
@@ -44,12 +47,9 @@ from qmq.broker.ports.effects import Administered, Claimed, Effect, HeartbeatSee
 from qmq.broker.publish.claims import Claims
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
-from qmq.broker.read_numbers import Asker, asker_of
-from qmq.broker.reads import Postponed
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
 from qmq.broker.retention import Retention
-from qmq.broker.serving import waits
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.private import is_private
 from qmq.names import check_prefix

@@ -8,7 +8,7 @@ batch name a hand-over: the group remembers them, also over a start, so that non
 
 from __future__ import annotations
 
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS

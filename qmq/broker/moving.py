@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Rows, chosen_of
+from qmq.broker.delivery.encode import Rows, chosen_of
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.pointing import Target

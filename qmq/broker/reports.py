@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Final
 
 from qmq.broker.damages import Damages
+from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.ports.commands import Checked, ReadDone, Report
 from qmq.broker.ports.effects import Buffer, CheckWanted, Effect, ReadWanted, Refused, Reported
 from qmq.broker.ports.metrics import Counters
-from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import Overloaded, StorageError
 from qmq.format.batch import parse_header, runs_of
 from qmq.format.salvage import sound_pieces

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
 from qmq.broker.publish.publish import Intake
-from qmq.broker.read_numbers import Asker, first_number
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS

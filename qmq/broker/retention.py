@@ -10,7 +10,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from qmq.broker.delivery import Delivery
+from qmq.broker.delivery.pull import Delivery
+from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.serve import waits
 from qmq.broker.forwarding import Forwarding
 from qmq.broker.groups.group import Group
 from qmq.broker.moving import Moving
@@ -19,8 +21,6 @@ from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
-from qmq.broker.read_numbers import Asker, first_number
-from qmq.broker.serving import waits
 from qmq.errors import StorageError
 from qmq.storage.store import NotAtHand, OldSegment, Read, Store, Stretches, stretches_of
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Rows
+from qmq.broker.delivery.encode import Rows
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import prefix_of, stretches_of

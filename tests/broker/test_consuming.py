@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.delivery.redeliver import MOST_LOOKS
 from qmq.broker.error_log.retry import Failure
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
@@ -13,7 +14,6 @@ from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.redelivery import MOST_LOOKS
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 

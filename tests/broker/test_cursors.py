@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import choosing, selection
+from qmq.broker.delivery import choosing
+from qmq.broker.delivery import select as selection
 from qmq.broker.ports.commands import Synced
 from qmq.broker.ports.effects import Messages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

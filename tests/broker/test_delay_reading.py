@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delay import reads as delay_reading
+from qmq.broker.delivery.read_numbers import Asker, asker_of
 from qmq.broker.ports.commands import Administer, Disconnected
 from qmq.broker.ports.effects import Administered, Effect
-from qmq.broker.read_numbers import Asker, asker_of
 from tests.broker.harness import Driven
 from tests.broker.test_delaying import S, cancel, crash, delay, follow, pulled
 from tests.storage.forgetful import ForgetfulDisk

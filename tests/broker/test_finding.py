@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import finding
-from qmq.broker.finding import Finding
+from qmq.broker.delivery import finding
+from qmq.broker.delivery.finding import Finding
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of

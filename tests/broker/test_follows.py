@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from qmq.broker.delivery.redeliver import NOT_FOLLOWED
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Messages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.redelivery import NOT_FOLLOWED
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_admin import ask, group_row

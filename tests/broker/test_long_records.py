@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import handing
+from qmq.broker.delivery import handing
 from qmq.broker.groups import group_state as ledger
 from qmq.broker.journal import record_types as kinds
 from qmq.broker.ports.commands import Ack

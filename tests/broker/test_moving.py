@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.delivery.serve import waits
 from qmq.broker.moving import Moving
 from qmq.broker.pointing import Target
-from qmq.broker.serving import waits
 from qmq.storage.store import stretches_of
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import overdue
+from qmq.broker.delivery import ack_deadline as overdue
 from qmq.broker.ports.commands import Administer, Heartbeat, Now
 from qmq.broker.ports.effects import Messages
 from tests.broker.harness import Driven

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq.broker.delivery.parked import Parked
 from qmq.broker.groups.group import Subscription, Waiting
-from qmq.broker.parked import Parked
 from qmq.broker.ports.commands import Disconnected, Pull
 from tests.broker.harness import Driven
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.carrying import Many, Some
+from qmq.broker.delivery.encode import Many, Some
+from qmq.broker.delivery.select import Selection
 from qmq.broker.groups.group import Begin, Following, Group, Start
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of, ranges_of
-from qmq.broker.selection import Selection
 from qmq.storage.store import Store
 from tests.broker.harness import Driven
 

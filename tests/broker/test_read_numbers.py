@@ -6,8 +6,8 @@ import pytest
 
 from qmq.broker import forwarding, restored_lookup, retention
 from qmq.broker.delay import reads as delay_reading
+from qmq.broker.delivery.read_numbers import Asker, asker_of, first_number
 from qmq.broker.journal import durable_replies as durable
-from qmq.broker.read_numbers import Asker, asker_of, first_number
 
 LONG = 1_000_000 * 86_400 * 365 * 5  # a million reads a second for five years
 

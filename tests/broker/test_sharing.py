@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.error_log import error_log as retries
 from qmq.broker.error_log.retry import Failure
 from qmq.broker.groups.in_flight import MessageRange
@@ -13,7 +14,6 @@ from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import Messages
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.sharing import share_of
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed

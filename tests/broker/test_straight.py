@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from qmq.broker import straight
+from qmq.broker.delivery import fast_path as straight
+from qmq.broker.delivery.fast_path import Straight
 from qmq.broker.ports.commands import Ack, Subscribe, Withdraw
 from qmq.broker.ports.effects import Effect, Messages, Subscribed
-from qmq.broker.straight import Straight
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 SUBJECTS = ("a.x", "a.y", "b.z")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from qmq.broker.delivery.redeliver import NOT_FOLLOWED
 from qmq.broker.ports.commands import Administer, Command, Subscribe
-from qmq.broker.redelivery import NOT_FOLLOWED
 from tests.sim.consumption import Consumption
 from tests.sim.runs import run_one
 from tests.sim.worker import Worker

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from qmq.broker.delivery.handing import Handing
 from qmq.broker.error_log.dead_letters import numbers_between
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Effect, Refused

@@ -28,7 +28,7 @@ from qmq.format.private import is_private
 from qmq.storage.store import NotAtHand, Store
 
 if TYPE_CHECKING:
-    from qmq.broker.sharing import Share
+    from qmq.broker.delivery.eligibility import Share
 
 
 class Start(NamedTuple):

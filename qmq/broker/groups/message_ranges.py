@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Many, Rows, Some, chosen_of
+from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.errors import StorageError

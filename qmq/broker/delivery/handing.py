@@ -8,7 +8,10 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.carrying import Many
+from qmq.broker.delivery.ack_deadline import Overdue
+from qmq.broker.delivery.eligibility import Share, share_of
+from qmq.broker.delivery.encode import Many
+from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
 from qmq.broker.groups.group import Following, Group, Subscription
 from qmq.broker.groups.group_state import Ledger
@@ -18,11 +21,8 @@ from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
 from qmq.broker.groups.modes import BROADCAST
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
-from qmq.broker.overdue import Overdue
 from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.effects import Place
-from qmq.broker.redelivery import Redelivery, ledger_and_member
-from qmq.broker.sharing import Share, share_of
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.storage.store import Store

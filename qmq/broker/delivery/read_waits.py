@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from qmq.broker.delivery.at_most_once import Reserve
+from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.groups.group import Following
-from qmq.broker.most_once import Reserve
 from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Effect, ReadWanted
-from qmq.broker.read_numbers import Asker, first_number
 from qmq.storage.store import Read
 
 #: So many reads that brought nothing are enough.

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from qmq.broker.arrivals import Arrivals
+from qmq.broker.delivery.at_most_once import MostOnce, Reserve
+from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.on_disk import OnDisk
+from qmq.broker.delivery.parked import Parked
+from qmq.broker.delivery.read_waits import Postponed, Reads
+from qmq.broker.delivery.serve import BLOCKED, Serving, waits
+from qmq.broker.delivery.subscriptions import Subscriptions
+from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Begin, Following, Group, Subscription, Waiting, follows_none
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
-from qmq.broker.most_once import MostOnce, Reserve
-from qmq.broker.on_disk import OnDisk
-from qmq.broker.parked import Parked
 from qmq.broker.ports.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.ports.effects import Acked, Effect, HandedBack
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.reads import Postponed, Reads
-from qmq.broker.serving import BLOCKED, Serving, waits
-from qmq.broker.subscriptions import Subscriptions
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.storage.store import NotAtHand, Read, Store
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from qmq.broker.carrying import Many, Some
+from qmq.broker.delivery.encode import Many, Some
+from qmq.broker.delivery.select import Selection
 from qmq.broker.groups.group import Following
-from qmq.broker.selection import Selection
 
 
 class OnDisk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qmq.broker.carrying import Some
+from qmq.broker.delivery.encode import Some
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of

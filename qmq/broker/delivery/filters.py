@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import Many, Rows, Some
+from qmq.broker.delivery.encode import Many, Rows, Some
 from qmq.broker.groups.message_ranges import Parts
 from qmq.broker.groups.settings import GroupSettings
 from qmq.errors import QmqError

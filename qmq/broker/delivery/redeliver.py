@@ -7,10 +7,12 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-from qmq.broker.carrying import PIECE_BYTES, Carrier, Many, Some, answer_bytes
+from qmq.broker.delivery.eligibility import share_of
+from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, Many, Some, answer_bytes
+from qmq.broker.delivery.filters import EXPIRED, Sieve
+from qmq.broker.delivery.finding import Finding
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split
 from qmq.broker.error_log.retry import Taken
-from qmq.broker.finding import Finding
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import Held, HeldRange, MessageRange
@@ -20,8 +22,6 @@ from qmq.broker.groups.message_ranges import Parts, parts_of
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Back, Pull
 from qmq.broker.ports.effects import Buffer
-from qmq.broker.sharing import share_of
-from qmq.broker.sieve import EXPIRED, Sieve
 from qmq.format.private import is_private, origin_subject
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.storage.store import NotAtHand, Store

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from qmq.broker.arrivals import Arrivals
-from qmq.broker.carrying import Carrier
-from qmq.broker.choosing import Choosing
+from qmq.broker.delivery.at_most_once import MostOnce
+from qmq.broker.delivery.choosing import Choosing
+from qmq.broker.delivery.encode import Carrier
+from qmq.broker.delivery.fast_path import Handed, Straight
+from qmq.broker.delivery.filters import Sifted
+from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.on_disk import OnDisk
+from qmq.broker.delivery.parked import Parked
+from qmq.broker.delivery.read_waits import Reads
+from qmq.broker.delivery.select import Selection
+from qmq.broker.delivery.subscriptions import hidden_since
+from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Following, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
 from qmq.broker.groups.modes import MOST_ONCE
-from qmq.broker.handing import Handing
-from qmq.broker.most_once import MostOnce
-from qmq.broker.on_disk import OnDisk
-from qmq.broker.parked import Parked
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, Messages, Refused
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.reads import Reads
-from qmq.broker.selection import Selection
-from qmq.broker.sieve import Sifted
-from qmq.broker.straight import Handed, Straight
-from qmq.broker.subscriptions import hidden_since
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import FEW_ROWS
+from qmq.broker.delivery.encode import FEW_ROWS
 from qmq.broker.groups.group import Following
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow

@@ -11,7 +11,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.carrying import FEW_ROWS, PIECE_BYTES, Many, Rows, Some, answer_bytes, chosen_of, entry_bytes, parts_of
+from qmq.broker.delivery.encode import (
+    FEW_ROWS,
+    PIECE_BYTES,
+    Many,
+    Rows,
+    Some,
+    answer_bytes,
+    chosen_of,
+    entry_bytes,
+    parts_of,
+)
 from qmq.broker.groups.group import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow

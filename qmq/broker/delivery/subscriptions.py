@@ -9,7 +9,8 @@ from typing import Any
 
 import msgpack
 
-from qmq.broker.arrivals import Arrivals
+from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import (
     Begin,
     Following,
@@ -23,7 +24,6 @@ from qmq.broker.groups.group import (
 )
 from qmq.broker.groups.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
 from qmq.broker.groups.settings import GroupSettings, differing, settings_of
-from qmq.broker.handing import Handing
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Place, Subscribed

@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.carrying import Many, Rows, chosen_of
+from qmq.broker.delivery.encode import Many, Rows, chosen_of
+from qmq.broker.delivery.select import Selection
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.groups.message_ranges import Parts
 from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.journal.record_types import Kind
-from qmq.broker.selection import Selection
 from qmq.errors import StorageError
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from qmq.broker.carrying import Some, entry_bytes
+from qmq.broker.delivery.encode import Some, entry_bytes
 from qmq.broker.groups.group import Following, Subscription
 from qmq.broker.groups.message_ranges import Parts
 from qmq.broker.groups.modes import MOST_ONCE
