@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgpack
 
-from qmq.broker import moving
 from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
@@ -16,6 +15,7 @@ from qmq.broker.groups.group import Begin, Group, Start
 from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.journal.record_types import Kind
+from qmq.broker.retention import advance_groups as moving
 from qmq.broker.unnamed import name_again
 from qmq.broker.untold import Untold
 from qmq.errors import UnknownGroup

@@ -43,7 +43,7 @@ from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
-from qmq.broker.retention import Dropped, Kept, Retention
+from qmq.broker.retention.retention import Dropped, Kept, Retention
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER

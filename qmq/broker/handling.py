@@ -49,7 +49,7 @@ from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
 from qmq.broker.restores import Restores
-from qmq.broker.retention import Retention
+from qmq.broker.retention.retention import Retention
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.private import is_private
 from qmq.names import check_prefix

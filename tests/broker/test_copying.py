@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.copying import Asked, Copy, Copying, Lost
 from qmq.broker.error_log.retry import Retry
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import prefix_of
-from qmq.broker.pointing import FoundLetter, Target
+from qmq.broker.retention.copy import Asked, Copy, Copying, Lost
+from qmq.broker.retention.references import FoundLetter, Target
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.storage.store import stretches_of

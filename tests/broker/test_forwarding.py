@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from qmq.broker.error_log.retry import unpacked
-from qmq.broker.forwarding import COPY_NUMBER
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.retention.carry_forward import COPY_NUMBER
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.format.private import origin_subject

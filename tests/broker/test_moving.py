@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.serve import waits
-from qmq.broker.moving import Moving
-from qmq.broker.pointing import Target
+from qmq.broker.retention.advance_groups import Moving
+from qmq.broker.retention.references import Target
 from qmq.storage.store import stretches_of
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer

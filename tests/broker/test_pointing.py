@@ -8,7 +8,7 @@ import pytest
 from qmq.broker.error_log.retry import Retry, packed
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.pointing import Target
+from qmq.broker.retention.references import Target
 from qmq.storage.store import Stretches
 
 BASE = 1 << 60

@@ -14,7 +14,7 @@ from qmq.broker.groups.message_ranges import PARTITIONS, parts_of
 from qmq.broker.ports.commands import ListSubjects
 from qmq.broker.ports.effects import Sent, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.retention import Dropped
+from qmq.broker.retention.retention import Dropped
 from qmq.errors import StorageFailed
 from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk

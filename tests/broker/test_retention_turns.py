@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.copying import Copying
 from qmq.broker.groups.in_flight import HeldRange
-from qmq.broker.moving import Moving
-from qmq.broker.pointing import Target
 from qmq.broker.publish.publish import Intake
-from qmq.broker.retention import Dropped
+from qmq.broker.retention.advance_groups import Moving
+from qmq.broker.retention.copy import Copying
+from qmq.broker.retention.references import Target
+from qmq.broker.retention.retention import Dropped
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
 from tests.broker.test_forwarding import LIMITS

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgpack
 
-from qmq.broker import forwarded
 from qmq.broker.error_log.error_log import Retries
 from qmq.broker.error_log.retry import Failure, Taken
 from qmq.broker.groups.consumers import Consumers
@@ -22,6 +21,7 @@ from qmq.broker.groups.returning import Returning
 from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.ports.commands import Back, Known
+from qmq.broker.retention import forwarded
 from qmq.errors import Fenced
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 

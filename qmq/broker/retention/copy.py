@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qmq.broker.delivery.encode import Rows
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.pointing import Found, Target
+from qmq.broker.retention.references import Found, Target
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.ahead import clock_us_of
 from qmq.format.batch import header_crc_of, parse_header

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from qmq.broker.copying import Asked, Copy, Copying, Lost, Pieces
 from qmq.broker.delivery.handing import Handing
 from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.error_log.retry import packed
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of
-from qmq.broker.pointing import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import Staged
+from qmq.broker.retention.copy import Asked, Copy, Copying, Lost, Pieces
+from qmq.broker.retention.references import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED

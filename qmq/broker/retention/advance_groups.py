@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qmq.broker.delivery.encode import Rows, chosen_of
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.journal.record_types import Kind
-from qmq.broker.pointing import Target
+from qmq.broker.retention.references import Target
 from qmq.storage.store import Store, stretches_of
 
 

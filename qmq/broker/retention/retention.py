@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.delivery.serve import waits
-from qmq.broker.forwarding import Forwarding
 from qmq.broker.groups.group import Group
-from qmq.broker.moving import Moving
-from qmq.broker.pointing import Target
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
+from qmq.broker.retention.advance_groups import Moving
+from qmq.broker.retention.carry_forward import Forwarding
+from qmq.broker.retention.references import Target
 from qmq.errors import StorageError
 from qmq.storage.store import NotAtHand, OldSegment, Read, Store, Stretches, stretches_of
 
