@@ -19,7 +19,6 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.handling import Handling, Parts
-from qmq.broker.handovers import HandOvers
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.kept import taken_over
 from qmq.broker.log_reads import LogReads
@@ -42,8 +41,9 @@ from qmq.broker.publish.dedup import Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
-from qmq.broker.restores import Restores
 from qmq.broker.retention.retention import Dropped, Kept, Retention
+from qmq.broker.transfer.handover import HandOvers
+from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.copies import COPY_PRODUCER
 from qmq.format.due import DUE_PRODUCER

@@ -13,7 +13,6 @@ from qmq.broker.delivery.read_numbers import Asker, asker_of
 from qmq.broker.delivery.read_waits import Postponed
 from qmq.broker.delivery.serve import waits
 from qmq.broker.error_log.reviving import Reviving
-from qmq.broker.handovers import HandOvers
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
@@ -48,8 +47,9 @@ from qmq.broker.publish.claims import Claims
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
-from qmq.broker.restores import Restores
 from qmq.broker.retention.retention import Retention
+from qmq.broker.transfer.handover import HandOvers
+from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.private import is_private
 from qmq.names import check_prefix

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from qmq.broker import restored_lookup
 from qmq.broker.delay import reads as delay_reading
 from qmq.broker.delivery.read_numbers import Asker, asker_of, first_number
 from qmq.broker.journal import durable_replies as durable
 from qmq.broker.retention import carry_forward as forwarding
 from qmq.broker.retention import retention
+from qmq.broker.transfer import restore_lookup as restored_lookup
 
 LONG = 1_000_000 * 86_400 * 365 * 5  # a million reads a second for five years
 

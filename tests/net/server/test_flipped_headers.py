@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from qmq.broker.ports import commands
-from qmq.broker.restores import batches_of
+from qmq.broker.transfer.restore import batches_of
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.net import wire

@@ -24,7 +24,7 @@ from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import Numbers
-from qmq.broker.restored_lookup import Lookups
+from qmq.broker.transfer.restore_lookup import Lookups
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError
 from qmq.format.batch import Header, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, HAS_ORIGIN_ID, PRODUCER_ID_SIZE, RUN_REPLAYED, RUN_SIZE
