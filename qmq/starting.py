@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from qmq.broker.core import Broker
-from qmq.broker.kept import BadState
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.startup.checkpoint import BadState
 from qmq.errors import QmqError
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.changes import Changes
 from qmq.broker.delay.items import delayed_for
 from qmq.broker.delivery.encode import Some
 from qmq.broker.delivery.pull import Delivery
@@ -19,6 +18,7 @@ from qmq.broker.groups.message_ranges import parts_of
 from qmq.broker.groups.modes import BROADCAST, members_of, unknown_group
 from qmq.broker.groups.settings import GroupSettings, settings_of
 from qmq.broker.ports.commands import Now
+from qmq.broker.startup.replay import Changes
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId

@@ -11,7 +11,6 @@ import heapq
 import msgpack
 
 from qmq.broker.admin import Admin
-from qmq.broker.changes import Changes
 from qmq.broker.damages import Damages
 from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.on_disk import OnDisk
@@ -20,7 +19,6 @@ from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.handling import Handling, Parts
 from qmq.broker.journal.write_gate import Records
-from qmq.broker.kept import taken_over
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
     Checked,
@@ -42,6 +40,8 @@ from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
 from qmq.broker.reports import Reports
 from qmq.broker.retention.retention import Dropped, Kept, Retention
+from qmq.broker.startup.checkpoint import taken_over
+from qmq.broker.startup.replay import Changes
 from qmq.broker.transfer.handover import HandOvers
 from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError

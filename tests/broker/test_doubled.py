@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.doubled import doubled
 from qmq.broker.error_log.retry import Failure
 from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.startup.doubled import doubled
 from tests.broker.test_consuming import Consumer, filled
 
 

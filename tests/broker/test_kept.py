@@ -10,9 +10,9 @@ import msgpack
 import pytest
 
 from qmq.broker.core import Broker
-from qmq.broker.kept import BadState, whole
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.startup.checkpoint import BadState, whole
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.starting import open_broker
 from qmq.storage.disk.disk import Disk

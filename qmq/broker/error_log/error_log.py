@@ -14,7 +14,7 @@ import numpy as np
 
 from qmq.broker.error_log.retry import Failure, Retry, Taken, packed, rest_of, taken_of, unpacked, without
 from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.kept import whole
+from qmq.broker.startup.checkpoint import whole
 from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim

@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 from typing import Final
 
-from qmq.broker.changes import Changes
 from qmq.broker.delivery.subscriptions import Subscriptions
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Members
 from qmq.broker.groups.modes import BROADCAST
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.startup.replay import Changes
 
 #: The group of a made-up id goes so many session timeouts after its session has expired.
 MADE_UP_TIMEOUTS: Final = 3

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
-from qmq.broker.kept import whole
 from qmq.broker.ports.commands import Back
+from qmq.broker.startup.checkpoint import whole
 from qmq.intervals import Intervals
 
 #: Intervals of what was handed back that are remembered below the frontier, so that a late ack of it is told.

@@ -10,14 +10,14 @@ import msgpack
 from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
-from qmq.broker.doubled import doubled
 from qmq.broker.groups.group import Begin, Group, Start
 from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.modes import MOST_ONCE
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.retention import advance_groups as moving
-from qmq.broker.unnamed import name_again
-from qmq.broker.untold import Untold
+from qmq.broker.startup.doubled import doubled
+from qmq.broker.startup.unnamed import name_again
+from qmq.broker.startup.untold import Untold
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
 
