@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from fuzz.target import scratch_directory
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now, Pull, Send, Subscribe
 from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.broker.ports.limits import BrokerLimits

@@ -11,7 +11,7 @@ from typing import Any, Final
 from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, Hasty, answers, checkpoint, files_of, send
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Subscribed

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Any, Final
 
-from qmq.broker.damages import TellRate
+from qmq.broker.damage import TellRate
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import qmq
-from qmq.broker.damages import TellRate
+from qmq.broker.damage import TellRate
 from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.wiring import RunningBroker
 from tests.broker_process import running

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.admin import LETTERS, LOOKS, Admin
-from qmq.broker.damages import Damages
+from qmq.broker.damage import Damages
 from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_numbers import Asker, asker_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from qmq.broker.damages import Damages
+from qmq.broker.damage import Damages
 from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.ports.commands import Checked, ReadDone, Report
 from qmq.broker.ports.effects import Buffer, CheckWanted, Effect, ReadWanted, Refused, Reported

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Ack, Disconnected, Send, Subscribe, SyncBroken, Synced
 from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed

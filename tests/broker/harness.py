@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.journal.durable_replies import SYNC_NUMBER
 from qmq.broker.ports.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
 from qmq.broker.ports.effects import (

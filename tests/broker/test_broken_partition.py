@@ -110,7 +110,7 @@ def test_a_kill_soon_after_a_failed_sync_gives_no_place_again(tmp_path: Path) ->
 def test_producers_that_are_not_packed_each_time_are_packed_then(
     tmp_path: Path, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.broker.core._PRODUCERS_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("qmq.broker.broker._PRODUCERS_AT_ONCE_BYTES", 0)
     disk = FaultyDisk()
     disk.track(tmp_path / "first")
     driven = Driven(tmp_path / "first", disk=disk, auto_sync=False, **SMALL)

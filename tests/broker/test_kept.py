@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.startup.checkpoint import BadState, whole

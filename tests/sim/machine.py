@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from qmq.broker.core import Broker
+from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits

@@ -15,7 +15,7 @@ _NOT_ANNOUNCED: Final = (
 
 
 class Rules(Protocol):
-    """The broker as the server sees it: qmq.broker.core.Broker."""
+    """The broker as the server sees it: qmq.broker.broker.Broker."""
 
     def handle(self, command: Command, now: Now) -> None: ...
     def turn(self, now: Now) -> None: ...

@@ -11,7 +11,7 @@ import heapq
 import msgpack
 
 from qmq.broker.admin import Admin
-from qmq.broker.damages import Damages
+from qmq.broker.damage import Damages
 from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.on_disk import OnDisk
 from qmq.broker.delivery.pull import Delivery
