@@ -17,9 +17,9 @@ from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame
 from qmq.net.server import Server, ServerOptions
-from qmq.net.wire import Frame
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify

@@ -11,9 +11,9 @@ import msgpack
 from crc32c import crc32c
 
 from fuzz.target import GrowthCheck, Picks, edited, scratch_directory
-from qmq.net.holding import Known
-from qmq.net.spool import SUFFIX, Spool
-from qmq.net.state_file import MAGIC, StateFile
+from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.consumer.state_file import MAGIC, StateFile
+from qmq.net.client.failover.spool import SUFFIX, Spool
 
 #: Nothing here is longer than a few KiB.
 _MOST_GROWTH_BYTES: Final = 16 << 20

@@ -10,7 +10,7 @@ from fuzz.target import GrowthCheck
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
 from qmq.format.table import TABLE_BYTES, names_of
-from qmq.net.wire import MAX_META_BYTES, unpack_meta
+from qmq.net.protocol.frames import MAX_META_BYTES, unpack_meta
 
 #: Nothing here is longer than 64 KiB.
 _MOST_GROWTH_BYTES: Final = 16 << 20

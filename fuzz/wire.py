@@ -12,8 +12,8 @@ from fuzz.core import Core, Wire
 from fuzz.target import GrowthCheck, Picks
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
-from qmq.net import wire
-from qmq.net.wire import Frame, Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 
 #: After so many frames the broker is stopped, its files verified, and another one made.
 _FRAMES_A_BROKER: Final = 200_000

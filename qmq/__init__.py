@@ -42,16 +42,16 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
-    from qmq.net.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
-    from qmq.net.client import Client, SubjectInfo
-    from qmq.net.consumer import Consumer
-    from qmq.net.everywhere import Admin
-    from qmq.net.messages import Message, MessageBatch
-    from qmq.net.options import Durability
-    from qmq.net.receipts import Receipt, Receipts
-    from qmq.net.sync import SyncClient
-    from qmq.net.sync_admin import SyncAdmin
-    from qmq.net.sync_consumer import SyncConsumer, SyncMessage, SyncMessageBatch
+    from qmq.net.client.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+    from qmq.net.client.client import Client, SubjectInfo
+    from qmq.net.client.consumer.consumer import Consumer
+    from qmq.net.client.consumer.message import Message, MessageBatch
+    from qmq.net.client.everywhere import Admin
+    from qmq.net.client.options import Durability
+    from qmq.net.client.producer.receipts import Receipt, Receipts
+    from qmq.net.client.sync.admin import SyncAdmin
+    from qmq.net.client.sync.client import SyncClient
+    from qmq.net.client.sync.consumer import SyncConsumer, SyncMessage, SyncMessageBatch
 
 __all__ = [
     "Admin",
@@ -108,24 +108,24 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 
 #: Loaded when first touched: they take numpy and asyncio with them.
 _LAZY: Final = {
-    "Admin": "qmq.net.everywhere",
-    "Client": "qmq.net.client",
-    "Consumer": "qmq.net.consumer",
-    "ConsumerInfo": "qmq.net.admin",
-    "DeadLetter": "qmq.net.admin",
-    "Durability": "qmq.net.options",
-    "GroupInfo": "qmq.net.admin",
-    "Message": "qmq.net.messages",
-    "MessageBatch": "qmq.net.messages",
-    "Receipt": "qmq.net.receipts",
-    "Receipts": "qmq.net.receipts",
-    "SealedLog": "qmq.net.admin",
-    "SubjectInfo": "qmq.net.client",
-    "SyncAdmin": "qmq.net.sync_admin",
-    "SyncClient": "qmq.net.sync",
-    "SyncConsumer": "qmq.net.sync_consumer",
-    "SyncMessage": "qmq.net.sync_consumer",
-    "SyncMessageBatch": "qmq.net.sync_consumer",
+    "Admin": "qmq.net.client.everywhere",
+    "Client": "qmq.net.client.client",
+    "Consumer": "qmq.net.client.consumer.consumer",
+    "ConsumerInfo": "qmq.net.client.admin",
+    "DeadLetter": "qmq.net.client.admin",
+    "Durability": "qmq.net.client.options",
+    "GroupInfo": "qmq.net.client.admin",
+    "Message": "qmq.net.client.consumer.message",
+    "MessageBatch": "qmq.net.client.consumer.message",
+    "Receipt": "qmq.net.client.producer.receipts",
+    "Receipts": "qmq.net.client.producer.receipts",
+    "SealedLog": "qmq.net.client.admin",
+    "SubjectInfo": "qmq.net.client.client",
+    "SyncAdmin": "qmq.net.client.sync.admin",
+    "SyncClient": "qmq.net.client.sync.client",
+    "SyncConsumer": "qmq.net.client.sync.consumer",
+    "SyncMessage": "qmq.net.client.sync.consumer",
+    "SyncMessageBatch": "qmq.net.client.sync.consumer",
 }
 
 
@@ -167,8 +167,8 @@ def connect(
     then it may end as SendUnknown). *admin_timeout*: seconds that each broker gets for each answer to a call of
     ``client.admin`` or ``client.subjects``. Raises InvalidOption and InvalidName at once.
     """
-    from qmq.net.client import Client, make_parts
-    from qmq.net.options import check_options
+    from qmq.net.client.client import Client, make_parts
+    from qmq.net.client.options import check_options
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout
@@ -188,8 +188,8 @@ def connect_sync(
     admin_timeout: float = 10,
 ) -> SyncClient:
     """As ``connect``, for code without asyncio: the same calls, without await, used as ``with``. For any thread."""
-    from qmq.net.options import check_options
-    from qmq.net.sync import SyncClient
+    from qmq.net.client.options import check_options
+    from qmq.net.client.sync.client import SyncClient
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout

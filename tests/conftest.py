@@ -11,7 +11,7 @@ import pytest
 from coverage import Coverage
 from hypothesis import settings
 
-from qmq.net import pulling
+from qmq.net.client.consumer import pull as pulling
 from tests.forks import SHARED
 from tests.hdfs.cluster import Cluster
 from tests.spark.session import running

@@ -31,7 +31,7 @@ _IMPORTED: Final = (
     "uvloop",
     "qmq.cli.main",
     "qmq.cli.serve",
-    "qmq.net.client",
+    "qmq.net.client.client",
     "qmq.wiring",
     *(f"qmq.bench.{name}" for name in ("attacks", "checking", "raw", "receiving", "sending")),
 )

@@ -22,45 +22,45 @@ import qmq
 
 async def asynchronous() -> None:
     async with qmq.connect("qmq://127.0.0.1:1", durability="append") as client:
-        reveal_type(client)                                             # qmq.net.client.Client
-        reveal_type(await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})) # qmq.net.receipts.Receipt
+        reveal_type(client)                                             # qmq.net.client.client.Client
+        reveal_type(await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})) # qmq.net.client.producer.receipts.Receipt
         receipts = await client.send_many("a", [b"1"])
-        reveal_type(receipts)                                           # qmq.net.receipts.Receipts
+        reveal_type(receipts)                                           # qmq.net.client.producer.receipts.Receipts
         reveal_type(receipts[0].sequence)                               # int | None
         reveal_type(client.send_nowait("a", b"1"))                      # int
         reveal_type(await client.last_sequence("p"))                    # int | None
         async with client.subscribe("a.", "b.", group="g", start="first") as consumer:
-            reveal_type(consumer)                                       # qmq.net.consumer.Consumer
+            reveal_type(consumer)                                       # qmq.net.client.consumer.consumer.Consumer
             async for message in consumer:
-                reveal_type(message)                                    # qmq.net.messages.Message
+                reveal_type(message)                                    # qmq.net.client.consumer.message.Message
                 reveal_type(message.body)                               # bytes
                 reveal_type(message.key)                                # str | None
                 reveal_type(message.properties)                         # dict[str, str]
-            reveal_type(await consumer.pull(max_count=1, timeout=2.0))  # list[qmq.net.messages.Message]
+            reveal_type(await consumer.pull(max_count=1, timeout=2.0))  # list[qmq.net.client.consumer.message.Message]
             batch = await consumer.pull_batch(max_count=1)
-            reveal_type(batch)                                          # qmq.net.messages.MessageBatch
-            reveal_type(batch[0])                                       # qmq.net.messages.Message
+            reveal_type(batch)                                          # qmq.net.client.consumer.message.MessageBatch
+            reveal_type(batch[0])                                       # qmq.net.client.consumer.message.Message
         async for subject in client.subjects("a."):
             reveal_type(subject.messages)                               # int
         reveal_type(await client.admin.set_group("g", tags=["t"], retry_delays=[1.5])) # dict[str, Any]
 
 def synchronous() -> None:
     with qmq.connect_sync() as client:
-        reveal_type(client)                                             # qmq.net.sync.SyncClient
-        reveal_type(client.send("a", b"1"))                             # qmq.net.receipts.Receipt
+        reveal_type(client)                                             # qmq.net.client.sync.client.SyncClient
+        reveal_type(client.send("a", b"1"))                             # qmq.net.client.producer.receipts.Receipt
         with client.subscribe("a", group="g") as consumer:
-            reveal_type(consumer.pull())                                # list[qmq.net.sync_consumer.SyncMessage]
+            reveal_type(consumer.pull())                                # list[qmq.net.client.sync.consumer.SyncMessage]
             sync_batch = consumer.pull_batch()
-            reveal_type(sync_batch)                                     # qmq.net.sync_consumer.SyncMessageBatch
-            reveal_type(sync_batch[0])                                  # qmq.net.sync_consumer.SyncMessage
-            reveal_type(sync_batch[:2])                                 # list[qmq.net.sync_consumer.SyncMessage]
+            reveal_type(sync_batch)                                     # qmq.net.client.sync.consumer.SyncMessageBatch
+            reveal_type(sync_batch[0])                                  # qmq.net.client.sync.consumer.SyncMessage
+            reveal_type(sync_batch[:2])                                 # list[qmq.net.client.sync.consumer.SyncMessage]
             reveal_type(next(iter(sync_batch)).nack())                  # None
-            reveal_type(next(reversed(sync_batch)))                     # qmq.net.sync_consumer.SyncMessage
+            reveal_type(next(reversed(sync_batch)))                     # qmq.net.client.sync.consumer.SyncMessage
             for message in consumer:
-                reveal_type(message)                                    # qmq.net.sync_consumer.SyncMessage
+                reveal_type(message)                                    # qmq.net.client.sync.consumer.SyncMessage
 
 def administered(client: qmq.SyncClient) -> None:
-    reveal_type(client.admin)                                           # qmq.net.sync_admin.SyncAdmin
+    reveal_type(client.admin)                                           # qmq.net.client.sync.admin.SyncAdmin
     reveal_type(client.admin.set_group("g", tags=["t"], max_attempts=3)) # dict[str, Any]
     reveal_type(client.admin.cancel("00"))                              # bool
     reveal_type(client.admin.delete_dead("g", all=True))                # int

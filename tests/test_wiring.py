@@ -21,9 +21,9 @@ import qmq
 from qmq import wiring
 from qmq.broker.ports.commands import Now
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from qmq.net.server.listening import CannotListen
-from qmq.net.wire import Kind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.wiring import RunningBroker

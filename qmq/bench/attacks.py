@@ -15,9 +15,9 @@ from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import body_of
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
-from qmq.net import wire
-from qmq.net.address import Address, parse_url
-from qmq.net.wire import FRAME_SIZE, Kind
+from qmq.net.client.address import Address, parse_url
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, Kind
 
 #: Attackers leave the processors to others: what is measured is the broker.
 _NICE: Final = 10

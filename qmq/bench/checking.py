@@ -12,8 +12,8 @@ from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of
 from qmq.bench.sending import SPRAYED_BODIES, fields_of, sprayed_subjects
 from qmq.bench.worker import Gate
-from qmq.net.consumer import Consumer
-from qmq.net.messages import MessageBatch
+from qmq.net.client.consumer.consumer import Consumer
+from qmq.net.client.consumer.message import MessageBatch
 
 #: No message for so long means that some are missing.
 SILENCE_S = 10.0

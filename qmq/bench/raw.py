@@ -17,9 +17,9 @@ from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
-from qmq.net import wire
-from qmq.net.address import parse_url
-from qmq.net.wire import FRAME_SIZE, Kind
+from qmq.net.client.address import parse_url
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, Kind
 
 #: Batches on their way at the same time; brokers remember 64 a producer.
 WINDOW: Final = 48

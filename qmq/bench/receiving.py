@@ -18,7 +18,7 @@ from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of, body_of
 from qmq.bench.values import latencies
 from qmq.bench.worker import Gate
-from qmq.net.consumer import Consumer
+from qmq.net.client.consumer.consumer import Consumer
 
 #: A message that comes so much later than it was due counts as missing.
 LATE_S = 60.0

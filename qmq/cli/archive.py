@@ -16,7 +16,7 @@ from qmq.cli.connecting import admin_options
 from qmq.cli.progress import reading_bar
 from qmq.history.archive_run import open_run
 from qmq.history.archiving import Archived, archive_segments
-from qmq.net.address import shown_place
+from qmq.net.client.address import shown_place
 
 
 def _now_us() -> int:

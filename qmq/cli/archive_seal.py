@@ -8,8 +8,8 @@ from qmq import connect
 from qmq.cli.connecting import run
 from qmq.errors import InvalidOption
 from qmq.history.live import has_segments, is_live
-from qmq.net.address import shown_url
-from qmq.net.admin import SealedLog
+from qmq.net.client.address import shown_url
+from qmq.net.client.admin import SealedLog
 
 
 def seal_source(source: Path, server: str, timeout: float) -> None:

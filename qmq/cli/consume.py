@@ -20,11 +20,11 @@ from qmq.cli.connecting import run, server_option
 from qmq.cli.progress import Counting
 from qmq.errors import InvalidOption
 from qmq.names import check_consumer, check_group, check_prefix
-from qmq.net.client import Client
-from qmq.net.consumer import Consumer
-from qmq.net.group_settings import Mode
-from qmq.net.messages import Message, MessageBatch
-from qmq.net.receipts import utc_from_us
+from qmq.net.client.client import Client
+from qmq.net.client.consumer.consumer import Consumer
+from qmq.net.client.consumer.message import Message, MessageBatch
+from qmq.net.client.group_settings import Mode
+from qmq.net.client.producer.receipts import utc_from_us
 
 #: Messages taken at once: on a terminal, where somebody reads along, few.
 _AT_ONCE: Final = 10_000

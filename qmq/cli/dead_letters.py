@@ -13,7 +13,7 @@ from qmq.cli.brief import age_of, iso, number, visible
 from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group_or_member
-from qmq.net.admin import DeadLetter
+from qmq.net.client.admin import DeadLetter
 
 if TYPE_CHECKING:
     from rich.table import Table

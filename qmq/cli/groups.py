@@ -16,8 +16,8 @@ from qmq.cli.consume import start_of
 from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
-from qmq.net.admin import GroupInfo, checked_follows
-from qmq.net.group_settings import check_setting, packed_settings
+from qmq.net.client.admin import GroupInfo, checked_follows
+from qmq.net.client.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
     from rich.table import Table

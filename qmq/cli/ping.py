@@ -13,9 +13,9 @@ from qmq.cli.arguments import Seconds
 from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.errors import QmqError
-from qmq.net.address import Address, parse_url
-from qmq.net.pinging import Pong
-from qmq.net.pinging import ping as ping_broker
+from qmq.net.client.address import Address, parse_url
+from qmq.net.client.ping import Pong
+from qmq.net.client.ping import ping as ping_broker
 
 #: How long one try may take, in seconds, and how long until the next.
 _TRY: Final = 5.0

@@ -17,8 +17,8 @@ from qmq.errors import InvalidOption
 from qmq.history.archive import is_archive
 from qmq.history.archive_lock import this_process
 from qmq.history.places import files_at, writable_files_at
-from qmq.net.address import parse_url, shown_place
-from qmq.net.receipts import utc_from_us
+from qmq.net.client.address import parse_url, shown_place
+from qmq.net.client.producer.receipts import utc_from_us
 from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import END_US, Selection

@@ -12,7 +12,7 @@ from qmq.cli.brief import number
 from qmq.cli.connecting import admin_options, run
 from qmq.cli.where import are_several, end_where_lacking, in_cell, in_line
 from qmq.names import check_prefix
-from qmq.net.client import SubjectInfo
+from qmq.net.client.client import SubjectInfo
 
 #: Rows of a table; more are for programs.
 _MOST_ROWS = 1_000

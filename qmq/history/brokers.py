@@ -17,8 +17,8 @@ from qmq.errors import BadBytes
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
 from qmq.history.files import Reading
 from qmq.history.segments import MESSAGES, Index, SegmentSource
-from qmq.net.address import Address, parse_url
-from qmq.net.log_reading import LogReader, Span
+from qmq.net.client.address import Address, parse_url
+from qmq.net.client.log_reader import LogReader, Span
 
 SCHEME: Final = "qmq://"
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageFailed
-from qmq.net.address import shown_place
+from qmq.net.client.address import shown_place
 from qmq.storage.disk.disk import SHARED_DIRECTORY, SHARED_FILE, Disk, failure, make_directory, read_fully, write_fully
 
 #: What is copied at once.

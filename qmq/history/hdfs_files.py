@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
 from qmq.history.hadoop import Hadoop
-from qmq.net.address import shown_place
+from qmq.net.client.address import shown_place
 from qmq.storage.disk.disk import Disk
 
 SCHEME: Final = "hdfs://"

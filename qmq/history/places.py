@@ -9,7 +9,7 @@ from qmq.errors import InvalidOption
 from qmq.history.files import Files, LocalFiles, WritableFiles, local_path
 from qmq.history.hdfs_files import WritableHdfsFiles, is_hdfs
 from qmq.history.hdfs_reading import HdfsFiles
-from qmq.net.address import shown_place
+from qmq.net.client.address import shown_place
 
 
 def files_at(place: str) -> Files:

@@ -8,7 +8,7 @@ from typing import Final
 
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.restored import Restored, numbered, restored_batches
-from qmq.net.restoring import MOST_BATCHES
+from qmq.net.client.restore import MOST_BATCHES
 from qmq.restoring.progress import Counts
 from qmq.restoring.reading import Damage, Found, Step
 

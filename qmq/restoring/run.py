@@ -18,8 +18,8 @@ from qmq.history.archive_lock import ArchiveLock, Holder
 from qmq.history.file_table import read_table
 from qmq.history.files import Files, WritableFiles
 from qmq.intervals import Intervals
-from qmq.net.address import Address
-from qmq.net.restoring import RestoreTarget
+from qmq.net.client.address import Address
+from qmq.net.client.restore import RestoreTarget
 from qmq.restoring import forms
 from qmq.restoring import progress as kept
 from qmq.restoring.frames import Frame, frames_of

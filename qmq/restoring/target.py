@@ -6,9 +6,9 @@ import asyncio
 
 from qmq.errors import InvalidOption, QmqError
 from qmq.intervals import Intervals
-from qmq.net.address import Address
-from qmq.net.backoff import Backoff
-from qmq.net.restoring import Begun, RestoreTarget
+from qmq.net.client.address import Address
+from qmq.net.client.backoff import Backoff
+from qmq.net.client.restore import Begun, RestoreTarget
 from qmq.restoring.frames import Frame
 from qmq.restoring.progress import Progress
 from qmq.restoring.reading import Found

@@ -18,7 +18,7 @@ from qmq.bench.context import Bench
 from qmq.bench.errors import BenchFailed
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import RunContent
-from qmq.net.wire import FLUSH, FRAME_SIZE, split_frames
+from qmq.net.protocol.frames import FLUSH, FRAME_SIZE, split_frames
 from tests.bench.conftest import no_gate
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from qmq.cli import config, dead_letters, groups
 from qmq.cli.tables import print_table
-from qmq.net.admin import DeadLetter, GroupInfo
+from qmq.net.client.admin import DeadLetter, GroupInfo
 from qmq.settings import describe
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=3)

@@ -26,8 +26,8 @@ from unittest import mock
 
 import qmq
 from qmq import Client, Message
-from qmq.net import link
-from qmq.net.options import Durability
+from qmq.net.client import broker_link as link
+from qmq.net.client.options import Durability
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from qmq.net.wire import FRAME, FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
 
 TO_BROKER: Final = "to broker"
 TO_CLIENT: Final = "to client"

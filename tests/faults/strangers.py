@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import qmq
-from qmq.net import wire
-from qmq.net.wire import Frame, Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess

@@ -17,9 +17,10 @@ import pytest
 import qmq
 from qmq import Message
 from qmq.errors import UnknownGroup
-from qmq.net import backoff, link
-from qmq.net.options import Durability
-from qmq.net.wire import FRAME_SIZE, Kind
+from qmq.net.client import backoff
+from qmq.net.client import broker_link as link
+from qmq.net.client.options import Durability
+from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net.wire import FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from tests.broker_process import running
 from tests.faults.proxy import TO_CLIENT, Fault, Passing, Proxy
 from tests.storage.disks import HastyDisk
@@ -56,7 +56,7 @@ async def fill(url: str) -> list[tuple[str, bytes]]:
 async def test_damage_on_the_way_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, max_count: int
 ) -> None:
-    monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else the waits between tries grow
+    monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     print(f"seed {SEED}")
     plan = FlipOne(SEED)
     async with running(tmp_path, HastyDisk(), scrub_bytes_per_s=0) as broker:
@@ -89,11 +89,11 @@ async def test_a_damaged_frame_header_ends_the_connection_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str | None, first_bit: int
 ) -> None:
     """Every other bit: who follows alone misses nothing, a group at most what that frame and the next one had."""
-    monkeypatch.setattr("qmq.net.pulling.ROUND", 0.1)
-    monkeypatch.setattr("qmq.net.pulling.LATE", 0.1)
-    monkeypatch.setattr("qmq.net.mending.SUSPECT_TIMEOUT", 0.1)
-    monkeypatch.setattr("qmq.net.link._TICK", 0.05)
-    monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else the waits between tries grow
+    monkeypatch.setattr("qmq.net.client.consumer.pull.ROUND", 0.1)
+    monkeypatch.setattr("qmq.net.client.consumer.pull.LATE", 0.1)
+    monkeypatch.setattr("qmq.net.client.consumer.corrupt_reads.SUSPECT_TIMEOUT", 0.1)
+    monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.05)
+    monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     plan = FlipOne()
     async with running(tmp_path, HastyDisk(), scrub_bytes_per_s=0) as broker:
         sent = await fill(broker.url)

@@ -10,10 +10,10 @@ import pytest
 
 import qmq
 from qmq.errors import ConnectionLost
-from qmq.net import log_reading
-from qmq.net.address import parse_url
-from qmq.net.log_reading import LogReader
-from qmq.net.wire import Kind
+from qmq.net.client import log_reader as log_reading
+from qmq.net.client.address import parse_url
+from qmq.net.client.log_reader import LogReader
+from qmq.net.protocol.frames import Kind
 from tests.broker_process import running_broker
 from tests.faults.proxy import Fault, Passing, Proxy
 from tests.restoring.archived import orders_archive, restoring

@@ -12,9 +12,10 @@ import pytest
 
 import qmq
 from qmq import Consumer, Message
-from qmq.net import link, pulling
-from qmq.net.options import Durability
-from qmq.net.wire import Kind
+from qmq.net.client import broker_link as link
+from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.options import Durability
+from qmq.net.protocol.frames import Kind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.faults.brokers import until
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Fault, Passing, Proxy

@@ -14,9 +14,10 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net import link, sending
-from qmq.net.options import Durability
-from qmq.net.wire import FLUSH, Kind
+from qmq.net.client import broker_link as link
+from qmq.net.client.options import Durability
+from qmq.net.client.producer import window as sending
+from qmq.net.protocol.frames import FLUSH, Kind
 from qmq.storage.disk.disk import Disk
 from tests.broker_process import running
 from tests.faults.brokers import broker_in, stored, until

@@ -12,8 +12,8 @@ import qmq
 from qmq import Client, Message
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import MAX_HEADER_BYTES
-from qmq.net import wire
-from qmq.net.wire import Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import running

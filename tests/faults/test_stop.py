@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net import wire
-from qmq.net.wire import FLUSH, Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FLUSH, Kind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess, running

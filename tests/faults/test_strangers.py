@@ -18,8 +18,8 @@ import qmq
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_DTYPE, BATCH_HEADER_SIZE, RUN_DTYPE, RUN_SIZE
 from qmq.format.pieces import read_answer
-from qmq.net import wire
-from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Kind
 from tests.faults.brokers import PATIENCE_S, until
 from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, Stranger, connections_at_most, siege
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table

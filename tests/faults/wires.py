@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from qmq.net.wire import FRAME, FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
 from qmq.wiring import RunningBroker
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Passing
 

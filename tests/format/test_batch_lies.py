@@ -22,7 +22,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.pieces import read_answer
-from qmq.net.receipts import utc_from_us
+from qmq.net.client.producer.receipts import utc_from_us
 from tests.format.contents import (
     LIMITS,
     Contents,

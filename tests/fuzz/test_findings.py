@@ -11,7 +11,7 @@ from fuzz.files import Files
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
 from qmq.format.table import names_of
-from qmq.net.wire import unpack_meta
+from qmq.net.protocol.frames import unpack_meta
 
 #: Lists in lists, as deep as msgpack unpacks them, with more behind: its error holds, and would show, all of it.
 NESTED_AND_MORE = b"\x91" * 1_000 + b"\x90" + b"more"

@@ -7,7 +7,7 @@ from pathlib import Path
 from qmq.history.archive_lock import this_process
 from qmq.history.hdfs_files import WritableHdfsFiles
 from qmq.history.hdfs_reading import HdfsFiles
-from qmq.net.address import parse_url
+from qmq.net.client.address import parse_url
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import Selection
 from tests.broker_process import running_broker

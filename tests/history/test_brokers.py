@@ -15,7 +15,7 @@ from qmq.errors import BadBytes, ConnectionLost
 from qmq.history import brokers
 from qmq.history.brokers import BrokerFiles
 from qmq.history.data_directory import open_data_directory
-from qmq.net import log_reading
+from qmq.net.client import log_reader as log_reading
 from tests.broker_process import BrokerProcess, broker_process
 from tests.storage.stores import segment_files
 

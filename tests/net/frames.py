@@ -11,8 +11,8 @@ from typing import Any
 import uvloop
 
 from qmq.format.build import RunContent, build_batch
-from qmq.net import wire
-from qmq.net.wire import Frame, Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 
 HELLO = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "test"})
 

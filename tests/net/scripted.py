@@ -15,9 +15,9 @@ from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import read_answer
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 from qmq.net.server.requests import decode_request
-from qmq.net.wire import Frame, Kind
 
 STORE: Final = b"store1"
 SECRET: Final = bytes(16)

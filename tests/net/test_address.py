@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidOption
-from qmq.net.address import Address, parse_url, shown_place, shown_url
+from qmq.net.client.address import Address, parse_url, shown_place, shown_url
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""qmq/net/asking.py: one pull on its way, against a connection that the test plays."""
+"""qmq/net/client/consumer/pull_request.py: one pull on its way, against a connection that the test plays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
-from qmq.net import wire
-from qmq.net.asking import Asking, numbers_of
-from qmq.net.connection import Answer, Connection
-from qmq.net.wire import Kind
+from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.consumer.pull_request import Asking, numbers_of
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 
 ANSWER = Answer(Kind.MESSAGES, {}, memoryview(b""))
 

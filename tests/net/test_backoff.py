@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qmq.errors import ConnectionLost, Overloaded
-from qmq.net.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff, Refusals
+from qmq.net.client.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff, Refusals
 
 
 def test_delays_double_from_50_ms_to_1_s_with_jitter() -> None:

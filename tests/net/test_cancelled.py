@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.net import departures, pulling, wire
-from qmq.net.state_file import StateFile, state_directory
-from qmq.net.wire import Kind
+from qmq.net.client import departures
+from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.consumer.state_file import StateFile, state_directory
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.broker_process import broker_process
 from tests.net.scripted import STORE, Peer, scripted_broker
 from tests.net.several import PATIENCE_S, several, until
@@ -348,7 +350,7 @@ async def test_wherever_closing_is_cancelled_its_connections_end(cancels: int) -
 async def test_a_connection_that_is_not_read_ends_though_nobody_waits_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("qmq.net.connection.CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr("qmq.net.client.connection.CLOSE_TIMEOUT", 0.01)
     async with scripted_broker() as broker:
         client = qmq.connect(broker.url, max_queued_bytes=1 << 30)
         await client.__aenter__()

@@ -27,11 +27,11 @@ from qmq.errors import (
 )
 from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS
 from qmq.format.pieces import read_answer
-from qmq.net import client as client_module
-from qmq.net import wire
-from qmq.net.messages import each_message
-from qmq.net.options import producer_id_of
-from qmq.net.wire import Frame, Kind
+from qmq.net.client import client as client_module
+from qmq.net.client.consumer.message import each_message
+from qmq.net.client.options import producer_id_of
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 from tests.broker_process import broker_process, running_broker
 from tests.net.frames import on_uvloop
 from tests.net.scripted import STORE, Peer, scripted_broker

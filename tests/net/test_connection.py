@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, StorageFull, UnsupportedVersion
-from qmq.net import wire
-from qmq.net.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
-from qmq.net.wire import FRAME_SIZE, Frame, Kind
+from qmq.net.client.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, Frame, Kind
 from tests.net.scripted import STORE, WELCOME, scripted_broker, stored_batch
 
 #: The number of a connection's first request.
@@ -311,7 +311,7 @@ def test_an_answer_can_be_overdue(held: Held) -> None:
 
 
 async def test_a_request_is_overdue_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.connection.ANSWER_TIMEOUT", 5.0)
+    monkeypatch.setattr("qmq.net.client.connection.ANSWER_TIMEOUT", 5.0)
     async with scripted_broker() as broker:
         loop = asyncio.get_running_loop()
         connection = Connection(Owner(), "broker", loop)
@@ -326,7 +326,7 @@ async def test_a_request_is_overdue_after_a_while(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.connection.CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr("qmq.net.client.connection.CLOSE_TIMEOUT", 0.01)
     async with scripted_broker() as broker:
         loop = asyncio.get_running_loop()
         owner = Owner()

@@ -10,10 +10,10 @@ import pytest
 import qmq
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net import prefetch
-from qmq.net.feed import Feed
-from qmq.net.messages import Message
-from qmq.net.pulling import Puller
+from qmq.net.client.consumer import prefetch
+from qmq.net.client.consumer.feed import Feed
+from qmq.net.client.consumer.message import Message
+from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import broker_process, running_broker
 from tests.net.scripted import stored_batch
 from tests.net.test_pulling import batch, bodies, subscribed

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from qmq.net.crossing import Crossing
-from qmq.net.holding import Holding
+from qmq.net.client.consumer.acks import Crossing
+from qmq.net.client.consumer.in_flight import Holding
 
 
 class Noting:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net import elsewhere, pulling
-from qmq.net.spool import Late, Spool
+from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.failover import handover as elsewhere
+from qmq.net.client.failover.spool import Late, Spool
 from tests.broker_process import BrokerProcess
 from tests.net.several import connections, put, several, until
 

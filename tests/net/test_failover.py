@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
-from qmq.net.failover import Failover
-from qmq.net.gathering import Gathering, SendLimits, Sort
-from qmq.net.outcomes import Outcomes
-from qmq.net.outgoing import Outgoing
-from qmq.net.receipts import Receipts
-from qmq.net.sending import Sending
+from qmq.net.client.failing_over import Failover
+from qmq.net.client.producer.accumulator import Gathering, SendLimits, Sort
+from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.outcomes import Outcomes
+from qmq.net.client.producer.receipts import Receipts
+from qmq.net.client.producer.window import Sending
 from tests.net.test_outgoing import Waiting
 
 LOST = ConnectionLost("the connection was lost")

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from qmq.errors import Fenced
-from qmq.net import feed as feed_module
-from qmq.net import pulling as pulling_module
-from qmq.net.holding import Verdict
-from qmq.net.prefetch import Prefetch
-from qmq.net.wire import Kind
+from qmq.net.client.consumer import feed as feed_module
+from qmq.net.client.consumer import pull as pulling_module
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.prefetch import Prefetch
+from qmq.net.protocol.frames import Kind
 from tests.net.scripted import Peer, backs_of
 from tests.net.test_pulling import Subscribed, batch, bodies, subscribed
 

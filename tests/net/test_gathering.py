@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from qmq.errors import InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, make_header
-from qmq.net.gathering import BATCH_BYTES, Gathering, SendLimits
-from qmq.net.outgoing import MESSAGE_OVERHEAD, Outgoing
+from qmq.net.client.producer.accumulator import BATCH_BYTES, Gathering, SendLimits
+from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, Outgoing
 from tests.net.test_outgoing import Waiting
 
 

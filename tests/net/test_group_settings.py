@@ -10,7 +10,7 @@ import pytest
 
 import qmq
 from qmq.errors import GroupMismatch, InvalidOption
-from qmq.net.group_settings import packed_settings, shown_settings, terms_of
+from qmq.net.client.group_settings import packed_settings, shown_settings, terms_of
 from tests.broker_process import broker_process, running_broker
 
 GIVEN: dict[str, Any] = {

@@ -10,9 +10,9 @@ import pytest
 import qmq
 from qmq.broker.ports import commands
 from qmq.errors import Fenced, Overloaded
-from qmq.net.handing_back import MOST_BACKS, MOST_REASON
-from qmq.net.holding import Verdict
-from qmq.net.wire import Frame, Kind
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.nacks import MOST_BACKS, MOST_REASON
+from qmq.net.protocol.frames import Frame, Kind
 from tests.net.scripted import backs_of
 from tests.net.test_handlers import given
 from tests.net.test_pulling import Subscribed
@@ -111,7 +111,7 @@ async def test_a_reason_that_is_no_text_is_refused_and_changes_nothing() -> None
 
 async def test_a_fault_of_ours_is_told_as_such_and_not_as_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     async with given(b"1") as (s, (message,)):
-        monkeypatch.setattr("qmq.net.handing_back.packed", broken)
+        monkeypatch.setattr("qmq.net.client.consumer.nacks.packed", broken)
         with pytest.raises(ZeroDivisionError):
             await message.nack()
         assert s.consumer

@@ -14,9 +14,10 @@ import pytest
 
 import qmq
 from qmq.errors import Fenced
-from qmq.net import pulling, wire
-from qmq.net.holding import Verdict
-from qmq.net.wire import Kind
+from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.broker_process import running_broker
 from tests.net.scripted import PATIENCE_S, backs_of
 from tests.net.test_pulling import Subscribed, batch, subscribed
@@ -151,8 +152,8 @@ async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatc
 
 
 async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.holder.ACK_DELAY", 1_000)
-    monkeypatch.setattr("qmq.net.holder.ACK_COUNT", 3)
+    monkeypatch.setattr("qmq.net.client.consumer.holder.ACK_DELAY", 1_000)
+    monkeypatch.setattr("qmq.net.client.consumer.holder.ACK_COUNT", 3)
     async with given(*[b"%d" % number for number in range(10)]) as (s, messages):
         for number in (0, 2, 4, 6):
             messages[number].ack()

@@ -13,7 +13,7 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.holding import Back, Holding, Place, check_delay
+from qmq.net.client.consumer.in_flight import Back, Holding, Place, check_delay
 from tests.net.scripted import stored_batch
 
 PLACE = Place(1, 1, 10, 10, 1, 1_700_000_000_000_000)

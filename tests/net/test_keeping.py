@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net import keeping, pulling, wire
-from qmq.net.holding import Known
-from qmq.net.state_file import StateFile, state_directory
-from qmq.net.wire import Kind
+from qmq.net.client.consumer import ack_file as keeping
+from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.consumer.state_file import StateFile, state_directory
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.net.scripted import START_US, STORE, Peer, scripted_broker
 from tests.net.test_pulling import batch
 

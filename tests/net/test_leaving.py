@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net import wire
-from qmq.net.holding import Verdict
-from qmq.net.wire import Kind
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.net.scripted import backs_of
 from tests.net.several import put, several

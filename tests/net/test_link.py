@@ -11,10 +11,10 @@ import pytest
 
 import qmq
 from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion
-from qmq.net import link as link_module
-from qmq.net import wire
-from qmq.net.backoff import FIRST_DELAY
-from qmq.net.wire import Kind
+from qmq.net.client import broker_link as link_module
+from qmq.net.client.backoff import FIRST_DELAY
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.net.scripted import STORE, scripted_broker
 
 

@@ -15,10 +15,11 @@ import pytest
 import qmq
 from qmq.errors import ConnectionLost, InvalidOption, ProtocolError
 from qmq.format.layout import INDEX_DTYPE
-from qmq.net import log_reading, wire
-from qmq.net.address import Address, parse_url
-from qmq.net.log_reading import LogReader
-from qmq.net.wire import FRAME, FRAME_SIZE, Kind
+from qmq.net.client import log_reader as log_reading
+from qmq.net.client.address import Address, parse_url
+from qmq.net.client.log_reader import LogReader
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.storage.stores import segment_files
 

@@ -12,8 +12,9 @@ import qmq
 from qmq.errors import Overloaded, QmqError, UnknownSubscription
 from qmq.format.build import MessageHeader
 from qmq.format.pieces import piece_of_run
-from qmq.net import mending, wire
-from qmq.net.wire import Kind
+from qmq.net.client.consumer import corrupt_reads as mending
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.net.scripted import START_US, Peer, stored_batch
 from tests.net.test_pulling import batch, bodies, subscribed
 
@@ -241,8 +242,8 @@ async def test_a_connection_is_left_whose_frames_may_not_be_understood(
 ) -> None:
     """An answer that ends within a batch may be one whose frame said too small a size."""
     monkeypatch.setattr(mending, "SUSPECT_TIMEOUT", 0.01)
-    monkeypatch.setattr("qmq.net.link._TICK", 0.01)
-    monkeypatch.setattr("qmq.net.link.GOOD_AFTER", 0.0)  # else it waits before it connects again
+    monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.01)
+    monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else it waits before it connects again
     sent = make(memoryview(stored_batch({"a.b": [b"1", b"2"], "c": [b"3"]})))
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())

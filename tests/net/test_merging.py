@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net.merging import MergedPuller
+from qmq.net.client.consumer.multi_broker import MergedPuller
 from tests.broker_process import BrokerProcess
 from tests.net.several import Several, connections, put, several, until
 from tests.net.stepping import run_turns

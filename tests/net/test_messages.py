@@ -14,7 +14,7 @@ from qmq.format.build import make_header
 from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net.messages import Message, MessageBatch, each_message, messages_of
+from qmq.net.client.consumer.message import Message, MessageBatch, each_message, messages_of
 from tests.net.scripted import START_US, STORE, stored_batch
 
 BODIES = [b"", b"one", bytes(range(256))]

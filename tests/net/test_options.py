@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qmq.errors import InvalidName, InvalidOption
-from qmq.net.options import bodies_of, body_of, check_options, is_flush, producer_id_of
+from qmq.net.client.options import bodies_of, body_of, check_options, is_flush, producer_id_of
 
 GOOD: dict[str, Any] = {
     "url": "qmq://a:1,b:2",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qmq.errors import ConnectionLost
 from qmq.format.build import NO_HEADER
-from qmq.net.gathering import Gathering
-from qmq.net.outcomes import Outcomes
-from qmq.net.outgoing import Outgoing
+from qmq.net.client.producer.accumulator import Gathering
+from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.outcomes import Outcomes
 from tests.net.test_outgoing import Waiting
 
 

@@ -12,7 +12,7 @@ from qmq.format.batch import BatchLimits, check_batch, parse_header
 from qmq.format.build import NO_HEADER, MessageHeader, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, NO_SEQUENCE
-from qmq.net.outgoing import (
+from qmq.net.client.producer.batch import (
     BATCH_OVERHEAD,
     MESSAGE_OVERHEAD,
     RUN_OVERHEAD,
@@ -21,7 +21,7 @@ from qmq.net.outgoing import (
     OutgoingRun,
     failure_of,
 )
-from qmq.net.receipts import Receipt
+from qmq.net.client.producer.receipts import Receipt
 
 PRODUCER = b"p" * 16
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qmq.net.prefetch import MOST, WORK, Prefetch
+from qmq.net.client.consumer.prefetch import MOST, WORK, Prefetch
 
 TASKS = 10_000
 CONSUMERS = 10

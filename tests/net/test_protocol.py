@@ -13,9 +13,9 @@ from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Messages, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from qmq.net.server import ServerOptions, answers, requests, server
-from qmq.net.wire import Kind
 from qmq.settings import Settings
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
@@ -120,7 +120,7 @@ def test_the_examples_are_what_the_code_makes() -> None:
 
 
 def test_the_time_of_the_example_is_told_right() -> None:
-    from qmq.net.receipts import utc_from_us
+    from qmq.net.client.producer.receipts import utc_from_us
 
     time = utc_from_us(int.from_bytes(bytes.fromhex("00605b1a62960400"), "little"))
     assert f"{time:%Y-%m-%d %H:%M:%S.%f} UTC" in PAGE

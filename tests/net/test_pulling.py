@@ -23,10 +23,10 @@ from qmq.errors import (
     UnknownSubscription,
 )
 from qmq.names import check_consumer
-from qmq.net import pulling as pulling_module
-from qmq.net import wire
-from qmq.net.options import check_pull, make_consumer_id, start_of
-from qmq.net.wire import Kind
+from qmq.net.client.consumer import pull as pulling_module
+from qmq.net.client.options import check_pull, make_consumer_id, start_of
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
 from tests.net.several import several
 
@@ -574,7 +574,7 @@ async def test_alone_from_the_last_on_it_misses_nothing_while_away() -> None:
 async def test_an_answer_that_stays_out_too_long_means_a_dead_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulling_module, "ROUND", 0.02)
     monkeypatch.setattr(pulling_module, "LATE", 0.02)
-    monkeypatch.setattr("qmq.net.link._TICK", 0.02)
+    monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.02)
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         await s.peer.pulled()

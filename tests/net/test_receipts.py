@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from qmq.format.ids import MessageId
-from qmq.net.receipts import Receipt, Receipts, StoredSpan, utc_from_us
+from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan, utc_from_us
 
 SPAN = StoredSpan("a.b", 3, b"store1", 2, 1_000, 50, 1_700_000_000_123_456)
 NEXT = StoredSpan("a.b", 2, b"store1", 2, 2_000, 53, 1_700_000_000_123_457)

@@ -8,8 +8,8 @@ import pytest
 
 from qmq.errors import ConnectionLost, Fenced, InvalidOption
 from qmq.format.layout import MESSAGE_ID
-from qmq.net.address import parse_url
-from qmq.net.restoring import RestoreTarget
+from qmq.net.client.address import parse_url
+from qmq.net.client.restore import RestoreTarget
 from tests.broker.test_restores import RUN, frame_of
 from tests.broker_process import running_broker
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qmq.format.pieces import piece_of_run, read_answer
 from qmq.format.run import Run
-from qmq.net.messages import each_message
-from qmq.net.resume import Progress, without_covered
+from qmq.net.client.consumer.message import each_message
+from qmq.net.client.consumer.solo_cursor import Progress, without_covered
 from tests.net.scripted import START_US, stored_batch
 
 

@@ -33,10 +33,10 @@ from qmq.errors import (
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
 from qmq.format.pieces import stored_runs
-from qmq.net.gathering import Gathering, SendLimits, Sort
-from qmq.net.outcomes import Outcomes
-from qmq.net.outgoing import Outgoing
-from qmq.net.sending import Sending
+from qmq.net.client.producer.accumulator import Gathering, SendLimits, Sort
+from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.outcomes import Outcomes
+from qmq.net.client.producer.window import Sending
 from tests.net.test_outgoing import Waiting
 
 STORE, OTHER = b"store1", b"store2"
@@ -487,7 +487,7 @@ def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.Log
 
 
 def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.outcomes.MAX_FAILURES", 4)
+    monkeypatch.setattr("qmq.net.client.producer.outcomes.MAX_FAILURES", 4)
     driven = Driven()
     for _ in range(3):
         for _ in range(3):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.net.spool import Late, Record, Spool, Waiting
+from qmq.net.client.failover.spool import Late, Record, Spool, Waiting
 
 HERE = ["127.0.0.1:1", "127.0.0.1:2"]
 
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path) -> None:
 
 def test_what_a_killed_process_has_put_is_there(directory: Path) -> None:
     script = (
-        "import os, signal\nfrom qmq.net.spool import Spool\n"
+        "import os, signal\nfrom qmq.net.client.failover.spool import Spool\n"
         f"spool = Spool({HERE!r})\nspool.put({record_of(b'kept')!r})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

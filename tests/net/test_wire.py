@@ -1,4 +1,4 @@
-"""qmq/net/wire.py: frames survive every split, and hostile ones are told from good ones without harm."""
+"""qmq/net/protocol/frames.py: frames survive every split, and hostile ones are told from good ones without harm."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from qmq import errors
 from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
-from qmq.net import wire
-from qmq.net.wire import FRAME_SIZE, Frame, Kind, decode_error, encode_error, encode_frame, split_frames, unpack_meta
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import (
+    FRAME_SIZE,
+    Frame,
+    Kind,
+    decode_error,
+    encode_error,
+    encode_frame,
+    split_frames,
+    unpack_meta,
+)
 
 LIMIT = 4_096
 

@@ -9,9 +9,9 @@ import pytest
 
 import qmq
 from qmq.broker.ports.commands import Back
-from qmq.net import holder
-from qmq.net.holding import Verdict
-from qmq.net.wire import ACK, Kind
+from qmq.net.client.consumer import holder
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.protocol.frames import ACK, Kind
 from tests.net.scripted import backs_of, scripted_broker
 from tests.net.test_handlers import given
 

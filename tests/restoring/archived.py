@@ -13,7 +13,7 @@ from qmq.format.layout import HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
 from qmq.history.archive_lock import Holder, this_process
 from qmq.history.files import LocalFiles
-from qmq.net.address import parse_url
+from qmq.net.client.address import parse_url
 from qmq.restoring.progress import Progress
 from qmq.restoring.run import Restoring
 from qmq.restoring.selection import Selection

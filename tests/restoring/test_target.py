@@ -8,8 +8,8 @@ import pytest
 
 from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.restored import restored_batches
-from qmq.net.address import Address, parse_url
-from qmq.net.restoring import RestoreTarget
+from qmq.net.client.address import Address, parse_url
+from qmq.net.client.restore import RestoreTarget
 from qmq.restoring.frames import Frame
 from qmq.restoring.progress import Progress
 from qmq.restoring.target import TargetBroker

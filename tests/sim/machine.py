@@ -10,7 +10,7 @@ from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.server import Server, ServerOptions
-from qmq.net.server.answering import Work
+from qmq.net.server.replies import Work
 from qmq.storage.store import Store, StoreOptions
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import qmq
 from qmq.errors import ConnectionLost, Fenced, SendFailed, StorageFailed
-from qmq.net.holding import Holding
-from qmq.net.messages import Message
+from qmq.net.client.consumer.in_flight import Holding
+from qmq.net.client.consumer.message import Message
 from tests.sim.copies import MAX_ATTEMPTS, MAX_LAPSES, Book, Copies, Copy, Holder
 from tests.sim.world import World
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from qmq.errors import QmqError
-from qmq.net import wire
-from qmq.net.connection import Connection
-from qmq.net.heartbeat import Heartbeat
-from qmq.net.wire import Kind
+from qmq.net.client.connection import Connection
+from qmq.net.client.heartbeat import Heartbeat
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from tests.sim.world import START_US, Killed, Process, World
 
 
@@ -190,8 +190,8 @@ def staged(world: World, directory: Path) -> Iterator[None]:
         *((f"qmq.net.{module}.os", files) for module in ("spool", "state_file")),
         *((f"qmq.net.{module}.os", chance) for module in ("brokers", "elsewhere")),
         *((f"qmq.net.{module}.secrets", chance) for module in ("brokers", "spool", "subscribing")),
-        ("qmq.net.backoff.random", chance),
-        ("qmq.net.link.Heartbeat", Beating),
+        ("qmq.net.client.backoff.random", chance),
+        ("qmq.net.client.broker_link.Heartbeat", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
         ("qmq.storage.error_log.item_file.MEMORY_ITEMS", _MEMORY_ITEMS),
         ("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", _MEMORY_ITEMS),

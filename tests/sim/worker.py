@@ -1,4 +1,4 @@
-"""A consumer of a group, around the client's own record of what it holds (``qmq.net.holding``)."""
+"""A consumer of a group, around the client's own record of what it holds (``qmq.net.client.consumer.in_flight``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.broker.ports.effects import (
 )
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
-from qmq.net.holding import Holding, Owner, Place, Verdict
+from qmq.net.client.consumer.in_flight import Holding, Owner, Place, Verdict
 from tests.sim.tally import MAX_ATTEMPTS, MAX_LAPSES, Holder, Key, Tally
 
 RETRY_DELAYS_US: Final = (300_000, 700_000, 1_500_000)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.net.options import Durability
+from qmq.net.client.options import Durability
 
 #: Numbers of one block are sent in one go: one by one, or by one `send_many` to one subject.
 BLOCK: Final = 16

@@ -9,7 +9,7 @@ from typing import Final, Literal, cast
 from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Promise, Target
 from qmq import Client, connect
-from qmq.net.consumer import Consumer
+from qmq.net.client.consumer.consumer import Consumer
 
 _CALLS_IN_FLIGHT: Final = 64
 #: What a consumer may hold at a time.

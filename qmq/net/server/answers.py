@@ -13,8 +13,8 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.broker.ports import effects
-from qmq.net import wire
-from qmq.net.wire import Kind
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 
 #: A SENT frame of a batch with one run, whole: what most answers are.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")

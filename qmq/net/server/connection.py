@@ -11,10 +11,10 @@ from typing import Final, Protocol, cast
 
 from qmq.broker.ports.commands import Command
 from qmq.errors import ProtocolError, QmqError
-from qmq.net.server.arena import ARENA_BYTES, Arena, Unfinished
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
 from qmq.net.server.options import internal_error
-from qmq.net.server.writing import PIECE_BYTES, Buffer, Rest
-from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
+from qmq.net.server.receive_buffer import ARENA_BYTES, Arena, Unfinished
+from qmq.net.server.write_queue import PIECE_BYTES, Buffer, Rest
 
 log = logging.getLogger("qmq.server")
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 from qmq.broker.ports.commands import Command, Now
 from qmq.broker.ports.effects import Effect, SyncWanted
 from qmq.errors import BrokerStopping, InternalError
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
 
 _NOT_ANNOUNCED: Final = (
     "max_parked_pulls", "max_connections", "max_inflight_bytes", "max_buffered_bytes", "first_frame_timeout_ms",

@@ -16,8 +16,8 @@ from qmq.broker.ports import commands
 from qmq.broker.ports.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
-from qmq.net import wire
-from qmq.net.wire import Frame, Kind, made
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind, made
 
 #: Rows of one list of subjects.
 MAX_LISTED: Final = 1_000

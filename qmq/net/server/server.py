@@ -17,19 +17,19 @@ from typing import Final
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
-from qmq.net import wire
-from qmq.net.server.accepting import Acceptor
-from qmq.net.server.answering import Answering, Work
-from qmq.net.server.arena import Arena
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind, made
+from qmq.net.server.accept import Acceptor
+from qmq.net.server.admission import Holdings
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, Connection
-from qmq.net.server.holdings import Holdings
 from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
-from qmq.net.server.patience import Patience
 from qmq.net.server.penance import END_S, Penance
 from qmq.net.server.postponing import Postponed
+from qmq.net.server.receive_buffer import Arena
+from qmq.net.server.replies import Answering, Work
 from qmq.net.server.requests import decode_hello, decode_request
-from qmq.net.server.writing import Writing
-from qmq.net.wire import Frame, Kind, made
+from qmq.net.server.timeouts import Patience
+from qmq.net.server.write_queue import Writing
 
 log = logging.getLogger("qmq.server")
 

@@ -1,16 +1,16 @@
-"""qmq/net/server/answering.py: in which order answers leave."""
+"""qmq/net/server/replies.py: in which order answers leave."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from qmq.broker.ports import effects
-from qmq.net import wire
-from qmq.net.server.answering import Answering
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.server.admission import Holdings
 from qmq.net.server.connection import Connection
-from qmq.net.server.holdings import Holdings
 from qmq.net.server.penance import Penance
-from qmq.net.wire import Frame, Kind
+from qmq.net.server.replies import Answering
 
 
 class Noting(Connection):

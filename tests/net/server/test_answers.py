@@ -7,9 +7,9 @@ import numpy as np
 from crc32c import crc32c
 
 from qmq.broker.ports import effects
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind, split_frames, unpack_meta
 from qmq.net.server import answers
-from qmq.net.wire import Frame, Kind, split_frames, unpack_meta
 from tests.net.frames import sent_fields
 
 STORE = b"store!"

@@ -1,4 +1,4 @@
-"""qmq/net/server/arena.py: whatever way bytes of many connections arrive, their frames come out whole and stay put."""
+"""qmq/net/server/receive_buffer.py: whatever way bytes of many connections arrive, their frames come out whole and stay put."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.net.server.arena import SMALL_BYTES, Arena, Unfinished
-from qmq.net.wire import FRAME_SIZE, encode_frame, split_frames
+from qmq.net.protocol.frames import FRAME_SIZE, encode_frame, split_frames
+from qmq.net.server.receive_buffer import SMALL_BYTES, Arena, Unfinished
 
 SIZE = 1 << 20
 LIMIT = 4 << 20

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from qmq.broker.ports import commands, effects
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Kind
 from qmq.net.server.connection import Connection
-from qmq.net.wire import FRAME_SIZE, MAX_HELLO_BYTES, Kind
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.net.server.rules import serving
 

@@ -11,11 +11,11 @@ from qmq.broker.ports import commands
 from qmq.broker.transfer.restore import batches_of
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.net import wire
-from qmq.net.handing_back import packed
-from qmq.net.holding import Back, Verdict
+from qmq.net.client.consumer.in_flight import Back, Verdict
+from qmq.net.client.consumer.nacks import packed
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from qmq.net.server.requests import decode_request
-from qmq.net.wire import FRAME_SIZE, Kind
 from tests.broker.test_restores import RUN, frame_of
 from tests.net.frames import batch, frame
 

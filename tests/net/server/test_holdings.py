@@ -1,4 +1,4 @@
-"""qmq/net/server/holdings.py: who has to go when all connections together hold too much."""
+"""qmq/net/server/admission.py: who has to go when all connections together hold too much."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from qmq.net.server.admission import REQUEST_BYTES, Holdings
 from qmq.net.server.connection import Connection
-from qmq.net.server.holdings import REQUEST_BYTES, Holdings
 
 
 class Peers:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from fuzz.core import Core, TurnLoop, Wire
 from fuzz.wire import GoodClient
-from qmq.net import wire
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 from qmq.net.server.connection import PENANCE, READ_S, Connection
 from qmq.net.server.penance import Penance
-from qmq.net.wire import Kind
 from tests.net.frames import HELLO, batch, frame
 
 WRONG = frame(Kind.SEND, 2, bytes(100))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports import commands
 from qmq.errors import InvalidOption, ProtocolError, QmqError, UnsupportedVersion
-from qmq.net import wire
-from qmq.net.handing_back import packed
-from qmq.net.holding import Back, Verdict
+from qmq.net.client.consumer.in_flight import Back, Verdict
+from qmq.net.client.consumer.nacks import packed
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Frame, Kind
 from qmq.net.server.requests import MAX_LISTED, decode_hello, decode_request
-from qmq.net.wire import Frame, Kind
 
 
 def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0, request: int = 7) -> Frame:

@@ -13,10 +13,10 @@ import pytest
 
 from qmq.broker.ports import commands, effects
 from qmq.errors import StorageFull
-from qmq.net import wire
-from qmq.net.server.holdings import REQUEST_BYTES
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
+from qmq.net.server.admission import REQUEST_BYTES
 from qmq.net.server.server import MAX_LISTINGS, MAX_REQUESTS
-from qmq.net.wire import Kind
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.net.server.rules import OPTIONS, STORE, serving
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports import commands, effects
 from qmq.errors import ProtocolError
+from qmq.net.protocol.frames import Kind
 from qmq.net.server.connection import Connection, Hub
-from qmq.net.server.writing import PIECE_BYTES, Rest, Writing
-from qmq.net.wire import Kind
+from qmq.net.server.write_queue import PIECE_BYTES, Rest, Writing
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull
 from tests.net.server.rules import serving
 

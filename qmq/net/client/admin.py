@@ -1,0 +1,199 @@
+"""Groups, their consumers and dead letters at one broker, seen and changed; ``everywhere`` does it at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import msgpack
+
+from qmq.errors import InvalidOption
+from qmq.names import check_group_or_member, check_prefix
+from qmq.net.client.broker_link import Link
+from qmq.net.client.group_settings import packed_settings, shown_settings
+from qmq.net.client.options import start_of
+from qmq.net.client.producer.receipts import utc_from_us
+from qmq.net.protocol.frames import Kind
+
+_PAGE: Final = 500
+
+
+class GroupInfo(NamedTuple):
+    """A group: which prefixes and subjects it follows, how many consumers are online, and how many of its messages are
+    where.
+
+    ``ready``: nobody was given them yet (these at least, where not ``ready_exact``); ``oldest`` of these was stored
+    then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: lost
+    to the group, as they were dropped before it took them, or may have been handed out before a crash. ``filtered``:
+    passed, as they have none of its tags. ``delayed``: to be delivered later.
+    """
+
+    name: str
+    mode: str
+    follows: list[str]
+    consumers: int
+    ready: int
+    oldest: datetime | None
+    in_flight: int
+    in_retry: int
+    dead: int
+    skipped: int
+    settings: dict[str, Any]
+    broker: str = ""
+    delayed: int = 0
+    ready_exact: bool = True
+    filtered: int = 0
+
+
+class ConsumerInfo(NamedTuple):
+    """A consumer of a group, and how many messages it has in flight, the oldest of them since ``in_flight_since``.
+
+    ``last_pull``: when it was given something last, as far as the broker remembers. ``silent``: seconds since it was
+    heard of (its heartbeats, or its process's). ``stalled``: for so many seconds its event loop had not turned then.
+    """
+
+    name: str
+    incarnation: int
+    online: bool
+    in_flight: int
+    in_flight_since: datetime | None
+    last_pull: datetime | None
+    silent: float
+    stalled: float
+    broker: str = ""
+
+
+class DeadLetter(NamedTuple):
+    """A message that its group has given up, and why. ``id`` is None when it cannot be read any more."""
+
+    number: int
+    id: str | None
+    subject: str | None
+    sequence: int | None
+    attempts: int
+    lapses: int
+    reason: str
+    died_at: datetime
+    broker: str = ""
+
+
+class SealedLog(NamedTuple):
+    """A partition of a broker's message log: what lies before position ``end`` is in files that nobody writes to."""
+
+    partition: int
+    end: int
+    broker: str = ""
+
+
+class AdminOfOne:
+    """Of the broker that a link leads to."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def do(self, action: str, **fields: Any) -> dict[str, Any]:
+        """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's, TimeoutError."""
+        if "group" in fields:
+            check_group_or_member(fields["group"])
+        answer = await self._link.answer(Kind.ADMINISTER, {"action": action, **fields})
+        found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
+        return found
+
+    async def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """All groups by name, or that one (of a broadcast the group of each member). Raises UnknownGroup."""
+        found, after = list[GroupInfo](), ""
+        while True:
+            fields = {} if name is None else {"group": name}
+            page = await self.do("groups", after=after, **fields)
+            found += [_group_info(row) for row in page["rows"]]
+            if page["after"] is None:
+                return found
+            after = page["after"]
+
+    async def consumers(self, group: str) -> list[ConsumerInfo]:
+        """The consumers of a group, by name. Raises UnknownGroup."""
+        found, after = list[ConsumerInfo](), ""
+        while True:
+            page = await self.do("consumers", group=group, after=after)
+            found += [_consumer_info(row) for row in page["rows"]]
+            if page["after"] is None:
+                return found
+            after = page["after"]
+
+    async def set_group(self, group: str, *, follows: Sequence[str] | None = None, **settings: Any) -> dict[str, Any]:
+        """Change settings of a group, or what it follows; returns all of them. Raises UnknownGroup, InvalidOption,
+        InvalidName.
+        """
+        fields = {} if follows is None else {"follows": checked_follows(follows)}
+        found = await self.do("set_group", group=group, settings=packed_settings(settings), **fields)
+        return {"follows": found["follows"], **shown_settings(found["settings"])}
+
+    async def seek(
+        self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
+    ) -> None:
+        """Have a group go on at the first message kept, behind the last, at a time or at a sequence.
+
+        What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
+        again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption.
+        """
+        await self.do("seek_group", group=group, to=start_of(to), clear_retries=clear_retries)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup."""
+        await self.do("delete_group", group=group)
+
+    async def dead_letters(self, group: str, after: int) -> tuple[list[DeadLetter], int | None]:
+        """Some dead letters of a group, the oldest first, from *after* (at first 0) on, and what to go on with (None:
+        no more). Raises UnknownGroup.
+        """
+        page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
+        return [_dead_letter(row) for row in page["rows"]], page["after"]
+
+    async def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message: True when it was in time. Raises InvalidOption."""
+        return bool((await self.do("cancel", id=message_id))["cancelled"])
+
+    async def seal(self) -> list[SealedLog]:
+        """Close the files that are being written; by partition. Raises StorageError."""
+        return [SealedLog(row["partition"], row["end"]) for row in (await self.do("seal"))["rows"]]
+
+    async def change_dead(
+        self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None
+    ) -> int:
+        """Hand out dead letters again or delete them: all, or those with these numbers; how many."""
+        fields = {} if numbers is None else {"numbers": list(numbers)}
+        return int((await self.do(action, group=group, **fields))["messages"])
+
+
+def checked_follows(follows: Sequence[str]) -> list[str]:
+    """What a group is to follow, as the broker takes it. Raises InvalidOption and InvalidName."""
+    if isinstance(follows, str | bytes) or not isinstance(follows, Sequence) or not follows:
+        raise InvalidOption(f"follows must be a list of prefixes and subjects, not {follows!r:.80}")
+    return [check_prefix(prefix) for prefix in follows]
+
+
+def _group_info(row: Mapping[str, Any]) -> GroupInfo:
+    return GroupInfo(
+        row["group"], row["mode"], row["follows"], row["consumers"], row["ready"], _time(row["oldest_us"]),
+        row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
+        delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
+    )  # fmt: skip
+
+
+def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
+    return ConsumerInfo(
+        row["consumer"], row["incarnation"], row["online"], row["in_flight"], _time(row["in_flight_since_us"]),
+        _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+    )  # fmt: skip
+
+
+def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"], row["reason"],
+        utc_from_us(row["died_at_us"]),
+    )  # fmt: skip
+
+
+def _time(time_us: int | None) -> datetime | None:
+    return None if time_us is None else utc_from_us(time_us)

@@ -1,0 +1,433 @@
+"""What keeps a client connected to a broker: one connection at a time, made anew when it is lost, and turns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from functools import cache
+from importlib import metadata
+from typing import Any, Final, Protocol
+
+from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError
+from qmq.net.client.address import Address
+from qmq.net.client.backoff import Backoff
+from qmq.net.client.connection import Answer, Connection, Welcome
+from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.departures import Departure, Departures
+from qmq.net.client.heartbeat import Heartbeat
+from qmq.net.client.options import ClientOptions, producer_id_of
+from qmq.net.client.producer.accumulator import SendLimits
+from qmq.net.client.producer.window import Sending
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
+
+log = logging.getLogger("qmq.client")
+
+#: How long connecting and hello may take.
+CONNECT_TIMEOUT: Final = 5.0
+#: For so long a producer's name may still be that of a client which has ended.
+CLAIM_PATIENCE: Final = 2.0
+#: A broker that owes an answer for so long is taken for dead, and connected to again.
+SILENCE: Final = 10.0
+#: A connection that lasted so long was a good one: the next one is tried for at once.
+GOOD_AFTER: Final = 2.0
+#: While connections end soon again and again, one warning tells of all within so long.
+WARN_EVERY: Final = 30.0
+#: So often in a row connecting again meets what is no welcome.
+_MOST_DOUBTS: Final = 3
+_TICK: Final = 1.0
+_FIRST: Final = struct.Struct("<Q")
+
+
+@cache
+def client_name() -> str:
+    """What hello calls this client. To look it up takes milliseconds of the loop, so it is done once."""
+    return f"qmq-python/{metadata.version('qmq')}"
+
+
+class Owner(Protocol):
+    """Who has links, to one broker each."""
+
+    def adopting(self, link: Link, welcome: Welcome) -> None:
+        """It is about to use a connection to that store. Raises InvalidOption where that must not be."""
+
+    def changed(self) -> None:
+        """A connection came or went, or the broker has refused something."""
+
+    def batch_ended(self) -> None:
+        """A batch is stored, has failed, or may have."""
+
+    def is_hopeless(self, link: Link, error: QmqError) -> bool:
+        """The broker has refused us for good; False: to be tried again, as others are there."""
+
+    def left_open(self) -> None:
+        """[any thread] The loop was closed, and the client was not."""
+
+
+class Link:
+    """The connection to one broker, and what is written to it. In one loop; ``open`` before anything else."""
+
+    def __init__(
+        self, address: Address, options: ClientOptions, sending: Sending, owner: Owner, client_id: bytes
+    ) -> None:
+        self.address = address
+        #: The connection while it is good.
+        self.connection: Connection | None = None
+        #: Names this client's process to the broker.
+        self.client_id = client_id
+        self._heartbeat: Heartbeat | None = None
+        self._holders: set[Holder] = set()  # which lose what they hold when nobody hears of us
+        self._departures = Departures()
+        self.welcome: Welcome | None = None
+        self._options = options
+        self._sending = sending
+        self._owner = owner
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: QmqError | None = ConnectionLost(
+            "the client is not connected; use it inside `async with qmq.connect(...) as client`"
+        )
+        self._connected_at = 0.0
+        self._warned_at = 0.0
+        self._unwarned = 0  # connections that have ended since, and were not told of
+        self._backoff = Backoff()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._turn_wanted = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []  # for a connection
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Try to connect once. Raises QmqError when that fails; ``keep_trying`` then, or ``close``."""
+        self._loop = asyncio.get_running_loop()
+        await self._connect()
+        self._ended = None
+        self._start_tick()
+
+    def keep_trying(self, error: QmqError) -> None:
+        """Connect as soon as that can be; *error* is why it could not at first."""
+        assert self._loop is not None
+        self._ended = None
+        self._sending.last_error = error
+        self._backoff.next_delay()
+        self._start_tick()
+        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+
+    def close(self, error: QmqError) -> None:
+        """End it: whatever is waited for raises *error*."""
+        self._ended = error
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        for handle in (self._tick, self._wake):
+            if handle is not None:
+                handle.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self._reconnecting = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self._sending.abandon(error)
+        self._tell(self._waiters)
+        self._owner.batch_ended()
+
+    @property
+    def is_open(self) -> bool:
+        """It was opened, and nothing has ended it."""
+        return self._ended is None
+
+    def ready(self) -> asyncio.AbstractEventLoop:
+        """The loop. Raises what ended the link."""
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def store_id(self) -> bytes:
+        """The store that the connection leads to, or the last one did."""
+        return self.welcome.store_id if self.welcome is not None else b""
+
+    # --- consumers of groups -----------------------------------------------------------------------------------------
+
+    def hold(self, holder: Holder, asked_at: float) -> None:
+        """A consumer of a group has subscribed, which it asked for then: the broker is to hear that its process lives,
+        and it is told when that may not be so.
+        """
+        assert self._loop is not None
+        assert self.welcome is not None
+        self._holders.add(holder)
+        if self._heartbeat is None:
+            lapse_s = self.welcome.lapse_ms / 1_000
+            self._heartbeat = Heartbeat(
+                self.client_id, lambda: self.address, lapse_s, self._out_of_touch, self._owner.left_open
+            )
+            self._heartbeat.start(self._loop)
+        self._heartbeat.heard(self._loop.time() - asked_at)
+
+    def let_go(self, holder: Holder) -> None:
+        """It has left."""
+        self._holders.discard(holder)
+        if not self._holders and self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+    def depart(self, departure: Departure) -> None:
+        """It has left, and its broker may not know: have it told as soon as that can be."""
+        self._departures.add(departure, self.connection)
+
+    def _out_of_touch(self) -> None:
+        error = Fenced("the broker was out of reach for so long that it may have handed what is held here to others")
+        for holder in self._holders:
+            holder.fence(error, for_good=False)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def connected(self) -> Connection:
+        """The connection, as soon as there is one. Raises what ended the link."""
+        while True:
+            loop = self.ready()
+            if self.connection is not None:
+                return self.connection
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(future)
+            try:
+                await future
+            finally:
+                if future in self._waiters:
+                    self._waiters.remove(future)
+
+    async def ask(self, kind: Kind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+        """Ask the broker, again while that can help. Raises what it can't help."""
+        backoff = Backoff()
+        while True:
+            connection = await self.connected()
+            try:
+                return await connection.request(kind, meta, payload)
+            except QmqError as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(backoff.next_delay())
+
+    async def answer(self, kind: Kind, meta: dict[str, Any] | None = None) -> Answer:
+        """As ``ask``, but the broker gets ``admin_timeout`` seconds. Raises TimeoutError when these are over."""
+        async with asyncio.timeout(self._options.admin_timeout):
+            return await self.ask(kind, meta)
+
+    @staticmethod
+    def _tell(futures: list[asyncio.Future[None]]) -> None:
+        waiting = futures.copy()
+        futures.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    # --- turns of the loop -------------------------------------------------------------------------------------------
+
+    def want_turn(self) -> None:
+        """There may be something to write: see to it in the next turn of the loop."""
+        if not self._turn_wanted and self.connection is not None:
+            assert self._loop is not None
+            self._loop.call_soon(self._turn)  # raises in a wrong thread, where asyncio is in its debug mode
+            self._turn_wanted = True
+
+    def _turn(self) -> None:
+        """Write one batch; more in further turns, so that the broker works while the next one is made."""
+        self._turn_wanted = False
+        connection, sending = self.connection, self._sending
+        if connection is None or connection.closed or not connection.writable:
+            return
+        assert self._loop is not None
+        now = self._loop.time()
+        request = connection.next_request()
+        batch = sending.next_batch(request, now, time.time_ns() // 1_000)
+        if batch is not None:
+            assert batch.buffers is not None
+            connection.send_batch(request, batch.buffers, batch.flush)
+        wake_at = sending.wake_at()
+        if wake_at is None:
+            return
+        if wake_at <= now:
+            self.want_turn()
+        else:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake = self._loop.call_at(wake_at, self.want_turn)
+
+    def _start_tick(self) -> None:
+        assert self._loop is not None
+        self._tick = self._loop.call_later(min(_TICK, self._options.send_timeout / 8), self._ticked)
+
+    def _ticked(self) -> None:
+        """Do what is due by time: give up sends, and a broker that does not answer."""
+        assert self._loop is not None
+        now = self._loop.time()
+        self._sending.expire(now)
+        self._owner.batch_ended()
+        connection = self.connection
+        if connection is not None:
+            silent_since = self._sending.silent_since()
+            if (silent_since is not None and now > silent_since + SILENCE) or connection.is_overdue(now):
+                connection.abort(ConnectionLost(f"the broker at {connection.address} did not answer in time"))
+            else:
+                self.want_turn()
+        self._start_tick()
+
+    # --- told by the connection --------------------------------------------------------------------------------------
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        """SENT came."""
+        assert self._loop is not None
+        try:
+            position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(payload)
+            if runs == 1:
+                firsts = _FIRST.unpack_from(payload, wire.SENT.size)
+            else:
+                firsts = struct.unpack_from(f"<{runs}Q", payload, wire.SENT.size)
+        except struct.error:
+            raise ProtocolError(f"the answer to a batch has {len(payload)} bytes, which can't be all") from None
+        self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
+        self._batch_ended()
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        """ERROR came for a batch."""
+        assert self._loop is not None
+        self._sending.refused(request, error, self._loop.time())
+        self._owner.changed()
+        self._batch_ended()
+
+    def _batch_ended(self) -> None:
+        self._owner.batch_ended()
+        if self._sending.has_waiting():
+            self.want_turn()
+
+    def writable(self) -> None:
+        """The connection takes more again."""
+        self.want_turn()
+
+    def lost(self, connection: Connection, error: QmqError) -> None:
+        """A connection is gone: try for another one."""
+        if connection is not self.connection:
+            return
+        assert self._loop is not None
+        self.connection = None
+        now = self._loop.time()
+        if now > self._connected_at + GOOD_AFTER:
+            self._backoff.reset()
+        else:
+            self._backoff.next_delay()  # a try that has failed, though it did connect
+        self._warn(error, now)
+        self._sending.disconnected(error, now)
+        self._owner.changed()
+        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+
+    def _warn(self, error: QmqError, now: float) -> None:
+        if self._backoff.tries > 1 and now < self._warned_at + WARN_EVERY:
+            self._unwarned += 1
+            return
+        others = f" (so have {self._unwarned} connections before it, each after a moment)" if self._unwarned else ""
+        log.warning("%s; connecting again%s", error, others)
+        self._warned_at, self._unwarned = now, 0
+
+    # --- connecting --------------------------------------------------------------------------------------------------
+
+    async def _reconnect(self) -> None:
+        """Try until there is a connection."""
+        assert self._loop is not None
+        doubts = 0  # what a broker says at first may be damaged on the way
+        if self._backoff.tries:
+            await asyncio.sleep(self._backoff.next_delay())
+        while True:
+            try:
+                await self._connect()
+            except QmqError as error:
+                self._sending.last_error = error
+                doubts += 1
+                is_final = not error.retryable and (type(error) is not ProtocolError or doubts >= _MOST_DOUBTS)
+                if is_final:
+                    this, self._reconnecting = self._reconnecting, None
+                    if self._owner.is_hopeless(self, error):
+                        return
+                    self._reconnecting = this
+            else:
+                log.info("connected again, to %s", self.address)
+                self._reconnecting = None
+                return
+            await asyncio.sleep(self._backoff.next_delay())
+
+    async def _connect(self) -> None:
+        """Connect. Raises QmqError."""
+        loop, address = self._loop, self.address
+        assert loop is not None
+        connection = Connection(self, str(address), loop)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await loop.create_connection(lambda: connection, address.host, address.port)
+                await self._adopt(connection, await connection.hello(client_name()))
+        except BaseException as error:
+            connection.abort(ConnectionLost("given up"))
+            if isinstance(error, TimeoutError):
+                raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
+            if isinstance(error, OSError):
+                raise ConnectionLost(f"{address}: {error.strerror or error}") from error
+            raise
+
+    async def _adopt(self, connection: Connection, welcome: Welcome) -> None:
+        """Use that connection from here on."""
+        assert self._loop is not None
+        if self._options.send_timeout >= welcome.producer_ttl_ms / 2_000:
+            raise InvalidOption(
+                f"send_timeout ({self._options.send_timeout:g} s) must be below half of the time for which the broker "
+                f"remembers a producer (producer_ttl_ms {welcome.producer_ttl_ms}): later tries could store twice"
+            )
+        last = None
+        if self._options.producer is not None:
+            await self._claim(connection, self._options.producer)
+            if welcome.store_id != self.store_id:
+                answer = await connection.request(Kind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer))
+                last = sequence_in(answer)
+        if connection.closed:
+            raise connection.end_error()
+        self._owner.adopting(self, welcome)
+        self.welcome = welcome
+        self._sending.connected(
+            welcome.store_id,
+            SendLimits(welcome.max_frame_bytes, welcome.max_message_bytes, welcome.producer_window),
+        )
+        self._sending.continue_after(last)
+        self._connected_at = self._loop.time()
+        self.connection = connection
+        self._departures.connected(connection, welcome.store_id)
+        self._tell(self._waiters)
+        self._owner.changed()
+        for holder in self._holders:
+            if holder.on_connected is not None:
+                holder.on_connected()
+        self.want_turn()
+
+    async def _claim(self, connection: Connection, producer: str) -> None:
+        """Have the broker refuse every other client of that name. Raises ProducerInUse where one is there already; one
+        that has just ended may take the broker a moment.
+        """
+        assert self._loop is not None
+        until, backoff = self._loop.time() + CLAIM_PATIENCE, Backoff()
+        payload = wire.CLAIM.pack(producer_id_of(producer), self.client_id)
+        while True:
+            try:
+                await connection.request(Kind.CLAIM, payload=payload)
+                return
+            except ProducerInUse as error:
+                if self._loop.time() >= until:
+                    raise ProducerInUse(f"producer {producer!r} at {self.address}: {error}") from None
+            await asyncio.sleep(backoff.next_delay())
+
+
+def sequence_in(answer: Answer) -> int | None:
+    """The number in LAST_SEQUENCE_IS. Raises ProtocolError."""
+    sequence = answer.meta.get("sequence")
+    if sequence is not None and not isinstance(sequence, int):
+        raise ProtocolError(f"the broker answered with a last sequence of {sequence!r:.40}")
+    return sequence

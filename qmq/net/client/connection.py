@@ -1,0 +1,348 @@
+"""One connection of a client to a broker: frames in and out of an asyncio transport.
+
+Every request is answered through the callback it came with; what the answers mean is for the callers. Frames over
+64 KiB are received into a buffer of exactly their size, others into one that is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.format.arriving import Arriving
+from qmq.net.client.buffers import Buffers
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, Kind
+
+#: Frames up to this size are read in place.
+SMALL_BYTES: Final = 64 << 10
+_BUFFER_BYTES: Final = 128 << 10
+#: Written and not yet taken by the kernel: above the first a connection is not writable, until it is below the second.
+WRITE_HIGH_BYTES: Final = 4 << 20
+WRITE_LOW_BYTES: Final = 1 << 20
+#: A broker that lets a request wait so long, in seconds, is taken for dead.
+ANSWER_TIMEOUT: Final = 20.0
+#: How long closing waits for the broker to read what is left, in seconds.
+CLOSE_TIMEOUT: Final = 1.0
+#: Until the broker has said what it may send.
+_MAX_WELCOME_BYTES: Final = 64 << 10
+#: The answer to an acknowledgement that is part of one with messages: none was refused.
+_NONE_REFUSED: Final = memoryview(wire.ACKED.pack(0))
+#: As plain numbers: an enum is asked for its members by name.
+_ACK, _SENT, _MESSAGES, _ERROR = map(int, (Kind.ACK, Kind.SENT, Kind.MESSAGES, Kind.ERROR))
+_MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
+
+
+class Answer(NamedTuple):
+    """What the broker said to a request. ``payload`` is the receiver's to keep."""
+
+    kind: int
+    meta: dict[str, Any]
+    payload: memoryview
+    #: What of a large answer to a pull was read while it came.
+    begun: Arriving | None = None
+
+
+class Welcome(NamedTuple):
+    """Who the broker is and what it takes."""
+
+    store_id: bytes
+    version: str
+    max_frame_bytes: int
+    max_batch_bytes: int
+    max_message_bytes: int
+    producer_window: int
+    producer_ttl_ms: int
+    max_pull_count: int
+    max_pull_bytes: int
+    lapse_ms: int
+
+
+class Owner(Protocol):
+    """Who is told what happens on a connection."""
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        """SENT came; the view is good during the call only."""
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        """ERROR came for a batch."""
+
+    def writable(self) -> None:
+        """The connection takes more again."""
+
+    def lost(self, connection: Connection, error: QmqError) -> None:
+        """It is gone; all its requests were told."""
+
+
+Callback = Callable[[Answer | QmqError], None]
+
+
+class _Asked(NamedTuple):
+    kind: int
+    callback: Callback
+    due: float | None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection. ``writable`` says whether more may be written now; small requests always may."""
+
+    def __init__(self, owner: Owner, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.writable = True
+        self.closed = False
+        self._owner = owner
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._max_frame_bytes = _MAX_WELCOME_BYTES
+        self._greeted = False
+        self._counted = 0
+        self._asked: dict[int, _Asked] = {}
+        self._lost = False
+        self._end_waiter: asyncio.Future[None] | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._error: QmqError | None = None  # why it ends, when it is known before the transport says so
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._filled = 0
+        self._large: memoryview | None = None  # the one frame that is being received, when it is over SMALL_BYTES
+        self._large_filled = 0
+        self._buffers = Buffers()
+        self._arriving: Arriving | None = None  # where that is an answer to a pull; and where its payload begins
+        self._payload_at = 0
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def next_request(self) -> int:
+        """A number for a request. All have an even number of bits: one flipped on the way is no request's number."""
+        self._counted += 1
+        return self._counted << 1 | self._counted.bit_count() & 1
+
+    async def hello(self, client: str) -> Welcome:
+        """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
+        answer = await self.request(Kind.HELLO, {"protocol": wire.PROTOCOL_VERSION, "client": client})
+        try:
+            welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
+        except KeyError as error:
+            raise ProtocolError(f"the broker at {self.address} did not say {error} in its welcome") from None
+        if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
+            raise ProtocolError(f"the welcome of the broker at {self.address} is not made of what it should be")
+        self._max_frame_bytes = max(welcome.max_batch_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
+        self._greeted = True
+        return welcome
+
+    async def request(self, kind: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+        """Ask, and wait for the answer. Raises the QmqError that came instead."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, QmqError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        due = self._loop.time() + ANSWER_TIMEOUT
+        self.ask(kind, answered, wire.pack_meta(meta) if meta else b"", payload, due)
+        return await future
+
+    def ask(
+        self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None,
+        flags: int = 0,
+    ) -> int:  # fmt: skip
+        """Ask; *callback* is called once, with the answer or the error. Returns the request's number.
+
+        An answer that is not there at *due*, in seconds of the loop's clock, means that nobody is there any more.
+        """
+        request = self.next_request()
+        if self.closed:
+            self._loop.call_soon(callback, self.end_error())
+            return request
+        self._asked[request] = _Asked(kind, callback, due)
+        self._write(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        return request
+
+    def tell(self, kind: int, payload: bytes) -> None:
+        """Say what has no answer."""
+        if not self.closed:
+            self._write(wire.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
+
+    def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
+        """Write a SEND frame; the owner gets its answer."""
+        size = sum(map(len, buffers))
+        head = FRAME.pack(FRAME_SIZE + size, Kind.SEND, wire.FLUSH if flush else 0, 0, request)
+        assert self._transport is not None
+        if size <= SMALL_BYTES:
+            self._transport.write(b"".join((head, *buffers)))
+        else:
+            self._transport.writelines((head, *buffers))
+
+    def _write(self, frame: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    def is_overdue(self, now: float) -> bool:
+        """An answer is long overdue."""
+        return any(asked.due is not None and now > asked.due for asked in self._asked.values())
+
+    def close(self) -> None:
+        """Write what is left, then end; a broker that does not read that is not waited for long."""
+        self.closed = True
+        if self._transport is not None and not self._lost:
+            self._transport.close()
+            if self._end_timer is None:
+                self._end_timer = self._loop.call_later(CLOSE_TIMEOUT, self._transport.abort)
+
+    async def wait_closed(self) -> None:
+        """After ``close``: wait until it has ended."""
+        if self._transport is None or self._lost:
+            return
+        if self._end_waiter is None:
+            self._end_waiter = self._loop.create_future()
+        await asyncio.shield(self._end_waiter)
+
+    def abort(self, error: QmqError) -> None:
+        """End now, because of *error*."""
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end_error(self) -> QmqError:
+        """Why the connection is not there any more."""
+        return self._error or ConnectionLost(f"the connection to {self.address} was lost")
+
+    # --- called by asyncio -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = self._lost = True
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        if self._end_waiter is not None:
+            self._end_waiter.set_result(None)
+        if self._error is None and exc is not None:
+            self._error = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
+        error = self.end_error()
+        asked, self._asked = self._asked, {}
+        for request in asked.values():
+            request.callback(error)
+        self._owner.lost(self, error)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._owner.writable()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large[self._large_filled :]
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._large is not None:
+                self._large_filled += nbytes
+                if self._large_filled == len(self._large):
+                    frame, self._large = self._large, None
+                    self._take(wire.split_frames(frame, self._max_frame_bytes), keeps=True)
+                    self._arriving = None
+                elif self._arriving is not None:
+                    self._arriving.more(self._large_filled - self._payload_at)
+            else:
+                self._filled += nbytes
+                self._take_small()
+        except QmqError as error:
+            # From who has said a good hello such bytes were damaged on the way: another connection may well do.
+            self.abort(
+                ConnectionLost(f"the connection to {self.address} is of no use: {error}") if self._greeted else error
+            )
+
+    # --- frames in ---------------------------------------------------------------------------------------------------
+
+    def _take_small(self) -> None:
+        view = self._buffer[: self._filled]
+        used = self._take(wire.split_frames(view, self._max_frame_bytes), keeps=False)
+        left = self._filled - used
+        self._filled = left
+        if left >= FRAME_SIZE:
+            size, kind, _, meta_size, _ = FRAME.unpack_from(self._buffer, used)
+            if size > SMALL_BYTES:
+                self._large = self._buffers.room(size)
+                self._large[:left] = self._buffer[used : used + left]
+                self._large_filled = left
+                self._filled = 0
+                self._payload_at = FRAME_SIZE + meta_size
+                self._arriving = Arriving(self._large[self._payload_at :]) if kind == Kind.MESSAGES else None
+                return
+        if used and left:
+            self._buffer[:left] = bytes(self._buffer[used : used + left])
+
+    def _take(self, frames: Iterable[Frame], keeps: bool) -> int:
+        """Handle frames; returns how many bytes they took. *keeps*: their views may be kept."""
+        used = 0
+        for frame in frames:
+            used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
+            kind = frame.kind
+            if kind == _SENT:
+                self._owner.batch_stored(frame.request, frame.payload)
+            elif kind == _ERROR:
+                self._take_error(frame)
+            else:
+                self._take_answer(frame, keeps)
+        return used
+
+    def _take_answer(self, frame: Frame, keeps: bool) -> None:
+        asked = self._asked.get(frame.request)
+        if asked is None or frame.kind != asked.kind + 128:
+            raise ProtocolError(
+                f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
+                f"(number {frame.request})"
+            )
+        if not keeps and frame.kind == _MESSAGES:
+            self._buffers.clear()
+        payload = frame.payload if keeps else memoryview(bytes(frame.payload))
+        meta = wire.unpack_meta(frame.meta)
+        if "acked" in meta or "acked_crc" in meta:
+            self._take_acked(meta)
+        answer = Answer(frame.kind, meta, payload, self._arriving if keeps else None)
+        del self._asked[frame.request]
+        asked.callback(answer)
+
+    def _take_acked(self, meta: dict[str, Any]) -> None:
+        """Of an answer with messages: it answers these acknowledgements, too."""
+        requests = meta.get("acked")
+        try:
+            if not requests or wire.pack_numbers(requests)[1] != meta.get("acked_crc"):
+                raise ProtocolError("an answer does not say which acknowledgements it answers")
+        except (struct.error, TypeError):
+            raise ProtocolError("an answer names acknowledgements by what is no number") from None
+        for request in requests:
+            asked = self._asked.get(request)
+            if asked is None or asked.kind != _ACK:
+                raise ProtocolError(
+                    f"an answer says that it answers an acknowledgement (number {request}), and none is"
+                )
+            del self._asked[request]
+            asked.callback(Answer(Kind.ACKED, {}, _NONE_REFUSED))
+
+    def _take_error(self, frame: Frame) -> None:
+        error = wire.decode_error(frame)
+        if not frame.request:
+            self.abort(error)
+            return
+        asked = self._asked.pop(frame.request, None)
+        if asked is None:
+            self._owner.batch_refused(frame.request, error)
+        else:
+            asked.callback(error)

@@ -1,0 +1,103 @@
+"""Consumers: messages of a group, or of one who follows alone, as they are handed to a program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Self
+
+from qmq.net.client.consumer.feed import Feed
+from qmq.net.client.consumer.message import Message, MessageBatch, messages_of
+from qmq.net.client.consumer.multi_broker import MergedPuller
+from qmq.net.client.consumer.pull import Puller
+from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
+
+
+class Consumer:
+    """Takes messages of a group, or follows alone. Made by ``Client.subscribe``, used as ``async with``.
+
+    Several tasks may share one consumer; their pulls go one after another.
+
+    When an Exception ends its block, it has failed the messages that the program was given and that have no disposition
+    (ack, nack, release, reject): each counts an attempt with the exception as the reason, comes again after the group's
+    delay (or that of ``qmq.Retry``), and is dead when that was its last. A loop is given each message that it comes to;
+    ``pull`` and ``pull_batch`` give all that they return. What the program was not given is released, and so is
+    everything where the block ends by itself, or by CancelledError, KeyboardInterrupt, SystemExit or GeneratorExit:
+    that counts as no attempt.
+    """
+
+    def __init__(self, puller: Puller | MergedPuller, client: object = None) -> None:
+        """*client*: not to be let go of as long as the consumer is there."""
+        self._client = client
+        self._puller = puller
+        self._feed = Feed(puller, Message)
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._puller.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
+        return self._puller.damaged
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Called, when it is set, with each error but ``qmq.Retry`` by which the program left `async with message`, and
+        with a BadBatch for each piece that ``damaged`` counts. What it raises itself is logged.
+        """
+        return self._puller.on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        self._puller.on_error = call
+
+    async def __aenter__(self) -> Self:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with, such as
+        TooManyConsumers. Who cancels this leaves no subscription behind.
+        """
+        await self._puller.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave: acknowledgements are confirmed, as far as there is time, and the broker forgets the subscription.
+
+        Messages without a disposition are handed back. Who cancels this ends the wait only: the consumer has left even
+        so.
+        """
+        await self._feed.leave(error)
+
+    async def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
+        """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds.
+
+        Waits without end when there is no timeout, also while no broker can be reached. At most 4 MiB come at a time
+        (one message always does), so it may be fewer than *min_count*. Raises InvalidOption, and what trying again
+        can't help.
+        """
+        return messages_of(await self._feed.pull(max_count, min_count, timeout, PULL_BYTES), Message)
+
+    async def pull_batch(
+        self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None
+    ) -> MessageBatch:
+        """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
+        return MessageBatch(await self._feed.pull(max_count, min_count, timeout, BATCH_BYTES))
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
+        await self._puller.flush()
+
+    async def __aiter__(self) -> AsyncGenerator[Message, None]:
+        """Message after message, without end; waits while there are none, also while no broker can be reached.
+
+        They are taken from the broker some at a time, about as many as are handled in a tenth of a second. Those that
+        the loop was left before come with the next pull; what it has not come to for a second is handed back.
+        A message that is not held any more stops its handler inside ``async with message`` only.
+        """
+        feed = self._feed
+        while True:
+            for message in feed.ready:
+                yield message
+            await feed.refill()

@@ -1,0 +1,345 @@
+"""One consumer at several brokers: pulls from all of them, as if they were one.
+
+A pull first asks one broker after another for what is missing, beginning behind the one that gave something last, so
+that no more is taken than is wanted. When all have given what they had, it is kept parked at each of them. What comes
+beyond what was wanted stays with the puller of its broker, and is first in the next pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from qmq.errors import Fenced, QmqError, UnknownGroup
+from qmq.format.run import Run
+from qmq.net.client.cluster import Brokers
+from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.kept import release
+from qmq.net.client.consumer.pull import Puller
+from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
+
+#: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
+PATIENCE: Final = 0.05
+
+#: So long (seconds) some brokers are waited for where others get no share, before it is their turn (most_once groups).
+TURN: Final = 0.25
+
+
+def make_puller(
+    brokers: Brokers,
+    prefixes: Sequence[str],
+    group: str | None,
+    consumer: str | None,
+    start: Start,
+    terms: Terms = DEFAULT_TERMS,
+) -> Puller | MergedPuller:
+    """What pulls for a consumer of that client. Raises InvalidName, InvalidOption."""
+    if len(brokers.links) == 1:
+        return _guarded(Puller(brokers.links[0], prefixes, group, consumer, start, terms), brokers, group, terms)
+    is_transient = consumer is None
+    consumer = make_consumer_id() if consumer is None else consumer
+    pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
+    guarded = [_guarded(puller, brokers, group, terms) for puller in pullers]
+    return MergedPuller(guarded, terms.mode == "most_once", looks=terms.looks)
+
+
+def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
+    """With somewhere for what fails when its broker is gone."""
+    if puller.holder is not None and group is not None and brokers.elsewhere.after is not None:
+        name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
+        puller.holder.backs.elsewhere = brokers.elsewhere, name
+    return puller
+
+
+class MergedPuller:
+    """A consumer's places at several brokers. Pulls of several tasks go one after another.
+
+    *is_exact*: what is left over when it leaves would be lost, so they are never asked for more than is missing in all.
+    """
+
+    def __init__(self, pullers: Sequence[Puller], is_exact: bool = False, *, looks: bool = False) -> None:
+        """With *looks* brokers that do not know the group are left out, as long as one does."""
+        self._looks = looks
+        self._unknown: list[UnknownGroup] = []
+        self._pullers = list(pullers)
+        for holder in self.holders[1:]:
+            holder.warned_of = self.holders[0].warned_of
+        self._is_exact = is_exact
+        self._entering: set[asyncio.Task[None]] = set()
+        self._entered: set[Puller] = set()
+        self._kept: deque[Run] = deque()  # put back by who follows alone
+        self._taken: list[Run] = []  # by the pull that is under way
+        self._next = 0  # whom to ask first
+        self._slow: set[Puller] = set()  # who was asked and has not answered in time
+        self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
+        self._asked: dict[Puller, int] = {}  # for how many, last
+        self._max_bytes = PULL_BYTES  # of each answer
+        self._lock = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._pullers[0].id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because nobody can read them."""
+        return sum(puller.damaged for puller in self._pullers)
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Who takes verdicts."""
+        return [holder for puller in self._pullers for holder in puller.holders]
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Who is told of each, and of what handlers raise."""
+        return self._pullers[0].on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        for puller in self._pullers:
+            puller.on_error = call
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing is held of what it is given."""
+        return self._pullers[0].is_alone
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Subscribe at all brokers; returns once one has answered. Raises what a broker refuses it with."""
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(self._enter_one(puller), name="qmq-subscribe") for puller in self._pullers}
+        try:
+            done, self._entering = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._entering:  # those that are there shall be asked from the first pull on
+                more, self._entering = await asyncio.wait(self._entering, timeout=PATIENCE)
+                done |= more
+            for task in done:
+                task.result()
+            if len(self._unknown) == len(self._pullers):
+                raise self._unknown[0]
+        except Exception:
+            self._entering = tasks
+            await self.leave()
+            raise
+        except BaseException:  # of a cancellation, or the end of the coroutine: nothing may wait for anything
+            self._entering = tasks
+            self.part()
+            raise
+
+    async def _enter_one(self, puller: Puller) -> None:
+        try:
+            await puller.enter()
+        except UnknownGroup as error:
+            if not self._looks:
+                raise
+            self._unknown.append(error)
+            return
+        self._entered.add(puller)
+
+    async def leave(self, error: BaseException | None = None) -> None:
+        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. See ``Puller.leave``."""
+        if isinstance(error, Exception) and not self.is_alone:
+            release(self._on_the_way())
+        try:
+            for task in self._entering:
+                task.cancel()
+            await asyncio.gather(*self._entering, return_exceptions=True)
+            await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
+        finally:
+            self.part()
+
+    def _on_the_way(self) -> list[Run]:
+        """What a pull under way has taken, and has not handed out."""
+        done = [task for task in self._tasks.values() if task.done() and not task.cancelled() and not task.exception()]
+        return [*self._taken, *(run for task in done for run in task.result())]
+
+    def part(self) -> None:
+        """As ``Puller.part``, everywhere."""
+        for task in self._entering:
+            task.cancel()
+        for puller in self._pullers:
+            puller.part()
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        results = await asyncio.gather(*(puller.flush() for puller in self._pullers), return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if len(errors) > 1 and all(isinstance(error, Fenced) for error in errors):
+            raise Fenced("; ".join(map(str, errors)))  # each is said once
+        for error in errors:
+            raise error
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    async def pull(
+        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+    ) -> list[Run]:
+        """As ``Puller.pull``, from all brokers: each gives so many bytes at most."""
+        check_pull(max_count, min_count, timeout)
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._lock.acquire()
+        except TimeoutError:
+            return []
+        taken = self._taken = self._take_kept(max_count)
+        self._max_bytes = max_bytes
+        try:
+            await self._pull_alone(taken, max_count, min_count, deadline)
+        except BaseException:
+            try:
+                await self._withdraw()
+            finally:
+                self.put_back(taken)
+            raise
+        finally:
+            self._taken = []
+            self._lock.release()
+        return taken
+
+    async def _pull_alone(self, taken: list[Run], max_count: int, min_count: int, deadline: float | None) -> None:
+        for puller in self._in_order():
+            if self._is_enough(taken, min_count):
+                break
+            if puller not in self._tasks:
+                self._ask(puller, max_count - _count(taken), 0.0)
+            await self._wait({puller}, 0.0 if puller in self._slow else PATIENCE, taken)
+            if puller in self._tasks:
+                self._slow.add(puller)
+                if self._is_exact:
+                    await self._withdraw()
+        while not self._is_enough(taken, min_count):
+            left = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            if left is not None and left <= 0:
+                break
+            for puller, most in self._shares(max_count - _count(taken)):
+                self._ask(puller, most, left)
+            if self._is_exact and len(self._tasks) < len(self._entered):
+                await self._wait(set(self._tasks), TURN if left is None else min(left, TURN), taken)
+                await self._withdraw()
+                self._next = (self._next + 1) % len(self._pullers)
+            else:
+                await self._wait(set(self._tasks), left, taken)
+        await self._withdraw()
+        self._cut(taken, max_count)
+
+    def _shares(self, missing: int) -> list[tuple[Puller, int]]:
+        """Whom to ask now, and each for how many."""
+        idle = [puller for puller in self._in_order() if puller not in self._tasks]
+        if not self._is_exact or not idle:
+            return [(puller, missing) for puller in idle]
+        each, more = divmod(missing - sum(self._asked[puller] for puller in self._tasks), len(idle))
+        shares = [(puller, each + (at < more)) for at, puller in enumerate(idle)]
+        return [(puller, share) for puller, share in shares if share]
+
+    def _in_order(self) -> list[Puller]:
+        """Whom to ask: those first that have something left over, then beginning behind the one that gave last."""
+        order = [puller for puller in self._pullers[self._next :] + self._pullers[: self._next] if self._is_in(puller)]
+        return sorted(order, key=lambda puller: not puller.has_kept)
+
+    def _is_in(self, puller: Puller) -> bool:
+        """It has entered. One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
+        for task in [task for task in self._entering if task.done()]:
+            self._entering.discard(task)
+            task.result()
+        return puller in self._entered
+
+    def _ask(self, puller: Puller, most: int, timeout: float | None) -> None:
+        task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout, self._max_bytes), name="qmq-pull")
+        self._tasks[puller], self._asked[puller] = task, most
+
+    async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:
+        """Wait until one of these has answered; take what has come from it."""
+        waiting: set[asyncio.Task[list[Run]] | asyncio.Task[None]] = {self._tasks[puller] for puller in pullers}
+        waiting |= self._entering
+        if not waiting:
+            await asyncio.sleep(PATIENCE if timeout is None else min(PATIENCE, timeout))
+            return
+        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._collect(taken)
+
+    def _collect(self, taken: list[Run]) -> None:
+        """Take what is there. Raises what a pull has raised."""
+        failure: QmqError | None = None
+        for puller, task in [(puller, task) for puller, task in self._tasks.items() if task.done()]:
+            del self._tasks[puller]
+            self._slow.discard(puller)
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if isinstance(error, QmqError):
+                failure = error
+            elif error is not None:
+                raise error
+            elif runs := task.result():
+                taken += runs
+                self._next = (self._pullers.index(puller) + 1) % len(self._pullers)
+        if failure is not None:
+            raise failure
+
+    async def _withdraw(self) -> None:
+        """End the pulls that are under way; what they bring all the same is first in the next pull."""
+        if not self._tasks:
+            return
+        tasks, self._tasks = self._tasks, {}
+        for puller, task in tasks.items():
+            task.cancel()
+            task.add_done_callback(partial(_came_late, puller))  # also where nobody waits for that any more
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    def _is_enough(self, runs: Sequence[Run], min_count: int) -> bool:
+        return _count(runs) >= min_count or sum(len(run.data) for run in runs) >= self._max_bytes
+
+    # --- what is left over -------------------------------------------------------------------------------------------
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        """These were not handed out after all: they come first in the next pull."""
+        for run in reversed(runs):
+            for puller in self._pullers:
+                if puller.holder is not None and run.holder is not None and puller.holder is run.holder.owner:
+                    puller.put_back([run])
+                    break
+            else:
+                self._kept.appendleft(run)
+
+    def _take_kept(self, max_count: int) -> list[Run]:
+        taken, left = list[Run](), max_count
+        while self._kept and left:
+            run = self._kept.popleft()
+            if run.count > left:
+                self._kept.appendleft(run.slice(left, run.count))
+                run = run.slice(0, left)
+            taken.append(run)
+            left -= run.count
+        return taken
+
+    def _cut(self, taken: list[Run], max_count: int) -> None:
+        """Keep what came beyond *max_count* for the next pull: several brokers had something at once."""
+        count, at = 0, 0
+        while at < len(taken) and count + taken[at].count <= max_count:
+            count += taken[at].count
+            at += 1
+        if at == len(taken):
+            return
+        run, rest = taken[at], max_count - count
+        beyond = [run.slice(rest, run.count), *taken[at + 1 :]] if rest else taken[at:]
+        taken[at:] = [run.slice(0, rest)] if rest else []
+        self.put_back(beyond)
+
+
+def _came_late(puller: Puller, task: asyncio.Task[list[Run]]) -> None:
+    """A pull that was withdrawn has ended: what it has brought all the same is for the next one."""
+    if not task.cancelled() and task.exception() is None:
+        puller.put_back(task.result())
+
+
+def _count(runs: Sequence[Run]) -> int:
+    return sum(run.count for run in runs)

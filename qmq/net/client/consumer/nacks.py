@@ -1,0 +1,263 @@
+"""Verdicts of a consumer other than acknowledgements, brought to the broker: those of one turn of the loop together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from qmq.errors import Fenced, QmqError, UnknownSubscription
+from qmq.net.client.connection import Connection
+from qmq.net.client.consumer.in_flight import Back, Holding, Verdict
+from qmq.net.client.failover.handover import Elsewhere
+from qmq.net.client.failover.spool import Late
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
+
+log = logging.getLogger("qmq.client")
+
+#: So many go in one frame; their reasons have so many characters each, and as meta so many bytes together.
+MOST_BACKS: Final = 1_000
+MOST_REASON: Final = 100
+_REASONS_BYTES: Final = 60_000
+#: After a refusal that can pass it is tried again.
+AGAIN_AFTER: Final = 0.05
+
+Subscribed = tuple[Connection, int]
+
+
+class _Waiting(NamedTuple):
+    """What is handed back, and who waits for that."""
+
+    holding: Holding
+    back: Back
+    waiter: asyncio.Future[None] | None
+
+    def tell(self, error: Exception | None = None) -> None:
+        """It is done, or will not be."""
+        waiter = self.waiter
+        if waiter is None:
+            if error is not None:
+                log.debug("a nack or release that nobody waits for was refused: %s", error)
+        elif not waiter.done():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+
+class HandingBack:
+    """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
+
+    def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
+        #: The store that the last subscription is at.
+        self.store_id = b""
+        #: What takes whole messages of this group when their broker is gone.
+        self.elsewhere: tuple[Elsewhere, str] | None = None
+        self._consumer = consumer
+        self._subscribed = subscribed
+        self._gathered: list[_Waiting] = []
+        self._sender: asyncio.Task[None] | None = None  # which brings these, in the next turn
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def hand_back(self, holding: Holding, back: Back) -> None:
+        """Returns once the broker has it durably, or another one has the message as a whole. Raises Fenced.
+
+        Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        holding.take_back(back.start, back.end)
+        self._gather(_Waiting(holding, back, waiter))
+        await waiter
+
+    def release(self, holding: Holding, start: int, end: int) -> None:
+        """Hand messages back unstarted, in the background."""
+        self.hand_back_soon(holding, Back(start, end, Verdict.RELEASE))
+
+    def hand_back_soon(self, holding: Holding, back: Back) -> None:
+        """Hand messages back in the background; does nothing when one has a disposition, or is not in flight."""
+        try:
+            holding.take_back(back.start, back.end)
+        except Fenced:
+            return
+        self._gather(_Waiting(holding, back, None))
+
+    def _gather(self, waiting: _Waiting) -> None:
+        self._gathered.append(waiting)
+        if self._sender is None:
+            self._sender = self._spawn(self._send(), waiting.holding.owner.loop)
+
+    async def _send(self) -> None:
+        """What was gathered in the turn before."""
+        self._sender = None
+        gathered, self._gathered = self._gathered, []
+        parts = dict[tuple[int, bool], list[_Waiting]]()
+        for one in gathered:
+            parts.setdefault((id(one.holding), one.back.whole is None), []).append(one)
+        for part in parts.values():
+            for at in range(0, len(part), MOST_BACKS):
+                some = part[at : at + MOST_BACKS]
+                task = self._spawn(self._bring(some), asyncio.get_running_loop())
+                task.add_done_callback(partial(self._brought, some))
+
+    async def _bring(self, several: list[_Waiting]) -> None:
+        """Of one holding, all of them with their whole messages or none."""
+        for some in _by_reasons(several):
+            try:
+                refused = await self._bring_some(some[0].holding, some)
+            except QmqError as error:
+                for one in some:
+                    one.tell(error)
+                continue
+            except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
+                log.exception("consumer %s: handing back has failed", self._consumer)
+                for one in several:
+                    one.tell(error)
+                return
+            for number, one in enumerate(some):
+                refusal, start, end = refused.get(number), one.back.start, one.back.end
+                if refusal is not None and end - start > 1:  # one of its messages may be the cause: try its halves
+                    middle = (start + end) // 2
+                    self._gather(one._replace(back=one.back._replace(end=middle)))
+                    self._gather(one._replace(back=one.back._replace(start=middle)))
+                else:
+                    one.tell(refusal)
+
+    def _brought(self, several: list[_Waiting], task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # maybe before it had begun
+            self._tell_left(several)
+
+    def _tell_left(self, several: list[_Waiting]) -> None:
+        for one in several:
+            one.tell(left(self._consumer))
+
+    async def _bring_some(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
+        """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""
+        tried = False
+        while True:
+            subscribed = await self._subscribed_unless_gone(several)
+            if holding.fenced is not None:
+                raise Fenced(str(holding.fenced))
+            if subscribed is None:
+                return await self._hand_over(holding, several)
+            connection, subscription = subscribed
+            meta, payload = packed([one.back for one in several], subscription)
+            try:
+                answer = await connection.request(Kind.HAND_BACK, meta, payload)
+            except Fenced:
+                if tried:  # the answer to the first try was lost, and that try had been taken
+                    return {}
+                raise
+            except QmqError as error:
+                if not error.retryable and type(error) is not UnknownSubscription:
+                    raise
+            else:
+                refused = () if tried else struct.unpack(f"<{len(answer.payload) // 4}I", answer.payload)
+                return {number: Fenced("this message was acknowledged or handed back before") for number in refused}
+            tried = True
+            await asyncio.sleep(AGAIN_AFTER)
+
+    async def _subscribed_unless_gone(self, several: Sequence[_Waiting]) -> Subscribed | None:
+        """Connection and subscription; None when the broker stays away, and others can have the whole messages."""
+        if self.elsewhere is None or several[0].back.whole is None:
+            return await self._subscribed()
+        try:
+            async with asyncio.timeout(self.elsewhere[0].after):
+                return await self._subscribed()
+        except TimeoutError:
+            return None
+
+    async def _hand_over(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
+        """Have other brokers take the messages, or this machine; what could not be, by number."""
+        errors = await asyncio.gather(*(self._hand_one_over(holding, one.back) for one in several))
+        return {number: error for number, error in enumerate(errors) if error is not None}
+
+    async def _hand_one_over(self, holding: Holding, back: Back) -> QmqError | None:
+        assert self.elsewhere is not None
+        assert back.whole is not None
+        elsewhere, group = self.elsewhere
+        late = self._late(holding, group, [back.start, back.end])
+        try:
+            await elsewhere.take(*back.whole, group, back.verdict, back.delay_us, back.reason, late)
+        except QmqError as error:
+            return error
+        holding.moved(back.start, back.end)
+        return None
+
+    async def keep(self, holding: Holding, handled: list[int]) -> bool:
+        """Have acknowledgements wait on this machine until their broker is back; whether they do."""
+        if self.elsewhere is None:
+            return False
+        elsewhere, group = self.elsewhere
+        return await elsewhere.keep(self._late(holding, group, handled))
+
+    def _late(self, holding: Holding, group: str, handled: list[int]) -> Late:
+        place = holding.place
+        return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        try:
+            task = loop.create_task(work, name="qmq-hand-back")
+        except RuntimeError:  # in a wrong thread, where asyncio is in its debug mode
+            work.close()
+            raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Until all that was handed back is with the broker, or refused."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def cancel(self) -> None:
+        """Nobody brings the rest any more."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        self._sender = None
+        gathered, self._gathered = self._gathered, []
+        self._tell_left(gathered)
+
+
+def left(consumer: str) -> Fenced:
+    """Why no verdict is taken any more."""
+    return Fenced(
+        f"consumer {consumer} has left the block of its subscription: what had no disposition then was handed back; "
+        "call nack and reject inside the block of `client.subscribe(...)`"
+    )
+
+
+def packed(backs: Sequence[Back], subscription: int) -> tuple[dict[str, Any], bytes]:
+    """Meta and payload of HAND_BACK."""
+    reasons: dict[str, int] = {}
+    rows = b"".join(
+        wire.BACK.pack(
+            start, end, wire.OWN_DELAY if delay_us is None else delay_us, verdict,
+            reasons.setdefault(reason[:MOST_REASON], len(reasons)),
+        )
+        for start, end, verdict, delay_us, reason, _ in backs
+    )  # fmt: skip
+    return {"reasons": list(reasons)}, wire.HAND_BACK.pack(subscription, crc32c(rows)) + rows
+
+
+def _by_reasons(several: list[_Waiting]) -> Iterator[list[_Waiting]]:
+    """As many of them together as their reasons allow."""
+    if 4 * MOST_REASON * len(several) <= _REASONS_BYTES:
+        yield several
+        return
+    some, known, size = list[_Waiting](), set[str](), 0
+    for one in several:
+        reason = one.back.reason[:MOST_REASON]
+        if reason not in known:
+            size += len(reason.encode()) + 5
+            if size > _REASONS_BYTES:
+                yield some
+                some, known, size = [], set(), len(reason.encode()) + 5
+            known.add(reason)
+        some.append(one)
+    yield some

@@ -1,0 +1,431 @@
+"""What pulls for a consumer: runs of messages, over reconnects, without losing what a cancelled pull brought."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from qmq.errors import (
+    BadBatch,
+    ConnectionLost,
+    Fenced,
+    InvalidOption,
+    ProtocolError,
+    QmqError,
+    UnknownSubscription,
+)
+from qmq.format.pieces import Damage, Run
+from qmq.net.client.backoff import Backoff, Refusals
+from qmq.net.client.broker_link import Link
+from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.consumer.corrupt_reads import Mending, error_of, read_checked
+from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.kept import Kept, release
+from qmq.net.client.consumer.pull_request import Asking, numbers_of
+from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
+from qmq.net.client.consumer.tags import tags_of, with_tags
+from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.client.options import PULL_BYTES, Start, check_pull
+from qmq.net.protocol import frames as wire
+
+log = logging.getLogger("qmq.client")
+
+#: A pull without end asks anew so often: an answer that stays out tells that nobody is there any more.
+ROUND: Final = 20.0
+#: How much later than asked for an answer may come until then.
+LATE: Final = 10.0
+#: How long past its time a pull waits for an answer that is on its way.
+GRACE: Final = 0.5
+#: What came and nobody took for so long is handed back.
+UNUSED_AFTER: Final = 1.0
+#: Leaving waits so long for acknowledgements to be confirmed.
+FLUSH_TIMEOUT: Final = 5.0
+#: Leaving waits so long for the broker.
+LEAVE_TIMEOUT: Final = 2.0
+_WARN_EVERY: Final = 10.0
+_DOUBTFUL: Final = (InvalidOption, ProtocolError, UnknownSubscription)
+
+
+class Puller:
+    """A consumer's place at the broker. Pulls of several tasks go one after another."""
+
+    def __init__(
+        self,
+        link: Link,
+        prefixes: Sequence[str],
+        group: str | None,
+        consumer: str | None,
+        start: Start,
+        terms: Terms = DEFAULT_TERMS,
+        is_transient: bool | None = None,
+    ) -> None:
+        """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id."""
+        self._link = link
+        self._subscribing = Subscribing(link, prefixes, group, consumer, start, terms, is_transient)
+        #: The consumer's id.
+        self.id = self._subscribing.id
+        #: What is held, and verdicts on it; None for who follows alone.
+        self.holder = self._subscribing.holder
+        #: Pieces of answers that were left out because nobody can read them; and who is told of each.
+        self.damaged = 0
+        self._on_error: Callable[[Exception], object] | None = None
+        self._progress = self._subscribing.progress
+        self._warned_at = -_WARN_EVERY
+        self._inside = False
+        self._backoff = Backoff()
+        self._refusals = Refusals(f"consumer {self.id} can't pull for now")
+        self._doubts = 0
+        self._kept = Kept()
+        self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
+        self._passed = False  # its answer had messages with none of the group's tags
+        self._max_bytes = PULL_BYTES
+        self._asking = Asking(self._answered)
+        self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
+        self._lock = asyncio.Lock()
+        self._unused: asyncio.TimerHandle | None = None
+        if self.holder is not None:
+            self.holder.on_dropped.append(self._kept.clear)
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Called with the error for each such piece, and with what handlers raise but Retry, when it is set."""
+        return self._on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        self._on_error = call
+        if self.holder is not None:
+            self.holder.on_error = call
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Who takes verdicts."""
+        return [self.holder] if self.holder is not None else []
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing is held of what it is given."""
+        return self.holder is None
+
+    @property
+    def has_kept(self) -> bool:
+        """There is something that was received and not handed out."""
+        return bool(self._kept.count)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with; then, and when it is
+        cancelled, nothing is left of it there.
+        """
+        try:
+            await self._subscribing.enter()
+        except BaseException:
+            self.part()
+            raise
+        self._inside = True
+
+    async def leave(self, error: BaseException | None = None) -> None:
+        """Unsubscribe, which hands back what is held; whoever waits for messages gets UnknownSubscription.
+
+        Acknowledgements are brought to the broker before, as far as there is time. An Exception as *error* fails what
+        was handed out and has no disposition. Who cancels this ends that, and the wait for the broker, and no more:
+        ``part`` is done in any case.
+        """
+        self._stop()
+        if self.holder is not None and isinstance(error, Exception):
+            release(self._kept.take(self._kept.count))
+            self.holder.fail_open(error)
+        try:
+            if self._mending is not None:
+                await asyncio.wait({self._mending})
+            if self.holder is not None:
+                await self.holder.settle(FLUSH_TIMEOUT)
+        finally:
+            unsubscribed = self.part()
+        await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
+
+    def part(self) -> asyncio.Future[None]:
+        """Leave, without waiting for anything: send the acknowledgements that are there, let go of what is held, and
+        unsubscribe. May be called again. What it returns is done once the broker has answered.
+        """
+        self._stop()
+        known = None
+        if self.holder is not None:
+            current = self._subscribing.current
+            if current is not None and not current[0].closed:
+                self.holder.send(current)
+            known, _ = self.holder.snapshot()
+            self.holder.close()
+            self._link.let_go(self.holder)
+        return self._subscribing.leave(known)
+
+    def _stop(self) -> None:
+        """Nobody pulls any more."""
+        if self._inside:
+            self._inside = False
+            self._asking.withdraw()
+            self._asking.wake()
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
+        if self._mending is not None:
+            self._mending.cancel()
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        if self.holder is not None:
+            await self.holder.flush()
+
+    def _check_inside(self) -> None:
+        if not self._inside:
+            raise self._subscribing.outside()
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    async def pull(
+        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+    ) -> list[Run]:
+        """Up to *max_count* messages, once *min_count* are there; what is there after *timeout* seconds (None: ever).
+        At most *max_bytes* come at a time, but for one message.
+
+        Raises InvalidOption, and what trying again can't help.
+        """
+        check_pull(max_count, min_count, timeout)
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        if self._lock.locked():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._lock.acquire()
+            except TimeoutError:
+                return []
+        else:
+            await self._lock.acquire()
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
+        try:
+            self._max_bytes = max_bytes
+            return await self._pull_alone(max_count, min_count, deadline)
+        finally:
+            self._lock.release()
+            if self._kept.count or self._asking.answer is not None:
+                self._watch_unused()
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        """These were not handed out after all: they come first in the next pull."""
+        self._kept.put_back([run for run in runs if run.holder is None or run.holder.fenced is None])
+        if not self._lock.locked():
+            self._watch_unused()
+
+    # --- what nobody took --------------------------------------------------------------------------------------------
+
+    def _watch_unused(self) -> None:
+        """What came and nobody took is for the next pull; when none comes soon, it is for others."""
+        if self.holder is not None and self._unused is None and self._inside:
+            self._unused = asyncio.get_running_loop().call_later(UNUSED_AFTER, self._release_unused)
+
+    def _release_unused(self) -> None:
+        self._unused = None
+        if self._lock.locked():
+            return
+        answer = self._asking.answer
+        if isinstance(answer, Answer):
+            runs, damaged = read_checked(answer.payload, answer.begun)
+            if not damaged:
+                self._asking.take()
+                with suppress(ProtocolError):  # the same comes again
+                    self._keep(answer, runs)
+        release(self._kept.take(self._kept.count))
+
+    async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._check_inside()
+            if self._mending is not None:
+                if not await self._mended_by(deadline):
+                    break
+                if self._kept.count >= min_count:
+                    break
+            asked_until = None
+            if not self._asking.waits and self._asking.answer is None:
+                enough = self._kept.count >= min_count
+                if enough and (self._kept.count >= max_count or not self._capped):
+                    break
+                subscribed = await self._subscribing.by(deadline)
+                if subscribed is None:
+                    break
+                # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
+                asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
+            if self._asking.answer is None and not await self._answered_by(deadline):
+                self._asking.withdraw()
+                break
+            came = await self._take_answer(deadline)
+            if asked_until is None or self._mending is not None:
+                continue  # it was an earlier pull's: see whether it is enough
+            now = clock()
+            if deadline is not None and now >= deadline:
+                if self._passed and self._kept.count < min_count and now < deadline + GRACE:
+                    continue  # what is there may lie behind what was passed
+                break
+            if came and now < asked_until:
+                break  # fewer than min_count, because they are many bytes
+        taken = self._kept.take(max_count)
+        if self._full and self._progress is not None:
+            self._ask_ahead(max_count, clock())
+        return taken
+
+    def _ask(
+        self, subscribed: tuple[Connection, int], max_count: int, min_count: int, deadline: float | None, now: float
+    ) -> float:
+        """Send a pull; returns until when the broker may wait."""
+        connection, subscription = subscribed
+        welcome = self._link.welcome
+        assert welcome is not None
+        timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
+        most = min(max_count - self._kept.count, welcome.max_pull_count)
+        least = max(min(min_count - self._kept.count, most), 1)
+        holding, expected = None, wire.NOT_EXPECTED
+        if self.holder is not None:
+            self.holder.send(subscribed, with_pull=True)  # what is handled makes room for more
+            holding = self.holder.holding
+            assert holding is not None
+            expected = holding.expected
+        size = min(self._max_bytes, welcome.max_pull_bytes)
+        payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
+        self._asking.ask(connection, payload, most, holding, due=now + timeout + LATE)
+        self._capped = self._full = False
+        return now + timeout
+
+    def _ask_ahead(self, max_count: int, now: float) -> None:
+        """For one who follows alone and is behind: get the next messages while the last ones are handled."""
+        subscribed = self._subscribing.current
+        if (
+            subscribed is not None
+            and self._subscribing.is_current
+            and not (self._asking.waits or self._kept.count or self._mending)
+        ):
+            self._ask(subscribed, max_count, 1, now, now)
+
+    def _answered(self) -> None:
+        if not self._lock.locked():
+            self._watch_unused()
+
+    async def _answered_by(self, deadline: float | None) -> bool:
+        """Wait for the pull in flight; False when the time is well over."""
+        await self._asking.wait(None if deadline is None else deadline + GRACE)
+        self._check_inside()
+        return self._asking.answer is not None
+
+    async def _take_answer(self, deadline: float | None) -> bool:
+        """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
+        answer, self._passed = self._asking.take(), False
+        if isinstance(answer, QmqError):
+            if isinstance(answer, Fenced) and self.holder is not None:
+                self.holder.fence(answer)  # and subscribe again: unless another has taken over, it goes on
+                self._subscribing.forget()
+                return False
+            if not answer.retryable:
+                self._doubt(answer)
+                return False
+            if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
+                self._refusals.came(answer)
+                delay = self._backoff.next_delay()
+                left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
+                await asyncio.sleep(min(delay, left))
+            return False
+        if not isinstance(answer.meta.get("left_us", 0), int):
+            assert self._subscribing.current is not None  # which asked
+            self._subscribing.current[0].abort(
+                ConnectionLost("an answer says what it cannot mean; it is asked for again")
+            )
+            return False
+        self._backoff.reset()
+        runs, damaged = read_checked(answer.payload, answer.begun)
+        if damaged:
+            self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
+            return True
+        return self._keep(answer, runs)
+
+    def _doubt(self, refusal: QmqError) -> None:
+        """The broker has refused a pull as no pull is made: it was damaged on the way, or another request was, which
+        ended the connection. Raises it when that comes again and again.
+        """
+        self._doubts += 1
+        if type(refusal) not in _DOUBTFUL or self._doubts >= MOST_DOUBTS:
+            raise refusal
+        if type(refusal) is UnknownSubscription:
+            self._subscribing.forget()
+
+    def _keep(self, answer: Answer, runs: list[Run]) -> bool:
+        if self._progress is not None:
+            runs = self._progress.take(runs, answer.meta.get("left_us"))
+        elif self.holder is not None:
+            holding = self._asking.holding
+            if holding is None or holding.fenced is not None:
+                return False  # what it brought went to others, or comes again
+            try:
+                runs = holding.number(runs, numbers_of(answer.meta))
+            except ProtocolError as error:  # damaged on the way: the same is pulled again
+                self._doubt(error)
+                return False
+        whole = sum(run.count for run in runs)
+        if "tags" in answer.meta:
+            try:
+                runs = with_tags(runs, tags_of(answer.meta))
+            except ProtocolError as error:
+                self._doubt(error)
+                return False
+        self._doubts = 0
+        kept = self._kept.add(runs)
+        self._passed = kept < whole
+        self._capped = kept >= self._asking.most
+        self._full = self._capped or len(answer.payload) > self._max_bytes // 2
+        return bool(runs) and kept == whole  # more may come where some were not wanted
+
+    # --- damage ------------------------------------------------------------------------------------------------------
+
+    async def _mend(self, answer: Answer, runs: list[Run], damaged: list[Damage]) -> None:
+        """Report what is bad in an answer, and keep the answer with what could be had again."""
+        assert self._subscribing.store_id is not None
+        mending = Mending(answer.payload, self._link, self._subscribing.store_id)
+        runs = await mending.mend(runs, damaged)
+        log.debug("consumer %s got %d of %d bad pieces again", self.id, len(damaged) - len(mending.lost), len(damaged))
+        if self.holder is None or not mending.lost:
+            self._keep(answer, runs)
+        # else the same is pulled again: the broker gives what can be read of it
+        for lost in mending.lost:
+            self._lose(error_of(lost))
+
+    async def _mended_by(self, deadline: float | None) -> bool:
+        """Wait until the damage of the last answer is mended, as far as it can be; False when the time is over before.
+
+        It goes on when the wait is cancelled: what it brings is for the next pull.
+        """
+        mending = self._mending
+        assert mending is not None
+        left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0) + GRACE
+        done, _ = await asyncio.wait({mending}, timeout=left)
+        self._check_inside()
+        if not done:
+            return False
+        self._mending = None
+        mending.result()
+        return True
+
+    def _lose(self, error: BadBatch) -> None:
+        """Tell of messages that nobody can read."""
+        self.damaged += 1
+        now = time.monotonic()
+        if now >= self._warned_at + _WARN_EVERY:
+            self._warned_at = now
+            log.warning("consumer %s: %s (%d pieces so far)", self.id, error, self.damaged)
+        if self._on_error is not None:
+            try:
+                self._on_error(error)
+            except Exception:
+                log.exception("consumer %s: on_error has failed", self.id)

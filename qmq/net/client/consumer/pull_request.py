@@ -1,0 +1,96 @@
+"""A consumer's pull on its way to the broker, one at a time, and its answer until somebody looks at that."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from qmq.errors import ProtocolError, QmqError
+from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.consumer.in_flight import Holding
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
+
+
+class Asking:
+    """Of one consumer. *answered* is called when an answer came, before who waits for it goes on."""
+
+    def __init__(self, answered: Callable[[], None]) -> None:
+        #: What the last pull brought, not looked at yet.
+        self.answer: Answer | QmqError | None = None
+        #: Who is to hold that, and how many messages it was to bring at most.
+        self.holding: Holding | None = None
+        self.most = 0
+        self._answered = answered
+        self._on_its_way: tuple[Connection, int] | None = None  # connection, request
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """A pull is on its way."""
+        return self._on_its_way is not None
+
+    def ask(self, connection: Connection, pull: bytes, most: int, holding: Holding | None, due: float) -> None:
+        """Send a *pull*, for *most* messages. With no answer at *due* the connection is taken for dead."""
+        self.most, self.holding = most, holding
+        request = connection.ask(Kind.PULL, self._came, payload=pull, due=due)
+        self._on_its_way = connection, request
+
+    def _came(self, answer: Answer | QmqError) -> None:
+        self._on_its_way = None
+        self.answer = answer
+        self._answered()
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits goes on."""
+        if self._waiter is not None:
+            _wake(self._waiter)
+
+    async def wait(self, until: float | None) -> None:
+        """Wait for the answer, but not beyond *until*. A wait that is cancelled withdraws the pull."""
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = None if until is None else loop.call_at(until, _wake, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.withdraw()
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def withdraw(self) -> None:
+        """Have the pull that is on its way answered now: what it brings is for the next one."""
+        if self._on_its_way is not None:
+            connection, request = self._on_its_way
+            connection.tell(Kind.WITHDRAW, wire.WITHDRAW.pack(request))
+
+    def take(self) -> Answer | QmqError:
+        """The answer, which is looked at now."""
+        answer, self.answer = self.answer, None
+        assert answer is not None
+        return answer
+
+
+def numbers_of(meta: dict[str, Any]) -> list[int]:
+    """What an answer says of its messages: first pull sequence, count, attempt; again and again. Raises ProtocolError
+    when that is not what the broker has said.
+    """
+    ranges = meta.get("ranges", [])
+    try:
+        crc = wire.pack_numbers(ranges)[1]
+    except (struct.error, TypeError):
+        raise ProtocolError("the broker's answer does not say what its messages are") from None
+    if ranges and crc != meta.get("ranges_crc"):
+        raise ProtocolError("what the broker's answer says of its messages does not fit its checksum")
+    return list(ranges)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,313 @@
+"""A consumer's subscription, made anew on each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from qmq.errors import ConnectionLost, InvalidName, ProtocolError, QmqError, UnknownSubscription
+from qmq.names import check_consumer, check_group, check_prefix
+from qmq.net.client.backoff import Backoff, Refusals
+from qmq.net.client.broker_link import Link
+from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, Connection
+from qmq.net.client.consumer.ack_file import Keeping
+from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.in_flight import Known, Place
+from qmq.net.client.consumer.solo_cursor import Progress, without_covered
+from qmq.net.client.departures import Departure
+from qmq.net.client.group_settings import Terms, shown_settings
+from qmq.net.client.options import Start, make_consumer_id, start_of
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
+
+log = logging.getLogger("qmq.client")
+
+#: So often in a row a request is made that the broker finds fault with, though it was made well.
+MOST_DOUBTS: Final = 3
+
+Subscribed = tuple[Connection, int]
+
+
+class Subscribing:
+    """Of one consumer at one broker."""
+
+    def __init__(
+        self,
+        link: Link,
+        prefixes: Sequence[str],
+        group: str | None,
+        consumer: str | None,
+        start: Start,
+        terms: Terms,
+        is_transient: bool | None,
+    ) -> None:
+        """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id.
+
+        Raises InvalidName and InvalidOption.
+        """
+        if not prefixes:
+            raise InvalidName('subscribe needs at least one subject or prefix; "" is everything')
+        names = [check_prefix(prefix) for prefix in prefixes]
+        #: The consumer's id.
+        self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
+        #: What is held, and verdicts on it; None for who has nothing to hand back.
+        self.holder = Holder(self.id, self.now) if group is not None and terms.mode != "most_once" else None
+        self._prefixes = names if group is not None else without_covered(names)
+        #: What came to who follows alone.
+        self.progress = Progress(self._prefixes, None) if group is None else None
+        #: The store of the last subscription.
+        self.store_id: bytes | None = None
+        #: Connection and number of the subscription, maybe of a connection that is lost.
+        self.current: Subscribed | None = None
+        self.inside = False
+        self._link = link
+        self._group = check_group(group) if group is not None else None
+        self._start = start_of(start)
+        self._terms = terms
+        self._warned_of_settings = False
+        self._transient = consumer is None if is_transient is None else is_transient
+        self._nonce = secrets.token_bytes(16)  # who we are over reconnects
+        #: What is known from before this process, if anything.
+        self._before: Known | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Future[Answer] | None = None  # a SUBSCRIBE on its way
+        self._asked_at: bytes | None = None  # the store whose broker may take the consumer for there
+        self._backoff = Backoff()
+        self._refusals = Refusals(f"consumer {self.id} can't subscribe yet")
+        if self.holder is not None:
+            self.holder.on_connected = self._begin
+            if not self._transient and group is not None:
+                self.holder.keeping = Keeping(group, self.id, self.holder.snapshot)
+            self.holder.on_dropped.append(self.forget)
+
+    async def enter(self) -> None:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        await self._subscribe()
+        self.inside = True
+
+    def leave(self, known: Known | None = None) -> asyncio.Future[None]:
+        """Nobody subscribes any more; what is there is unsubscribed, without waiting for that. Done when it is.
+
+        *known* is told to the broker where it can't be told by then that the consumer is gone.
+        """
+        self.inside = False
+        if self._task is not None and not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()  # it is over, and nobody will ask
+        self._task = None
+        current, self.current = self.current, None
+        asking, self._asking = self._asking, None  # who waits for that is cancelled, and has it undone
+        asked_at, self._asked_at = self._asked_at, None
+        departure = self._departure(asked_at, known) if asked_at is not None else None
+        if current is not None and not current[0].closed:
+            return self._unsubscribe(*current, departure)
+        if asking is None:
+            self._depart(departure)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def _unsubscribe(
+        self, connection: Connection, subscription: int, departure: Departure | None
+    ) -> asyncio.Future[None]:
+        """Write that; the broker hears of the *departure* if the connection does not last for so long."""
+        done = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if isinstance(answer, QmqError):
+                log.debug("consumer %s could not unsubscribe: %r", self.id, answer)
+                if answer.retryable:
+                    self._depart(departure)
+            if not done.done():
+                done.set_result(None)
+
+        due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
+        connection.ask(Kind.UNSUBSCRIBE, answered, payload=wire.UNSUBSCRIBE.pack(subscription), due=due)
+        return done
+
+    def _departure(self, store_id: bytes, known: Known | None) -> Departure | None:
+        """What that broker is to hear where its connection is gone; None: it has forgotten the consumer with that."""
+        if self.holder is None or self._group is None:
+            return None
+        group = f"{self._group}@{self.id}" if self._terms.mode == "broadcast" else self._group
+        return Departure(store_id, group, self.id, self._nonce, known)
+
+    def _depart(self, departure: Departure | None) -> None:
+        if departure is not None:
+            self._link.depart(departure)
+
+    def outside(self) -> UnknownSubscription:
+        """What is raised before ``enter`` and after ``leave``."""
+        return UnknownSubscription(
+            f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
+        )
+
+    def forget(self) -> None:
+        """Subscribe again: the broker may see it otherwise."""
+        self.current = None
+
+    @property
+    def is_current(self) -> bool:
+        """There is a subscription on the connection that is in use."""
+        return self.current is not None and self.current[0] is self._link.connection
+
+    async def by(self, deadline: float | None) -> Subscribed | None:
+        """Connection and subscription, made anew when the connection is; None when the time is over before.
+
+        Raises what trying again can't help.
+        """
+        while not self.is_current:
+            if not self.inside:
+                raise self.outside()
+            self._begin()
+            task = self._task  # which others may wait for as well
+            assert task is not None
+            left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+            done, _ = await asyncio.wait({task}, timeout=left)
+            if not done:
+                return None
+            if self._task is task:
+                self._task = None
+            if not task.cancelled():
+                task.result()
+        return self.current
+
+    async def now(self) -> Subscribed:
+        """Connection and subscription, as soon as there are any. Raises what trying again can't help."""
+        subscribed = await self.by(None)
+        assert subscribed is not None
+        return subscribed
+
+    def _begin(self) -> None:
+        """Have it subscribed in the background, unless it is."""
+        if self._task is not None and self._task.done() and not self._task.cancelled() and not self._task.exception():
+            self._task = None
+        if self._task is None and self.inside and not self.is_current:
+            self._task = asyncio.get_running_loop().create_task(self._subscribe(), name="qmq-subscribe")
+
+    async def _subscribe(self) -> None:
+        """Subscribe at the broker, as soon as there is one. Raises what trying again can't help."""
+        doubts = 0
+        while True:
+            connection = await self._link.connected()
+            try:
+                await self._subscribe_on(connection)
+                return
+            except QmqError as error:
+                # It was damaged on the way, or the fault is another request's.
+                is_doubtful = type(error) is ProtocolError
+                doubts += is_doubtful
+                if not error.retryable and not (is_doubtful and doubts < MOST_DOUBTS):
+                    raise
+                self._refusals.came(error)
+            await asyncio.sleep(self._backoff.next_delay())
+
+    async def _subscribe_on(self, connection: Connection) -> None:
+        store_id, asked_at = self._link.store_id, asyncio.get_running_loop().time()
+        if self.holder is not None and self.holder.keeping is not None:
+            self._before = await self.holder.keeping.open(store_id) or self._before
+        answer = await self._ask(connection, self._said(store_id))
+        subscription = _subscription_in(answer)
+        if subscription is None:
+            connection.abort(
+                ConnectionLost(f"the connection to {connection.address} is of no use: no subscription came")
+            )
+            raise connection.end_error()
+        self.current = connection, subscription
+        self._warn_of(answer.meta.get("differing", {}))
+        if self.holder is not None:
+            self.holder.backs.store_id = store_id
+            self.holder.joined(_place_in(answer))
+            self._link.hold(self.holder, asked_at)
+        self.store_id = store_id
+        self._backoff.reset()
+        start_us = answer.meta.get("start_us")
+        if self.progress is not None and self.progress.floor_us is None and isinstance(start_us, int):
+            self.progress.begin_at(start_us)
+
+    async def _ask(self, connection: Connection, meta: dict[str, Any]) -> Answer:
+        """Send SUBSCRIBE. Where nobody waits for the answer any more when it comes, what it brings is undone."""
+        loop = asyncio.get_running_loop()
+        self._asking = asking = loop.create_future()
+
+        def answered(answer: Answer | QmqError) -> None:
+            if isinstance(answer, QmqError):
+                asking.set_exception(answer)
+            else:
+                asking.set_result(answer)
+
+        connection.ask(Kind.SUBSCRIBE, answered, wire.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
+        store_id = self._link.store_id
+        was_asked_at, self._asked_at = self._asked_at, store_id
+        try:
+            answer: Answer = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(partial(self._undo, connection, self._departure(store_id, None)))
+            raise
+        except QmqError as error:
+            if not error.retryable:
+                self._asked_at = was_asked_at
+            self._asking = None
+            raise
+        self._asking = None
+        return answer
+
+    def _undo(self, connection: Connection, departure: Departure | None, asking: asyncio.Future[Answer]) -> None:
+        """Nobody waits any more for a subscription that was asked for."""
+        if asking.cancelled():
+            return
+        error = asking.exception()
+        subscription = _subscription_in(asking.result()) if error is None else None
+        if subscription is not None:
+            self._unsubscribe(connection, subscription, departure)
+        elif error is None or (isinstance(error, QmqError) and error.retryable):
+            self._depart(departure)
+
+    def _warn_of(self, differing: dict[str, Any]) -> None:
+        """The group is not new, and has other settings: say so once."""
+        if differing and not self._warned_of_settings:
+            self._warned_of_settings = True
+            shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
+            log.warning(
+                "consumer %s: group %s keeps its settings, which are not as asked for: %s; "
+                "`qmq groups set` changes them", self.id, self._group, shown,
+            )  # fmt: skip
+
+    def _said(self, store_id: bytes) -> dict[str, Any]:
+        """What SUBSCRIBE says."""
+        start, progress = self._start, self.progress
+        if progress is not None:
+            if self.store_id is not None:
+                progress.resume(store_id == self.store_id)
+            if progress.floor_us is not None:
+                start = ["time", progress.floor_us]
+        meta: dict[str, Any] = {
+            "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
+        }  # fmt: skip
+        if self._group is not None:
+            asks = "look" if self._terms.looks else "again" if self.store_id == store_id else "follow"
+            meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
+        if self.holder is not None:
+            meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
+            known = self.holder.known() or self._before
+            if known is not None:
+                numbers = [*known[:4], *known.handled]
+                meta |= {"known": numbers, "known_crc": wire.pack_numbers(numbers)[1]}
+        return meta
+
+
+def _subscription_in(answer: Answer) -> int | None:
+    """The number that pulls name."""
+    number = answer.meta.get("subscription")
+    return number if type(number) is int and 0 <= number < 1 << 32 else None
+
+
+def _place_in(answer: Answer) -> Place:
+    """What the broker says that a consumer is. Raises ProtocolError."""
+    numbers = answer.meta.get("place")
+    if type(numbers) is not list or len(numbers) < len(Place._fields) or not all(type(one) is int for one in numbers):
+        raise ProtocolError("the broker does not say what a consumer of a group is")
+    return Place(*numbers[: len(Place._fields)])

@@ -1,0 +1,148 @@
+"""Heartbeats: a thread with a connection of its own tells the broker that this process lives.
+
+So a handler that blocks the loop for minutes keeps its messages; one that keeps the interpreter itself does not. Each
+beat says for how long the loop has not turned. Silence is counted from when the last beat that was answered was sent.
+The thread ends with the client, and with the loop that it is in: whoever left the client open is warned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgpack
+
+from qmq.errors import ProtocolError, QmqError
+from qmq.net.client.address import Address
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
+
+log = logging.getLogger("qmq.client")
+
+#: So many beats go in the time after which the broker takes a consumer for dead.
+BEATS: Final = 6
+#: A client gives up what it holds after so much of that time: before the broker does.
+GIVE_UP: Final = 0.8
+_MAX_ANSWER: Final = 64 << 10
+
+
+class Heartbeat:
+    """The heartbeats of a client. ``start`` it in its loop, ``stop`` it there."""
+
+    def __init__(
+        self,
+        client_id: bytes,
+        address: Callable[[], Address],
+        lapse_s: float,
+        out_of_touch: Callable[[], None],
+        left_open: Callable[[], None],
+    ) -> None:
+        """*address* tells where the client is connected now; *out_of_touch* is called in the loop, again and again
+        while the broker may take this client for dead before long; *left_open* in the thread, when the loop was closed
+        before the client.
+        """
+        self._client_id = client_id
+        self._address = address
+        self._out_of_touch = out_of_touch
+        self._left_open = left_open
+        self._lapse_s = lapse_s
+        self._interval_s = lapse_s / BEATS
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turned_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = time.monotonic()  # when the last beat that was answered was sent
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; does nothing when it has begun."""
+        if self._thread is None:
+            self._begin(loop, self._interval_s)  # to subscribe was a sign of life
+            self._turned(loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, first_after_s: float) -> None:
+        self._thread = threading.Thread(
+            target=self._beat, args=(loop, first_after_s), name="qmq-heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the thread is not waited for."""
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self, ago_s: float) -> None:
+        """The broker has answered what was sent so long ago, and by which it knows that this client lives."""
+        self._heard_at = max(self._heard_at, time.monotonic() - ago_s)
+
+    def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turned_at = time.monotonic()
+        if self._turned_at - self._heard_at > GIVE_UP * self._lapse_s:
+            self._out_of_touch()
+        if self._thread is not None and not self._thread.is_alive():  # the loop had stopped for a while
+            self._begin(loop, 0.0)
+        self._timer = loop.call_later(self._interval_s / 4, self._turned, loop)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, first_after_s: float) -> None:
+        self._ended.wait(first_after_s)
+        while self._goes_on(loop):
+            try:
+                with self._connected() as connection:
+                    while self._goes_on(loop):
+                        self._beat_once(connection)
+                        self._ended.wait(self._interval_s)
+            except (OSError, QmqError, ValueError) as error:
+                log.debug("heartbeat: %s", error)
+                self._ended.wait(min(self._interval_s / 4, 0.5))
+        if loop.is_closed() and not self._ended.is_set():
+            self._left_open()
+
+    def _goes_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """The client is open, and its loop runs; a handler may block it."""
+        return not self._ended.is_set() and loop.is_running()
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(self._address(), timeout=self._interval_s)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = msgpack.packb({"protocol": wire.PROTOCOL_VERSION, "client": "qmq heartbeat"})
+            connection.sendall(wire.encode_frame(Kind.HELLO, 1, hello))
+            self._expect(connection, Kind.WELCOME)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _beat_once(self, connection: socket.socket) -> None:
+        now = time.monotonic()
+        stalled_us = max(0, int((now - self._turned_at - self._interval_s / 4) * 1_000_000))
+        payload = wire.HEARTBEAT.pack(self._client_id, stalled_us)
+        connection.sendall(wire.encode_frame(Kind.HEARTBEAT, 2, b"", len(payload)) + payload)
+        self._expect(connection, Kind.HEARTBEAT_SEEN)
+        self._heard_at = max(self._heard_at, now)
+
+    def _expect(self, connection: socket.socket, kind: Kind) -> None:
+        size, found, _, _, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))
+        if not FRAME_SIZE <= size <= _MAX_ANSWER:
+            raise ProtocolError(f"the broker answered a heartbeat with {size} bytes")
+        _receive(connection, size - FRAME_SIZE)
+        if found != kind:
+            raise ProtocolError(f"the broker answered a heartbeat with a frame of kind {found}")
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(size)
+        if not part:
+            raise OSError("the broker closed the connection")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

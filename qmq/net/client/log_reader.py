@@ -1,0 +1,208 @@
+"""Reading a broker's message log over the wire, without asyncio: for readers of history, one broker a connection.
+
+A connection that is lost is made again, and what was not answered is asked for again: positions never change what they
+mean.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgpack
+from crc32c import crc32c
+
+from qmq.errors import BrokerStopping, ConnectionLost, Overloaded, ProtocolError, QmqError
+from qmq.net.client.address import Address
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, Kind
+
+#: Bytes that are asked for at once, and how many such requests are on their way.
+PIECE_BYTES: Final = 1 << 20
+AHEAD: Final = 4
+#: A broker that lets a request wait so long, in seconds, is taken for dead.
+ANSWER_TIMEOUT: Final = 30.0
+#: How long one that is away is waited for, in seconds.
+PATIENCE: Final = 60.0
+_PAUSE: Final = 0.05
+_MAX_PAUSE: Final = 1.0
+_MAX_ANSWER_BYTES: Final = 64 << 20
+
+T = TypeVar("T")
+
+
+class Span(NamedTuple):
+    """A segment: positions [base, end), and whether it can grow no more."""
+
+    base: int
+    end: int
+    sealed: bool
+
+
+class LogReader:
+    """Reads one broker's log. Not for several threads, nor over a fork."""
+
+    def __init__(self, address: Address, patience: float = PATIENCE) -> None:
+        self._address = address
+        self._patience = patience
+        self._socket: socket.socket | None = None
+        self._store_id = b""
+        self._request = 0
+
+    def close(self) -> None:
+        """Close the connection; the next call makes another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def store_id(self) -> bytes:
+        """Whose log it is. Raises ConnectionLost."""
+        return self._store_id or self._surely(lambda: self._store_id)
+
+    def segments(self, partition: int, position: int = 0) -> tuple[int, list[Span]]:
+        """How many partitions there are, and the segments of one from the first that ends behind *position*.
+
+        Raises ConnectionLost, InvalidOption.
+        """
+        found: list[Span] = []
+        while True:
+            request = wire.SEGMENTS.pack(found[-1].end if found else position, partition)
+            fields = self._surely(lambda: _listed(self._ask(Kind.SEGMENTS, request)))  # noqa: B023 (called at once)
+            found += [Span(*row) for row in fields["rows"]]
+            if not fields["more"] or not fields["rows"]:
+                return fields["partitions"], found
+
+    def batches(self, partition: int, start: int, end: int) -> Iterator[memoryview]:
+        """Where batches begin at positions [start, end), as many at a time as the broker tells: INDEX_DTYPE records.
+
+        Raises ConnectionLost, StorageError.
+        """
+        after: int | None = start
+        while after is not None:
+            request = wire.BATCHES.pack(after, end, partition)
+            frame = self._surely(lambda: _checked(self._ask(Kind.BATCHES, request)))  # noqa: B023 (called at once)
+            yield frame.payload
+            after = wire.unpack_meta(frame.meta)["after"]
+
+    def read(self, partition: int, position: int, size: int) -> bytes:
+        """*size* bytes from *position* on, over the ends of segments; fewer where the log ends, or begins in between.
+
+        Raises ConnectionLost, StorageError.
+        """
+        return self._surely(lambda: self._read(partition, position, size))
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _read(self, partition: int, position: int, size: int) -> bytes:
+        buffer = bytearray(size)
+        todo = [(offset, min(PIECE_BYTES, size - offset)) for offset in range(0, size, PIECE_BYTES)][::-1]
+        asked: dict[int, tuple[int, int]] = {}
+        end = size
+        while todo or asked:
+            while todo and len(asked) < AHEAD:
+                offset, wanted = todo.pop()
+                number = self._send(Kind.READ_LOG, wire.READ_LOG.pack(position + offset, wanted, partition))
+                asked[number] = offset, wanted
+            number, got = self._receive_bytes(asked, buffer)
+            offset, wanted = asked.pop(number)
+            if not got:
+                end = min(end, offset)
+            elif got < wanted:
+                todo.append((offset + got, wanted - got))
+        return bytes(buffer[:end]) if end < size else bytes(buffer)
+
+    def _receive_bytes(self, asked: dict[int, tuple[int, int]], buffer: bytearray) -> tuple[int, int]:
+        """Take one answer into its place: the number of its request, and how many bytes came."""
+        size, kind, _, meta_size, number = FRAME.unpack(self._exactly(FRAME_SIZE))
+        left = size - FRAME_SIZE
+        if kind == Kind.ERROR and meta_size <= left <= wire.MAX_META_BYTES:
+            raise wire.decode_error(_frame(kind, number, self._exactly(left), meta_size))
+        if kind != Kind.LOG_BYTES or meta_size or number not in asked or left > asked[number][1]:
+            raise ProtocolError(f"the broker at {self._address} answered a read with a frame of kind {kind}")
+        offset = asked[number][0]
+        self._fill(memoryview(buffer)[offset : offset + left])
+        return number, left
+
+    def _ask(self, kind: Kind, payload: bytes, meta: bytes = b"") -> Frame:
+        number = self._send(kind, payload, meta)
+        size, answer, _, meta_size, request = FRAME.unpack(self._exactly(FRAME_SIZE))
+        left = size - FRAME_SIZE
+        if request not in (number, 0) or not meta_size <= left <= _MAX_ANSWER_BYTES:
+            raise ProtocolError(f"the broker at {self._address} sent a frame that answers nothing")
+        frame = _frame(answer, request, self._exactly(left), meta_size)
+        if answer == Kind.ERROR:
+            raise wire.decode_error(frame)
+        if answer != kind + 128:
+            raise ProtocolError(f"the broker at {self._address} answered with a frame of kind {answer}")
+        return frame
+
+    def _send(self, kind: Kind, payload: bytes, meta: bytes = b"") -> int:
+        self._request += 1
+        assert self._socket is not None
+        self._socket.sendall(wire.encode_frame(kind, self._request, meta, len(payload)) + payload)
+        return self._request
+
+    def _exactly(self, size: int) -> memoryview:
+        view = memoryview(bytearray(size))
+        self._fill(view)
+        return view
+
+    def _fill(self, view: memoryview) -> None:
+        assert self._socket is not None
+        while len(view):
+            got = self._socket.recv_into(view)
+            if not got:
+                raise ConnectionLost(f"the broker at {self._address} closed the connection")
+            view = view[got:]
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _surely(self, call: Callable[[], T]) -> T:
+        """Make a call, again while the broker is away or has no room. Raises what it raised last."""
+        give_up, pause = time.monotonic() + self._patience, _PAUSE
+        while True:
+            try:
+                if self._socket is None:
+                    self._connect()
+                return call()
+            except (OSError, ConnectionLost, BrokerStopping, Overloaded) as error:
+                self.close()
+                if time.monotonic() > give_up:
+                    if isinstance(error, QmqError):
+                        raise
+                    raise ConnectionLost(f"cannot read from the broker at {self._address}: {error}") from error
+            except QmqError:
+                self.close()  # other answers may be on their way
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+
+    def _connect(self) -> None:
+        self._socket = socket.create_connection(self._address, ANSWER_TIMEOUT)
+        with suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq history"})
+        store_id = wire.unpack_meta(self._ask(Kind.HELLO, b"", hello).meta).get("store_id")
+        if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
+            raise ProtocolError(f"the broker at {self._address} serves another store than before; look again")
+        self._store_id = store_id
+
+
+def _frame(kind: int, request: int, body: memoryview, meta_size: int) -> Frame:
+    return Frame(kind, 0, request, body[:meta_size], body[meta_size:])
+
+
+def _checked(frame: Frame) -> Frame:
+    """An answer whose payload came as it was sent. Raises ConnectionLost: another connection may well do."""
+    if wire.unpack_meta(frame.meta).get("crc") != crc32c(frame.payload):
+        raise ConnectionLost("an answer about the log was damaged on its way")
+    return frame
+
+
+def _listed(frame: Frame) -> dict[str, Any]:
+    fields: dict[str, Any] = msgpack.unpackb(_checked(frame).payload)
+    return fields

@@ -1,0 +1,395 @@
+"""One batch on its way out of a client: from the first message gathered to the answer, or to giving up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, repeat
+from typing import Any, Final, Protocol
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
+from qmq.format.build import NO_HEADER, MessageHeader, build_flat
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    BATCH_PREFIX_SIZE,
+    DELAY_PARTITION,
+    HEADER_CRC_OFFSET,
+    NO_SEQUENCE,
+    RUN_SIZE,
+)
+from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
+
+#: What a message takes in a batch beside header and body, at most: length, header size, crc, tags, key hash.
+MESSAGE_OVERHEAD: Final = 22
+#: And one that is delayed, or expires: when.
+DELAYED_OVERHEAD: Final = 8
+#: What a run takes beside its messages and its subject's name: its record, and the name's size in the table.
+RUN_OVERHEAD: Final = RUN_SIZE + 5
+#: What a batch takes beside its runs.
+BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
+
+#: Bytes of each body: little-endian u32.
+Sizes = npt.NDArray[np.uint32]
+
+_SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12  # producer_sequence u64, before data_crc
+
+
+class Waiter(Protocol):
+    """Who waits for messages: an asyncio.Future, or anything that takes its result like one."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: Any, /) -> None: ...
+
+
+class OutgoingRun:
+    """The messages of one subject in a batch.
+
+    ``tickets`` are those of the messages that nobody awaits, in order; None while there are fewer than two: one object
+    less for the collector to walk over.
+    """
+
+    __slots__ = ("bodies", "count", "first_ticket", "headers", "sizes", "subject", "tickets")
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.bodies: list[bytes] = []
+        self.headers: list[MessageHeader] | None = None
+        self.first_ticket = 0
+        self.tickets: list[int] | None = None
+        self.sizes: list[Sizes] | None = None  # of the bodies, as far as they came many at a time
+        self.count = 0  # known once the batch is built
+
+    def append(self, body: bytes, header: MessageHeader) -> None:
+        """Add a message."""
+        if self.headers is not None:
+            self.headers.append(header)
+        elif header is not NO_HEADER:
+            self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
+        self.bodies.append(body)
+
+    def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER, sizes: Sizes | None = None) -> int:
+        """Add messages that have all the same header; returns the index of the first. *sizes* of bodies, if known."""
+        index = len(self.bodies)
+        if self.headers is None and header is not NO_HEADER:
+            self.headers = [NO_HEADER] * index
+        if self.headers is not None:
+            self.headers += [header] * len(bodies)
+        self.bodies += bodies
+        if sizes is not None:
+            if self.sizes is None:
+                self.sizes = []
+            self.sizes.append(sizes)
+        return index
+
+    def lengths(self) -> bytes | None:
+        """The sizes of its bodies as little-endian u32; None where they are not known, or messages have headers."""
+        if self.sizes is None or self.headers is not None or sum(map(len, self.sizes)) != len(self.bodies):
+            return None
+        return np.concatenate(self.sizes).tobytes()
+
+    def add_ticket(self, ticket: int) -> None:
+        """The last message is one that nobody awaits."""
+        if self.tickets is not None:
+            self.tickets.append(ticket)
+        elif self.first_ticket:
+            self.tickets = [self.first_ticket, ticket]
+        else:
+            self.first_ticket = ticket
+
+    def all_tickets(self) -> list[int]:
+        """The tickets, however many."""
+        if self.tickets is not None:
+            return self.tickets
+        return [self.first_ticket] if self.first_ticket else []
+
+    def part(self, start: int, stop: int, awaited: Sequence[range]) -> OutgoingRun:
+        """Of a run that is built the messages [start, stop), where those of *awaited* have no tickets."""
+        part = OutgoingRun(self.subject)
+        part.count = stop - start
+        part.headers = None if self.headers is None else self.headers[start:stop]
+        before, within = (
+            end - first - sum(max(0, min(end, them.stop) - max(first, them.start)) for them in awaited)
+            for first, end in ((0, start), (start, stop))
+        )
+        for ticket in self.all_tickets()[before : before + within]:
+            part.add_ticket(ticket)
+        return part
+
+    def key(self, index: int) -> str | None:
+        """The key of message *index*."""
+        packed = self.headers[index].packed if self.headers is not None else b""
+        return msgpack.unpackb(packed).get("k", (None,))[0] if packed else None
+
+
+class Outgoing:
+    """A batch. It gathers, is sealed, built, written (maybe again and again), and ends stored or failed."""
+
+    __slots__ = (
+        "answer_lost",
+        "buffers",
+        "count",
+        "first_written_at",
+        "flush",
+        "is_doubted",
+        "last_error",
+        "maybe_duplicate",
+        "opened_at",
+        "producer_sequence",
+        "runs",
+        "singles",
+        "size",
+        "store_id",
+        "unknown_since",
+        "waiters",
+        "written_at",
+    )
+
+    def __init__(self, flush: bool, opened_at: float) -> None:
+        self.flush = flush
+        self.opened_at = opened_at
+        #: By subject. Of one plain message that nobody awaits there is only its body, and None once that is built: with
+        #: many subjects an object a message is most of the time, half of it the collector's.
+        self.runs: dict[str, OutgoingRun | bytes | None] = {}
+        self.singles: dict[str, int] = {}  # the tickets of those, by subject
+        self.size = BATCH_OVERHEAD  # what is counted against limits: never less than what is built
+        self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), who
+        self.buffers: list[bytes] | None = None
+        self.count = 0
+        self.producer_sequence = 0
+        self.first_written_at = 0.0
+        self.written_at = 0.0  # the last time
+        self.store_id = b""  # the store it was last written to
+        self.answer_lost = False  # it was written to that store, and that attempt was never answered
+        self.unknown_since = 0.0
+        #: Another store may have it too: it has moved from there, and nobody knows.
+        self.maybe_duplicate = False
+        #: The broker called its bytes bad: once that may have been damage on the way.
+        self.is_doubted = False
+        self.last_error: QmqError | None = None
+
+    def run_of(self, subject: str) -> OutgoingRun | None:
+        """The run of *subject*, to add messages to; None when there is none."""
+        found = self.runs.get(subject)
+        if type(found) is not bytes:
+            return found  # type: ignore[return-value]  # None and OutgoingRun are all that is left
+        run = self.runs[subject] = OutgoingRun(subject)
+        run.bodies.append(found)
+        run.first_ticket = self.singles.pop(subject)
+        return run
+
+    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
+        """Make its bytes; from here on only what is said of it is kept, not the bodies."""
+        bodies, counts, headers = self._flat()
+        self.buffers = build_flat(
+            list(self.runs),
+            counts,
+            bodies,
+            headers,
+            created_at_us=created_at_us,
+            producer_id=producer_id,
+            producer_sequence=producer_sequence,
+            lengths=self._lengths(),
+        )
+        runs = {subject: run for subject, run in self.runs.items() if type(run) is OutgoingRun}
+        for run in runs.values():
+            run.count = len(run.bodies)
+            run.bodies, run.sizes = [], None
+        self.runs = dict.fromkeys(self.runs)
+        self.runs.update(runs)
+        self.count = len(bodies)
+        self.producer_sequence = producer_sequence
+
+    def _lengths(self) -> bytes | None:
+        if len(self.runs) != 1:
+            return None
+        (run,) = self.runs.values()
+        return run.lengths() if type(run) is OutgoingRun else None
+
+    def _flat(self) -> tuple[list[bytes], list[int], list[MessageHeader] | None]:
+        """Bodies of all runs, how many each run has, and headers, if any message has one."""
+        bodies: list[bytes] = []
+        counts: list[int] = []
+        headers: list[MessageHeader] | None = None
+        for run in self.runs.values():
+            if type(run) is bytes:
+                bodies.append(run)
+                counts.append(1)
+                continue
+            assert type(run) is OutgoingRun
+            if run.headers is not None:
+                headers = [NO_HEADER] * len(bodies) if headers is None else headers
+                headers += [NO_HEADER] * (len(bodies) - len(headers))
+                headers += run.headers
+            bodies += run.bodies
+            counts.append(len(run.bodies))
+        if headers is not None:
+            headers += [NO_HEADER] * (len(bodies) - len(headers))
+        return bodies, counts, headers
+
+    def renumber(self, producer_sequence: int) -> None:
+        """Give it another producer sequence: only for a batch that the store it goes to can not have yet."""
+        assert self.buffers is not None
+        head = bytearray(self.buffers[0])
+        head[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = producer_sequence.to_bytes(8, "little")
+        crc = crc32c(head[BATCH_HEADER_SIZE:], crc32c(head[:BATCH_PREFIX_SIZE]))
+        head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
+        self.buffers[0] = bytes(head)
+        self.producer_sequence = producer_sequence
+
+    def stored(
+        self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int]
+    ) -> None:
+        """Give everybody who waits their receipts."""
+        if not self.waiters:
+            return
+        spans: dict[OutgoingRun, StoredSpan] = {}
+        is_delayed = partition >= DELAY_PARTITION
+        for run, first in zip(self.runs.values(), first_sequences, strict=True):
+            if type(run) is OutgoingRun:
+                sequence = None if is_delayed or first == NO_SEQUENCE else first
+                spans[run] = StoredSpan(
+                    run.subject, run.count, store_id, partition, position, sequence, stored_at_us, self.maybe_duplicate
+                )
+                position += run.count
+            else:
+                position += 1
+        for run, index, count, waiter in self.waiters:
+            if waiter.done():
+                continue
+            span = spans[run]
+            if not count:
+                waiter.set_result(Receipt(span, index))
+            elif index == 0 and count == span.messages:
+                waiter.set_result(span)
+            else:
+                waiter.set_result(span.part(index, count))
+
+    def failed(self, error: QmqError, unknown: bool) -> list[SendFailure]:
+        """Tell everybody who waits; returns the failures of the messages that nobody awaits."""
+        outcome = "unknown" if unknown else "refused"
+        awaited: dict[OutgoingRun, list[range]] = {}
+        for run, index, count, waiter in self.waiters:
+            awaited.setdefault(run, []).append(range(index, index + (count or 1)))
+            if not waiter.done():
+                failures = [
+                    SendFailure(number, run.subject, run.key(index + number), error, outcome)
+                    for number in range(count or 1)
+                ]
+                waiter.set_exception(failure_of(failures))
+        failures = []
+        for subject, known in self.runs.items():
+            if type(known) is not OutgoingRun:
+                failures.append(SendFailure(self.singles[subject], subject, None, error, outcome))
+            elif tickets := known.all_tickets():
+                run = known
+                taken = set(chain.from_iterable(awaited.get(run, ())))
+                left = (index for index in range(len(tickets) + len(taken)) if index not in taken)
+                failures += [
+                    SendFailure(ticket, run.subject, run.key(index), error, outcome)
+                    for ticket, index in zip(tickets, left, strict=True)
+                ]
+        return failures
+
+
+class ManyWaiter:
+    """Waits for the spans of one ``send_many``, which may lie in several batches, on behalf of one future.
+
+    Make a ``part`` for every span, then ``seal``; the waiter is told once all of them have ended.
+    """
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._parts: list[Part] = []
+        self._left = 1  # seal takes the last one
+
+    def part(self, count: int) -> Waiter:
+        """The waiter for the next *count* messages."""
+        start = self._parts[-1].start + self._parts[-1].count if self._parts else 0
+        part = Part(self, start, count)
+        self._parts.append(part)
+        self._left += 1
+        return part
+
+    def cut(self, part: Part, start: int, stop: int) -> Waiter:
+        """The waiter for messages [start, stop) of a part of which the others have waiters of their own. Cuts of a part
+        come in order, and cover it.
+        """
+        if start == 0 and stop == part.count:
+            return part
+        cut = Part(self, part.start + start, stop - start)
+        at = self._parts.index(part)
+        if stop == part.count:
+            self._parts[at] = cut
+        else:
+            self._parts.insert(at, cut)
+            self._left += 1
+        return cut
+
+    def seal(self) -> None:
+        """No more parts will come."""
+        self.ended()
+
+    def cancelled(self) -> bool:
+        """Nobody waits any more."""
+        return self._waiter.done()
+
+    def ended(self) -> None:
+        """One part less to wait for."""
+        self._left -= 1
+        if self._left or self._waiter.done():
+            return
+        failures = [failure for part in self._parts for failure in part.failures]
+        if failures:
+            self._waiter.set_exception(failure_of(failures))
+        else:
+            self._waiter.set_result(Receipts([part.span for part in self._parts if part.span is not None]))
+
+
+class Part:
+    """The waiter for one span of a ManyWaiter: messages [start, start + count) of the call."""
+
+    __slots__ = ("_many", "count", "failures", "span", "start")
+
+    def __init__(self, many: ManyWaiter, start: int, count: int) -> None:
+        self._many = many
+        self.start = start
+        self.count = count
+        self.span: StoredSpan | None = None
+        self.failures: list[SendFailure] = []
+
+    def done(self) -> bool:
+        return self._many.cancelled()
+
+    def cut(self, start: int, stop: int) -> Waiter:
+        """The waiter for messages [start, stop) of these, see ManyWaiter."""
+        return self._many.cut(self, start, stop)
+
+    def set_result(self, result: StoredSpan, /) -> None:
+        self.span = result
+        self._many.ended()
+
+    def set_exception(self, error: SendFailed, /) -> None:
+        self.failures = error.failures
+        for failure in self.failures:
+            failure.ticket += self.start
+        self._many.ended()
+
+
+def failure_of(failures: list[SendFailure], more: int = 0) -> SendFailed:
+    """The error that tells of *failures* (at least one; *more* happened that are not listed)."""
+    first = failures[0]
+    kind = SendUnknown if all(failure.outcome == "unknown" for failure in failures) else SendFailed
+    total = len(failures) + more
+    if kind is SendUnknown:
+        what = "it is not known whether they were stored" if total > 1 else "it is not known whether it was stored"
+    else:
+        what = "not acknowledged"
+    messages = f"1 message to {first.subject!r}" if total == 1 else f"{total} messages, the first to {first.subject!r}"
+    error = kind(f"{messages}: {what}: {first.error}", failures)
+    error.__cause__ = first.error
+    return error

@@ -1,0 +1,64 @@
+"""A batch that was refused because of some of its messages, as two: the innocent ones are to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qmq.format.cutting import cut_batch
+from qmq.net.client.producer.batch import BATCH_OVERHEAD, Outgoing, OutgoingRun, Part, Waiter
+
+#: Those who wait for messages of a run: the index of the first message, how many (0: one send), who.
+_Waiting = dict[OutgoingRun, list[tuple[int, int, Waiter]]]
+
+
+def halves_of(batch: Outgoing, take_numbers: Callable[[int], int] | None) -> list[Outgoing]:
+    """Two batches of a built batch's messages, with producer sequences that *take_numbers* gives, or (None) those that
+    the messages have. A batch of several subjects is cut between two of them.
+    """
+    assert batch.buffers is not None
+    view = memoryview(b"".join(batch.buffers))
+    counts = [run.count if type(run) is OutgoingRun else 1 for run in batch.runs.values()]
+    middle = sum(counts[: len(counts) // 2]) if len(counts) > 1 else batch.count // 2
+    waiting = _Waiting()
+    for run, index, many, waiter in batch.waiters:
+        waiting.setdefault(run, []).append((index, many, waiter))
+    halves = []
+    for start, stop in ((0, middle), (middle, batch.count)):
+        number = batch.producer_sequence + start if take_numbers is None else take_numbers(stop - start)
+        half = Outgoing(batch.flush, batch.opened_at)
+        half.buffers = cut_batch(view, start, stop, number)
+        half.count, half.producer_sequence = stop - start, number
+        messages_bytes = batch.size - BATCH_OVERHEAD
+        half.size += messages_bytes * stop // batch.count - messages_bytes * start // batch.count
+        half.first_written_at, half.written_at, half.store_id = batch.first_written_at, batch.written_at, batch.store_id
+        half.answer_lost, half.unknown_since = batch.answer_lost, batch.unknown_since
+        half.maybe_duplicate = batch.maybe_duplicate
+        _share(batch, half, start, stop, waiting)
+        halves.append(half)
+    return halves
+
+
+def _share(batch: Outgoing, half: Outgoing, start: int, stop: int, waiting: _Waiting) -> None:
+    """Give *half*, the messages with ordinals [start, stop), its runs, and those who wait for its messages."""
+    ordinal = 0
+    for subject, known in batch.runs.items():
+        count = known.count if type(known) is OutgoingRun else 1
+        first, end = max(start - ordinal, 0), min(stop - ordinal, count)
+        ordinal += count
+        if first >= end:
+            continue
+        if type(known) is not OutgoingRun:
+            half.runs[subject] = None
+            half.singles[subject] = batch.singles[subject]
+            continue
+        waiters = waiting.get(known, [])
+        part = known.part(first, end, [range(index, index + (many or 1)) for index, many, _ in waiters])
+        half.runs[subject] = part
+        for index, many, waiter in waiters:
+            low, high = max(index, first), min(index + (many or 1), end)
+            if low >= high:
+                continue
+            if many:
+                assert isinstance(waiter, Part)
+                waiter = waiter.cut(low - index, high - index)
+            half.waiters.append((part, low - first, high - low if many else 0, waiter))

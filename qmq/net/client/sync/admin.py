@@ -1,0 +1,88 @@
+"""``client.admin`` without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, Unpack
+
+from qmq.net.client.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+from qmq.net.client.everywhere import Admin
+from qmq.net.client.group_settings import ChangedSettings
+
+_AT_ONCE: Final = 500
+
+
+class SyncAdmin:
+    """The same calls as ``Admin``, without await. Made by ``qmq.connect_sync``."""
+
+    def __init__(self, run: Callable[[Callable[[Admin], Coroutine[Any, Any, Any]]], Any]) -> None:
+        """*run* makes a call of the admin of this process's client, and waits for it."""
+        self._run = run
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """As of ``Admin``."""
+
+        async def missed(admin: Admin) -> tuple[str, ...]:
+            return admin.missed
+
+        found: tuple[str, ...] = self._run(missed)
+        return found
+
+    def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """As ``Admin.groups``."""
+        found: list[GroupInfo] = self._run(lambda admin: admin.groups(name))
+        return found
+
+    def consumers(self, group: str) -> list[ConsumerInfo]:
+        """As ``Admin.consumers``."""
+        found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
+        return found
+
+    def set_group(
+        self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
+    ) -> dict[str, Any]:
+        """As ``Admin.set_group``."""
+        found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, follows=follows, **settings))
+        return found
+
+    def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:
+        """As ``Admin.seek``."""
+        self._run(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
+
+    def delete_group(self, group: str) -> None:
+        """As ``Admin.delete_group``."""
+        self._run(lambda admin: admin.delete_group(group))
+
+    def dead_letters(self, group: str) -> Iterator[DeadLetter]:
+        """As ``Admin.dead_letters``."""
+        letters: list[AsyncIterator[DeadLetter]] = []
+
+        async def some(admin: Admin) -> list[DeadLetter]:
+            if not letters:
+                letters.append(admin.dead_letters(group))
+            found: list[DeadLetter] = []
+            while len(found) < _AT_ONCE and (letter := await anext(letters[0], None)) is not None:
+                found.append(letter)
+            return found
+
+        while page := self._run(some):
+            yield from page
+
+    def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+        """As ``Admin.retry_dead``."""
+        return int(self._run(lambda admin: admin.retry_dead(group, ids, all=all)))
+
+    def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+        """As ``Admin.delete_dead``."""
+        return int(self._run(lambda admin: admin.delete_dead(group, ids, all=all)))
+
+    def cancel(self, message_id: str) -> bool:
+        """As ``Admin.cancel``."""
+        return bool(self._run(lambda admin: admin.cancel(message_id)))
+
+    def seal(self) -> list[SealedLog]:
+        """As ``Admin.seal``."""
+        found: list[SealedLog] = self._run(lambda admin: admin.seal())
+        return found

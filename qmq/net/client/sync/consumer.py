@@ -1,0 +1,215 @@
+"""The consumer without asyncio, its messages and their batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self, overload
+
+from qmq.errors import Fenced, InvalidOption
+from qmq.format.run import Run
+from qmq.net.client.cluster import Brokers
+from qmq.net.client.consumer.feed import Feed
+from qmq.net.client.consumer.message import Message, MessageBatch, each_message, messages_of
+from qmq.net.client.consumer.multi_broker import MergedPuller
+from qmq.net.client.consumer.pull import Puller
+from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
+from qmq.net.client.sync.loop_thread import Session
+
+log = logging.getLogger("qmq.client")
+
+
+class SyncMessage(Message):
+    """A message of a ``SyncConsumer``: the same, but its verdicts are plain calls, and it is used as ``with``."""
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """As ``Message.ack``."""
+        holder = self._run.holder
+        if holder is not None:
+            owner = holder.owner
+            if holder.fenced is not None:
+                holder.late("ack()", self._number, self._number + 1, self)
+            try:
+                owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
+            except RuntimeError:  # the client is closed
+                holder.late("ack()", self._number, self._number + 1, self)
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
+        """As ``Message.nack``."""
+        self._wait(super().nack(delay, reason))
+
+    def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
+        """As ``Message.reject``."""
+        self._wait(super().reject(reason))
+
+    def release(self) -> None:
+        """As ``Message.release``."""
+        holder = self._run.holder
+        if holder is not None:
+            if holder.fenced is not None:
+                holder.late("release()", self._number, self._number + 1, self)
+            self._release()
+
+    def _release(self) -> None:
+        holder = self._run.holder
+        try:
+            holder.owner.loop.call_soon_threadsafe(holder.owner.release, holder, self._number, self._number + 1)
+        except RuntimeError:  # the client is closed
+            holder.late("release()", self._number, self._number + 1, self)
+
+    def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
+        holder = self._run.holder
+        if holder is None:
+            verdict.close()
+            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop)
+        except RuntimeError:
+            verdict.close()
+            raise Fenced(
+                "the client is closed: what had no disposition then was handed back; call nack and reject inside "
+                "the block of `client.subscribe(...)`"
+            ) from None
+        waiting.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """As ``Message.__aexit__``."""
+        if error is None:
+            self.ack()
+            return False
+        holder = self._run.holder
+        if holder is None:
+            return False
+        if not isinstance(error, Exception):
+            self._release()
+            return False
+        try:
+            self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
+        except Fenced:  # the client is closed
+            holder.late("the failure", self._number, self._number + 1, self)
+        return True
+
+
+class SyncMessageBatch(MessageBatch):
+    """The messages of one ``SyncConsumer.pull_batch``: as ``MessageBatch``, but each is a ``SyncMessage``."""
+
+    __slots__ = ()
+
+    _kind = SyncMessage
+
+    @overload  # type: ignore[override]  # a list of SyncMessage is no list of Message
+    def __getitem__(self, index: int) -> SyncMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SyncMessage]: ...
+    def __getitem__(self, index: int | slice) -> SyncMessage | list[SyncMessage]:
+        return super().__getitem__(index)  # type: ignore[return-value]  # made by _kind
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        return each_message(self._runs, SyncMessage)
+
+    def __reversed__(self) -> Iterator[SyncMessage]:
+        return (self[index] for index in range(len(self) - 1, -1, -1))
+
+    def ack(self) -> None:
+        """As ``MessageBatch.ack``; for any thread."""
+        runs = [run for run in self._runs if run.holder is not None]
+        if not runs:
+            return
+        try:
+            runs[0].holder.owner.loop.call_soon_threadsafe(super().ack)
+        except RuntimeError:  # the client is closed
+            for run in runs:
+                run.holder.late("ack()", run.pull_sequence, run.pull_sequence + run.count, self)
+
+
+class SyncConsumer:
+    """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
+
+    In the child of a fork it subscribes anew at the first call. An exception that ends its block fails the messages
+    that the program was given and that have no disposition, as of ``Consumer``.
+    """
+
+    def __init__(self, here: Callable[[], Session], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
+        """*here* gives the session of the process it is called in."""
+        self._here = here
+        self._make = make
+        self._session = here()
+        self._puller = make(self._session.parts.brokers)
+        self._feed = Feed(self._puller, SyncMessage)
+
+    @property
+    def id(self) -> str:
+        """The consumer's id."""
+        return self._puller.id
+
+    @property
+    def damaged(self) -> int:
+        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
+        return self._puller.damaged
+
+    @property
+    def on_error(self) -> Callable[[Exception], object] | None:
+        """Called, when it is set, with each error but ``qmq.Retry`` by which the program left `with message`, and with
+        a BadBatch for each piece that ``damaged`` counts; in the client's thread. What it raises itself is logged.
+        """
+        return self._puller.on_error
+
+    @on_error.setter
+    def on_error(self, call: Callable[[Exception], object] | None) -> None:
+        self._puller.on_error = call
+
+    def __enter__(self) -> Self:
+        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        self._session.run(self._puller.enter(), lambda _: self._puller.part())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave: the broker forgets the subscription, and messages without a disposition are handed back."""
+        if self._session.pid == os.getpid():
+            self._session.run(self._feed.leave(error))
+
+    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
+        """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
+        return messages_of(self._pull(max_count, min_count, timeout, PULL_BYTES), SyncMessage)
+
+    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> SyncMessageBatch:
+        """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
+        return SyncMessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
+
+    def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
+        if self._session.pid == os.getpid():
+            self._session.run(self._puller.flush())
+
+    def __iter__(self) -> Iterator[SyncMessage]:
+        """Message after message, without end; waits while there are none."""
+        while True:
+            self._come_here()
+            yield from self._feed.ready
+            self._session.run(self._feed.refill())
+
+    def _pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
+        self._come_here()
+        puller = self._puller
+        return self._session.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)
+
+    def _come_here(self) -> None:
+        """Be subscribed in this process."""
+        session = self._here()
+        if session is not self._session:
+            puller = self._make(session.parts.brokers)
+            puller.on_error = self._puller.on_error
+            session.run(puller.enter(), lambda _: puller.part())
+            self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)
