@@ -19,10 +19,10 @@ from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now, Pull, Send, Subscribe
 from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.daemon.startup import open_broker
 from qmq.errors import QmqError
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
-from qmq.starting import open_broker
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
 from tests.storage.disks import HastyDisk

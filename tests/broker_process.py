@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
-from qmq.wiring import RunningBroker
 from tests.forks import SHARED
 
 _PATIENCE_S = 60

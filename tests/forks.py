@@ -32,7 +32,7 @@ _IMPORTED: Final = (
     "qmq.cli.main",
     "qmq.cli.serve",
     "qmq.net.client.client",
-    "qmq.wiring",
+    "qmq.daemon.main",
     *(f"qmq.bench.{name}" for name in ("attacks", "checking", "raw", "receiving", "sending")),
 )
 _REQUEST_BYTES: Final = 1 << 17

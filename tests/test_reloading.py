@@ -1,10 +1,10 @@
-"""qmq/reloading.py: what a running broker takes of new settings, and what needs a restart."""
+"""qmq/daemon/reload.py: what a running broker takes of new settings, and what needs a restart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.reloading import RELOADABLE, changes_between
+from qmq.daemon.reload import RELOADABLE, changes_between
 from qmq.settings import Settings, load
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import qmq
 from qmq.broker.damage import TellRate
+from qmq.daemon.main import RunningBroker
 from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
-from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk
@@ -115,8 +115,8 @@ async def test_a_run_of_an_error_log_is_read_again_as_well(
 async def test_of_more_than_a_log_can_hold_some_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.wiring._TOLD_AT_ONCE", 3)
-    monkeypatch.setattr("qmq.wiring._TOLD_EVERY_US", 3_600_000_000)
+    monkeypatch.setattr("qmq.daemon.main._TOLD_AT_ONCE", 3)
+    monkeypatch.setattr("qmq.daemon.main._TOLD_EVERY_US", 3_600_000_000)
     async with running(tmp_path, HastyDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
         file = segment_files(tmp_path)[0]
@@ -173,7 +173,7 @@ async def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path, caplog: pyt
 async def test_a_new_broker_does_not_wait_a_round_for_its_first_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.scrubbing._EMPTY_US", 1_000)
+    monkeypatch.setattr("qmq.daemon.scrubber._EMPTY_US", 1_000)
     async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_round_ms": 3_600_000})) as broker:
         await fill(broker.url, 200)
         await rounds(broker, 1 - broker.counters.scrub_rounds)

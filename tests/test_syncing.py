@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from qmq.daemon.fsyncs import Syncing
 from qmq.errors import QmqError, SyncFailed
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
-from qmq.syncing import Syncing
 
 PATIENCE_S = 60.0
 

@@ -1,4 +1,4 @@
-"""qmq/wiring.py: store, broker and server as one, on disks that are full, fail or stall; checkpoints; its end."""
+"""qmq/daemon/main.py: store, broker and server as one, on disks that are full, fail or stall; checkpoints; its end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 import pytest
 
 import qmq
-from qmq import wiring
 from qmq.broker.ports.commands import Now
+from qmq.daemon import main as wiring
+from qmq.daemon.main import RunningBroker
+from qmq.daemon.threads import Worker
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from qmq.net.server.listening import CannotListen
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
-from qmq.wiring import RunningBroker
-from qmq.workers import Worker
 from tests.broker_process import running
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.storage.disks import FullDisk

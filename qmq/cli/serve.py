@@ -18,7 +18,7 @@ from qmq.errors import InvalidOption
 from qmq.settings import Settings, load
 
 if TYPE_CHECKING:
-    from qmq.wiring import RunningBroker
+    from qmq.daemon.main import RunningBroker
 
 
 @click.command(short_help="Run a broker on a data directory.")
@@ -47,7 +47,7 @@ def _serve(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper())
-    from qmq import wiring
+    from qmq.daemon import main as wiring
 
     def read_again() -> Settings:
         assert config is not None

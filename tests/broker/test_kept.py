@@ -13,8 +13,8 @@ from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.startup.checkpoint import BadState, whole
+from qmq.daemon.startup import open_broker
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
-from qmq.starting import open_broker
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints

@@ -14,11 +14,11 @@ from rich.console import Console
 import qmq
 from qmq.cli.main import cli
 from qmq.cli.verify import _print_table
+from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.report import Report
-from qmq.wiring import RunningBroker
 
 BODY = b"something that is easy to find"
 

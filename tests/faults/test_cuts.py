@@ -16,6 +16,7 @@ import pytest
 
 import qmq
 from qmq import Message
+from qmq.daemon.main import RunningBroker
 from qmq.errors import UnknownGroup
 from qmq.net.client import backoff
 from qmq.net.client import broker_link as link
@@ -24,7 +25,6 @@ from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
-from qmq.wiring import RunningBroker
 from tests.faults.brokers import until
 from tests.faults.ledger import Ledger, drain, fresh_seed
 from tests.faults.proxy import Passing

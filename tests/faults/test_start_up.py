@@ -22,6 +22,8 @@ from crc32c import crc32c
 
 import qmq
 from qmq.broker.ports.commands import Now
+from qmq.daemon.main import RunningBroker
+from qmq.daemon.startup import ClockNotSet
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -36,12 +38,10 @@ from qmq.format.layout import (
     SUBJECTS_VERSION,
 )
 from qmq.settings import Settings
-from qmq.starting import ClockNotSet
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints
 from qmq.storage.verify.verify import verify
-from qmq.wiring import RunningBroker
 from tests.broker_process import running
 from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail
 from tests.faults.ledger import drain

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
+from qmq.daemon.main import RunningBroker
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
-from qmq.wiring import RunningBroker
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Passing
 
 #: The port of connections that nothing happens to; any other is a client's whose frames the plan decides over.

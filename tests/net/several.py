@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
+from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
-from qmq.wiring import RunningBroker
 
 PATIENCE_S: Final = 60
 

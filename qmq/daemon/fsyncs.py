@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from qmq.daemon.threads import Worker
 from qmq.errors import QmqError
 from qmq.storage.store import Store
-from qmq.workers import Worker
 
 Done = Callable[[QmqError | None], None]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
+from qmq.daemon.threads import Worker
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store
-from qmq.workers import Worker
 
 log = logging.getLogger("qmq.broker")
 

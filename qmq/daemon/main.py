@@ -26,19 +26,19 @@ from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroke
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
-from qmq.checkpoints import Checkpoints
+from qmq.daemon.checkpointer import Checkpoints
+from qmq.daemon.fsyncs import Syncing
+from qmq.daemon.reload import changes_between
+from qmq.daemon.scrubber import Scrubbing
+from qmq.daemon.startup import check_clock, open_broker
+from qmq.daemon.threads import Worker
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
-from qmq.reloading import changes_between
-from qmq.scrubbing import Scrubbing
 from qmq.settings import Settings, parse_address
-from qmq.starting import check_clock, open_broker
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Damage, Store, StoreOptions
-from qmq.syncing import Syncing
-from qmq.workers import Worker
 
 log = logging.getLogger("qmq.broker")
 

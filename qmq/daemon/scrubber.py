@@ -28,7 +28,7 @@ _EMPTY_US: Final = 1_000_000
 
 
 class Thread(Protocol):
-    """What makes calls in order, beside the loop: qmq.workers.Worker."""
+    """What makes calls in order, beside the loop: qmq.daemon.threads.Worker."""
 
     def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None: ...
     async def run(self, work: Callable[[], None]) -> None: ...
