@@ -63,15 +63,17 @@ def test_codes_are_unique() -> None:
 
 ROOT = Path(qmq.__file__).parent
 #: Modules of a broker: what they log as a warning or an error stands there.
-BROKER = [*sorted((ROOT / "net" / "server").glob("*.py")), *sorted((ROOT / "storage").glob("*.py")), *ROOT.glob("*.py")]
+BROKER = sorted(path for folder in ("net/server", "storage", "daemon") for path in (ROOT / folder).rglob("*.py"))
 #: Modules whose errors a start can end with; those that the system gives have its words.
 STARTING = [
-    *(ROOT / "storage" / f"{name}.py" for name in ("envelope", "identity", "lock", "opening", "replay", "segment")),
-    ROOT / "storage" / "subjects.py",
+    *(ROOT / "storage" / "disk" / f"{name}.py" for name in ("envelope", "dir_lock")),
+    *(ROOT / "storage" / "meta" / f"{name}.py" for name in ("identity", "subjects")),
+    *(ROOT / "storage" / "recovery" / f"{name}.py" for name in ("open", "replay")),
+    ROOT / "storage" / "message_log" / "segment.py",
     ROOT / "net" / "server" / "listening.py",
-    ROOT / "starting.py",
-    ROOT / "wiring.py",
+    *(ROOT / "daemon" / f"{name}.py" for name in ("startup", "main")),
 ]
+VERIFIES = ("verify", "batches", "derived", "groups", "segments", "sequences")
 FILE_ERRORS = {error.__name__ for error in (errors.StorageError, *all_errors(errors.StorageError))}
 ENTRIES = set(re.findall(r"`([^`]+)`", " ".join(PAGE.replace("```", "").split())))
 
@@ -110,7 +112,7 @@ def warnings() -> Iterator[str]:
 
 def advices() -> Iterator[str]:
     """What verify advises."""
-    for path in sorted((ROOT / "storage").glob("verify*.py")):
+    for path in (ROOT / "storage" / "verify" / f"{name}.py" for name in VERIFIES):
         tree = ast.parse(path.read_text("utf-8"))
         named = {
             node.target.id: words(node.value)

@@ -23,7 +23,8 @@ import qmq
 async def asynchronous() -> None:
     async with qmq.connect("qmq://127.0.0.1:1", durability="append") as client:
         reveal_type(client)                                             # qmq.net.client.client.Client
-        reveal_type(await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})) # qmq.net.client.producer.receipts.Receipt
+        receipt = await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})
+        reveal_type(receipt)                                            # qmq.net.client.producer.receipts.Receipt
         receipts = await client.send_many("a", [b"1"])
         reveal_type(receipts)                                           # qmq.net.client.producer.receipts.Receipts
         reveal_type(receipts[0].sequence)                               # int | None

@@ -189,7 +189,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "take no list of batches that was damaged on its way",
-        "log_reading:_checked",
+        "log_reader:_checked",
         never("wire.unpack_meta(frame.meta).get('crc') != crc32c(frame.payload)"),
         ("tests/net/test_log_reading.py",),
     ),

@@ -178,7 +178,10 @@ class Beating(Heartbeat):
 
 
 _MEMORY_ITEMS: Final = 4
-_CLOCKS: Final = ("elsewhere", "heartbeat", "holder", "link", "pulling", "timing")
+_CLIENT: Final = "qmq.net.client"
+_CLOCKS: Final = (
+    "failover.handover", "heartbeat", "consumer.holder", "broker_link", "consumer.pull", "timing",
+)  # fmt: skip
 
 
 @contextmanager
@@ -186,10 +189,10 @@ def staged(world: World, directory: Path) -> Iterator[None]:
     """The client library runs in that world, and keeps its files there."""
     files, clock, chance = _Files(world, directory), _Clock(world), _Chance(random.Random(world.chance.getrandbits(32)))
     pieces: list[tuple[str, object]] = [
-        *((f"qmq.net.{module}.time", clock) for module in _CLOCKS),
-        *((f"qmq.net.{module}.os", files) for module in ("spool", "state_file")),
-        *((f"qmq.net.{module}.os", chance) for module in ("brokers", "elsewhere")),
-        *((f"qmq.net.{module}.secrets", chance) for module in ("brokers", "spool", "subscribing")),
+        *((f"{_CLIENT}.{module}.time", clock) for module in _CLOCKS),
+        *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.state_file")),
+        *((f"{_CLIENT}.{module}.os", chance) for module in ("cluster", "failover.handover")),
+        *((f"{_CLIENT}.{module}.secrets", chance) for module in ("cluster", "failover.spool", "consumer.subscribe")),
         ("qmq.net.client.backoff.random", chance),
         ("qmq.net.client.broker_link.Heartbeat", Beating),
         # What fails goes to files soon, also while a checkpoint is written.

@@ -31,8 +31,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 8 rows, so that a few batches meet every border."""
     for module in (journal, order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
-    for name in ("consumer_log", "readable_rows"):
-        monkeypatch.setattr(f"qmq.storage.{name}.BLOCK_ROWS", 8)
+    for name in ("partition_index", "readable_rows"):
+        monkeypatch.setattr(f"qmq.storage.consumer_log.{name}.BLOCK_ROWS", 8)
     monkeypatch.setattr("qmq.storage.consumer_log.blocks.FEW_ROWS", 3)
     monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
 

@@ -67,8 +67,8 @@ def check_made_again(directory: Path) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (journal, order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 16)
-    for name in ("consumer_log", "readable_rows"):
-        monkeypatch.setattr(f"qmq.storage.{name}.BLOCK_ROWS", 16)
+    for name in ("partition_index", "readable_rows"):
+        monkeypatch.setattr(f"qmq.storage.consumer_log.{name}.BLOCK_ROWS", 16)
 
 
 def test_several_partitions_and_mixed_batches(tmp_path: Path, small_blocks: None) -> None:

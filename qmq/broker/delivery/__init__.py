@@ -1,0 +1,1 @@
+"""Pulls: choose messages, hand them out, wait, take back."""

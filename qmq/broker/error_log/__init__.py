@@ -1,0 +1,1 @@
+"""Messages to hand out again, and dead letters."""

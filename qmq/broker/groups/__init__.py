@@ -1,0 +1,1 @@
+"""Groups: members, settings, and what each message of a group is."""

@@ -1,0 +1,1 @@
+"""Sends: check, tell repeats apart, store, show, answer."""

@@ -1,0 +1,1 @@
+"""Dropping old segments, and carrying forward what groups still need."""

@@ -1,0 +1,1 @@
+"""Messages from elsewhere: handed over by other brokers, restored from archives."""

@@ -1,0 +1,1 @@
+"""The bytes of frames, without I/O."""

@@ -1,0 +1,1 @@
+"""The operating system behind one seam: files, syncs, locks, free space."""

@@ -1,0 +1,1 @@
+"""The message log: segments of batches, their sparse indexes, and reading them."""

@@ -1,0 +1,1 @@
+"""What a data directory says of itself: identity, subjects, gaps, checkpoints."""

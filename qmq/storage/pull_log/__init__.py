@@ -1,0 +1,1 @@
+"""The pull log: a journal of everything that befalls groups."""

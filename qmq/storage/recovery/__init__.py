@@ -1,0 +1,1 @@
+"""Opening a data directory: decide what to do, then do it."""

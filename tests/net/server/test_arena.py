@@ -1,4 +1,4 @@
-"""qmq/net/server/receive_buffer.py: whatever way bytes of many connections arrive, their frames come out whole and stay put."""
+"""Whatever way bytes of many connections arrive, their frames come out whole and stay put."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Consuming: subscriptions, pulls, messages and what becomes of them."""

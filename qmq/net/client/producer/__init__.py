@@ -1,0 +1,1 @@
+"""Sending: messages gather into batches that wait for their answers."""

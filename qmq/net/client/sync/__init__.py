@@ -1,0 +1,1 @@
+"""The same client for programs without asyncio."""
