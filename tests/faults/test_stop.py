@@ -218,7 +218,7 @@ async def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path: Path)
 
 
 _OPENS_LONG: Final = (
-    "import time; from qmq import wiring; "
+    "import time; from qmq.daemon import main as wiring; "
     "wiring.Store.open = lambda *rest: print('opening', flush=True) or time.sleep(600); "
     "from qmq.cli.main import cli; cli()"
 )
