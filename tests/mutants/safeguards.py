@@ -96,6 +96,12 @@ SAFEGUARDS: Final = (
         ("tests/broker/test_intake.py", "tests/broker/test_model.py"),
     ),
     Mutant(
+        "keep runs that are made while a checkpoint is written",
+        "sweep",
+        instead("claimed | unclaimed()", "claimed"),
+        ("tests/storage/test_group_files.py",),
+    ),
+    Mutant(
         "fdatasync at all",
         "Segment.sync",
         skip("self._disk.fdatasync(self.fd)"),
