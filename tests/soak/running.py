@@ -302,7 +302,7 @@ class Soak:
         """Send less while a group is far behind, as where others have the machine: retention would overtake it."""
         if not groups:  # no broker could be asked
             return
-        behind = max(counts["ready"] for counts in groups.values())
+        behind = max(counts["ready"] + counts["in_flight"] + counts["in_retry"] for counts in groups.values())
         far = self.rate * kept_seconds(self.wanted.seconds, self.wanted.brokers) / 4
         stage.set_rate(self.rate / 4 if behind > far else self.rate)
         self.struck["samples at a quarter of the rate"] += behind > far
