@@ -19,7 +19,7 @@ from tests.broker.test_consuming import Consumer
 from tests.broker.test_forwarding import LIMITS
 from tests.broker.test_retention import HOUR_MS, driven_in, send
 
-#: What a turn may do at most, by what docs/ARCHITECTURE.md and the modules say: groups that follow one prefix each;
+#: What a turn may do at most, by what the modules say: groups that follow one prefix each;
 #: pointers into the segment that are looked at; bytes that are appended, beside the last run of these.
 MOST_MOVED = 100
 MOST_FOUND = 256

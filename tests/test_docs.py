@@ -1,0 +1,63 @@
+"""The pages of docs/ fit together: links lead to headings that exist, named files exist, the glossary is in order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GLOSSARY = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+MODULES = [f"/{path.relative_to(ROOT)}" for top in ("qmq", "spark", "tests") for path in (ROOT / top).rglob("*.py")]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text("utf-8"))):
+        name, _, anchor = target.partition("#")
+        other = page.parent / name if name else page
+        if not target.startswith("http") and (not other.exists() or (anchor and anchor not in anchors(other))):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "GLOSSARY.md", "decisions.md"])
+def test_every_file_that_is_named_exists(name: str) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / name).read_text("utf-8")))
+    assert len(named) > 3
+    assert sorted(file for file in named if not any(path.endswith(f"/{file}") for path in MODULES)) == []
+
+
+def test_the_glossary_defines_each_word_once_in_alphabetical_order() -> None:
+    words = re.findall(r"^### (.+)$", GLOSSARY, re.MULTILINE)
+    assert len(words) > 80
+    assert words == sorted(set(words))
+
+
+def test_the_architecture_is_a_page_that_begins_with_the_glossary() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 120
+    assert re.findall(r"\]\(([^)]+)\)", ARCHITECTURE)[0] == "GLOSSARY.md"
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b: c\n[1](#a-b-c) [2](#no) [3](none.md)\n```\n[4](none)\n```\n", "utf-8")
+    assert dead_links(page) == ["#no", "none.md"]
