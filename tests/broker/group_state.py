@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from qmq.broker.delivery.encode import Some
 from qmq.broker.error_log.retry import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import stretches_of
+from qmq.broker.groups.message_ranges import parts_of
 from qmq.format.layout import RETRY_DTYPE
 from tests.broker.harness import Driven
 from tests.broker.model import Letter, Message, Place, Standing, Waiting, undated
@@ -69,5 +70,7 @@ def letter_of(row: dict[str, Any]) -> Letter:
 
 def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
     store, group = driven.store, driven.broker._delivery.subscriptions.groups["g"]
-    found = stretches_of(store, group, [messages.part(at, at + 1) for at in range(messages.total)])
-    return tuple((store.subject_name(subject), first) for subject, first, _ in found)
+    found = [part for at in range(messages.total) for part in parts_of(store, group, messages.part(at, at + 1))]
+    return tuple(
+        (store.subject_name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
+    )

@@ -19,8 +19,8 @@ from tests.broker.faulted import FaultedBroker
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
 from tests.broker.test_most_once import joined, joining, skipped, taken
-from tests.broker.test_unnamed import records
-from tests.broker.test_untold import spoil
+from tests.broker.test_rewind import spoil
+from tests.broker.test_rotten_records import records
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
 from tests.storage.disks import FullDisk

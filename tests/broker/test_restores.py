@@ -19,7 +19,7 @@ from qmq.format.restored import numbered, restored_batches
 from qmq.intervals import Intervals
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed
-from tests.broker.test_unnamed import records, rotten
+from tests.broker.test_rotten_records import records, rotten
 from tests.format.contents import CREATED_US
 from tests.format.test_private import run_of
 from tests.storage.test_dropping import drop
@@ -316,6 +316,19 @@ def test_what_a_lost_record_named_is_named_again(tmp_path: Path) -> None:
     store(driven, group_frame(b"x", b"y", batches=2))
     rotten(driven, records(driven, Kind.RESTORED)[0])
     assert found_in(begin(driven, begun["ends"], "g")) == [0, 1]
+    consumer.join()
+    assert sorted(consumer.pull()) == [b"x", b"y"]
+    assert consumer.pull() == []
+
+
+def test_one_of_several_records_is_lost(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 0)
+    consumer = Consumer(driven, "c")
+    driven.checkpoint()
+    begin(driven, group="g")
+    store(driven, group_frame(b"x"))
+    store(driven, group_frame(b"y", number=1))
+    rotten(driven, records(driven, Kind.RESTORED)[0])
     consumer.join()
     assert sorted(consumer.pull()) == [b"x", b"y"]
     assert consumer.pull() == []

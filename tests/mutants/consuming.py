@@ -63,12 +63,6 @@ CONSUMING: Final = (
         ("tests/storage/test_pull_log.py",),
     ),
     Mutant(
-        "leave with nobody what waits to be handed out again after records are lost",
-        "doubled",
-        skip("taken.setdefault(subject, Intervals()).add(start, end)", at=1),
-        ("tests/broker/test_doubled.py", _LOST),
-    ),
-    Mutant(
         "pass blocks of most_once groups that came after a record that the power took",
         "Changes.replay",
         always("record.kind != Kind.RESERVE"),

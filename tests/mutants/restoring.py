@@ -131,8 +131,8 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "name again what a lost record named",
-        "name_again",
-        never("first >= ledger.restored.end(run)"),
+        "hand_out_unnamed",
+        never("not ledger.restored.has(header.producer_id, first)"),
         _BROKER,
     ),
     Mutant(

@@ -74,9 +74,9 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "leave copies that nobody names",
-        "unnamed:_stored",
-        never("header.producer_id == COPY_PRODUCER"),
-        ("tests/sim/test_retaining.py",),
+        "rewind:_stored",
+        always("header.producer_id != COPY_PRODUCER"),
+        ("tests/broker/test_rotten_records.py",),
     ),
     Mutant(
         "give retries that wait in memory no second place",

@@ -8,7 +8,7 @@ from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
 _PULL_LOG: Final = ("tests/storage/test_pull_log.py",)
-_UNTOLD: Final = ("tests/broker/test_untold.py",)
+_REWIND: Final = ("tests/broker/test_rewind.py",)
 _SCHEDULE: Final = ("tests/storage/test_runs.py",)
 _SCRUB: Final = ("tests/storage/test_scrub_groups.py",)
 
@@ -35,19 +35,37 @@ ROTTING: Final = (
         "begin another generation behind records that are lost",
         "GroupFiles.__init__",
         never("bool(found.torn or found.holes)"),
-        _UNTOLD,
+        _REWIND,
     ),
     Mutant(
-        "hand out again what records that are lost may have said",
-        "Changes._hand_out",
-        instead("untold.missing(group) if group.mode != MOST_ONCE else []", "[]"),
-        _UNTOLD,
+        "rewind groups to bad bytes",
+        "Rewind.counts",
+        always("kind not in _MOVES_ON or group not in self.groups"),
+        _REWIND,
+    ),
+    Mutant(
+        "count what was pulled since a start that rewound",
+        "Rewind.finish",
+        skip("self.groups.discard(group)"),
+        _REWIND,
+    ),
+    Mutant(
+        "rewind anew where more has rotten since",
+        "Rewind.finish",
+        always("lost_bytes == self.lost_bytes"),
+        _REWIND,
+    ),
+    Mutant(
+        "give no pull sequence twice where records are lost",
+        "Changes.replay",
+        skip("ledger.skip_sequences(files.generations_since * _UNSEEN)"),
+        _REWIND,
     ),
     Mutant(
         "find hand-overs again whose records are lost",
         "Changes.replay",
-        instead("files.torn or files.holes", "not files"),
-        ("tests/broker/test_unnamed.py",),
+        never("files.torn or files.holes"),
+        ("tests/broker/test_rotten_records.py",),
     ),
     Mutant(
         "pass all of a most_once group where a block may be lost",

@@ -257,15 +257,13 @@ class Handing:
         fields = [self.ledger_of(group).number, [following.prefix for following in ended]]
         self._store.groups.stage(Kind.UNFOLLOW, msgpack.packb(fields))
 
-    def replay(self, group: Group, kind: int, fields: list[Any]) -> bool:
-        """Do what a record says; False when it is of a consumer of whom nothing is known."""
+    def replay(self, group: Group, kind: int, fields: list[Any]) -> None:
+        """Do what a record says, but for one of a consumer of whom nothing is known."""
         ledger = group.ledger
         assert ledger is not None
-        is_known = ledger.replay(kind, fields)
-        if kind == Kind.PULL:
+        if ledger.replay(kind, fields) and kind == Kind.PULL:
             _, _, _, _, where, flat = fields
             self._replay_cursors(group, where, unflat(flat))
-        return is_known
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
         """Move the group behind what it was given."""

@@ -55,8 +55,6 @@ class Retries:
         self._next_number = 1
         #: Taken in records that were read before the items were, by number.
         self._taken: dict[int, list[MessageRange]] = {}
-        #: Numbers of retries that a lost record told of, as far as this start knows.
-        self._lost = Intervals()
         #: Numbers of retries in the schedule that others stand for.
         self._void = Intervals()
         #: While somebody looks at all of them: what came since, and the numbers of what has left the schedule.
@@ -111,13 +109,6 @@ class Retries:
         else:
             queue.extend(retry._replace(messages=messages) for messages in rest_of(retry.messages, taken))
 
-    def all(self) -> Iterator[MessageRange]:
-        """What is to be handed out again, due or not, as far as it can be read. Reads files."""
-        yield from (retry.messages for retry in self.waiting())
-        for items in self._schedule.all():
-            for retry in unpacked(items):
-                yield from (left.messages for left in self.left_of(retry))
-
     def waiting(self) -> list[Retry]:
         """What is due and in memory."""
         return [*self._due, *self._alone]
@@ -162,7 +153,7 @@ class Retries:
         """
         if not self._due and not self._alone:
             self._is_new = True
-            if not self._schedule.is_due(now_us) and not self._void.size and not self._lost.size:
+            if not self._schedule.is_due(now_us) and not self._void.size:
                 return False
         while len(self._due) + len(self._alone) < (most or LOADED_ITEMS) and self._schedule.is_due(now_us):
             items = self._schedule.pop(now_us, LOADED_ITEMS)
@@ -173,8 +164,6 @@ class Retries:
                 break
         if self._void and not len(self._schedule):
             self._void = Intervals()
-        if self._lost and not len(self._schedule):  # what was taken of lost ones was counted too
-            self.count = sum(retry.messages.total for queue in (self._due, self._alone) for retry in queue)
         return bool(self._due or self._alone)
 
     @property
@@ -299,17 +288,15 @@ class Retries:
     def took(self, number: int, messages: MessageRange) -> None:
         """A record says that a pull took these of a retry's messages; it may not be loaded yet."""
         self.changed = True
-        self.skip_to(number + 1)
         self.count -= messages.total
         for queue in (self._due, self._alone):
             for at, retry in enumerate(queue):
-                if (retry.number == number or self._lost) and retry.messages.overlaps(messages):
+                if retry.number == number and retry.messages.overlaps(messages):
                     del queue[at]
                     for part in reversed(without(retry.messages, messages)):
                         queue.insert(at, retry._replace(messages=part))
                     return
-        if number not in self._lost:
-            self._taken.setdefault(number, []).append(messages)
+        self._taken.setdefault(number, []).append(messages)
 
     @property
     def next_number(self) -> int:
@@ -318,9 +305,7 @@ class Retries:
 
     def skip_to(self, number: int) -> None:
         """The next retry gets that number at least: records of those before it are lost."""
-        if number > self._next_number:
-            self._lost.add(self._next_number, number)
-            self._next_number = number
+        self._next_number = max(self._next_number, number)
 
     def clear(self) -> None:
         """Nothing waits any more."""

@@ -279,15 +279,7 @@ class Ledger:
         for number in numbers or ():
             self.dead.take_out(number, number + 1)
 
-    # --- what the pull log cannot tell any more ----------------------------------------------------------------------
-
-    def untold(self, ranges: list[MessageRange], now_us: int, *, last: bool) -> None:
-        """What became of these is not known: they are handed out again, as if for the first time."""
-        self._do(Kind.UNTOLD, [flat(ranges), last, now_us])
-
-    def _untold(self, fields: list[int], last: bool, now_us: int) -> None:
-        for messages in unflat(fields):
-            self.retries.add(messages, 1, 0, False, Failure("what became of it is lost", 0, 0, now_us, now_us))
+    # --- when its messages, or all of it, go elsewhere ---------------------------------------------------------------
 
     def forward(self, retries: list[Any], letters: list[Any], held: list[Any], now_us: int) -> None:
         """Copies stand for messages that are about to be dropped; see ``forwarded.apply``."""
@@ -404,8 +396,6 @@ class Ledger:
                 self._forget(*fields)
             case Kind.SETTINGS:
                 self._set(*fields)
-            case Kind.UNTOLD:
-                self._untold(*fields)
             case Kind.FORWARD:
                 forwarded.apply(self.retries, self.dead, self.members, *fields)
             case _:

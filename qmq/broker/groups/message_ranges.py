@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise, repeat
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -282,24 +282,3 @@ def _between(partition: int, rows: Rows, start: int, stop: int) -> Iterator[Some
         yield Many(partition, rows[:tail])
     if stop < whole:
         yield Some(partition, rows[-1].item(), 0, stop)
-
-
-def stretches_of(store: Store, group: Group, ranges: Iterable[MessageRange]) -> Iterator[tuple[int, int, int]]:
-    """Subject, first sequence and the one behind the last of what ranges name, as far as it is there. May wait."""
-    for messages in ranges:
-        for part in parts_of(store, group, messages):
-            if isinstance(part, Many):
-                yield from _of_rows(part.rows)
-            else:
-                first, subject = part.entry[0], part.entry[3]
-                yield subject, first + part.start, first + part.stop
-
-
-def _of_rows(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Rows of a subject that follow each other are one."""
-    ordered = rows[np.lexsort((rows["first_sequence"], rows["subject"]))]
-    firsts: npt.NDArray[Any] = ordered["first_sequence"]
-    ends = firsts + ordered["count"]
-    heads = np.flatnonzero((ordered["subject"][1:] != ordered["subject"][:-1]) | (firsts[1:] != ends[:-1])) + 1
-    for start, stop in zip([0, *heads.tolist()], [*heads.tolist(), len(ordered)], strict=True):
-        yield int(ordered["subject"][start]), int(firsts[start]), int(ends[stop - 1])

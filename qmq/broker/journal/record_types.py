@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
     OVER = (
         14  # numbers, a range, attempt, verdict, reason, delay, now, name: handed over by a consumer of another broker
     )
-    UNTOLD = 15  # numbers, ranges that lost records told of and that are handed out again, whether these are the last
+    REWOUND = 15  # number, size of the holes to which a start has rewound the group: records behind count again
     RESTORED = 18  # numbers, ranges, run of a restore, which of its messages: from, up to; now
     PART = 16  # numbers, consumer, why it leaves, the pull sequence up to which what it held comes again by this, now
     MOVED = 17  # number, partition, position before which all is dropped, so many were skipped, [exact subject, cursor]

@@ -280,6 +280,7 @@ def _file_of(disk: Disk, directory: Path, position: int) -> int:
 def _told(disk: Disk, directory: Path, hole: Hole) -> str:
     base = _file_of(disk, directory, hole.start)
     return (
-        f"{pull_file_path(directory, base)} has no good record at bytes {hole.start - base} to {hole.end - base}: what "
-        "consumers pulled, acknowledged or handed back there is not known, and is handed out again"
+        f"{pull_file_path(directory, base)} has no good record at bytes {hole.start - base} to {hole.end - base}: "
+        "groups are set back to there, and are handed again what they were given since; what these bytes said of "
+        "settings, seeks or deletions is lost"
     )

@@ -30,7 +30,9 @@ from qmq.storage.verify.report import Report
 #: What repair puts the bytes of a rotten run under.
 SET_ASIDE: Final = ".set-aside"
 
-_PULLS_ADVICE: Final = "nothing but a restart: what is not known is handed out again"
+_PULLS_ADVICE: Final = (
+    "nothing but a restart: groups are set back to there, and are handed again what they were given since"
+)
 _OTHER_COPY: Final = "run qmq repair: the other copy has it"
 _BOTH: Final = "run qmq repair: it takes out what is rotten, whose messages are not known any more"
 _CRC_SIZE: Final = 4

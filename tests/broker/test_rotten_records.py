@@ -10,13 +10,15 @@ import pytest
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.records import PullRecord, pull_file_path, read_pull_log
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 from tests.broker.test_handovers import done, over
-from tests.broker.test_untold import spoil
+from tests.broker.test_retention import HOUR_MS, driven_in, numbers, send
+from tests.broker.test_rewind import spoil
 from tests.storage.stores import identity_of
 
 
@@ -90,7 +92,7 @@ def test_a_hand_over_whose_record_is_lost_is_found_again(
     if again:  # by its sender, had it not been answered
         done(driven, over(driven))
     found = rest(driven, consumer)
-    assert sorted(found) == sorted([*many(3)[then is acked :], b"from elsewhere"])
+    assert sorted(found) == sorted([*many(3), b"from elsewhere"]), "also what was given behind the bad bytes"
     killed(driven)
     assert rest(driven, consumer) == [], "what was found again is named by a record now"
     ended(driven)
@@ -107,6 +109,23 @@ def test_one_that_was_handed_out_already_stays_with_who_holds_it(tmp_path: Path)
     rotten(driven, first)
     found = rest(driven, consumer)
     assert set(found) == {b"from elsewhere", b"second"}
+    ended(driven)
+
+
+def test_no_record_of_a_segment_that_goes_takes_messages_from_a_group_that_is_rewound(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS))
+    send(driven, 30)
+    consumer = Consumer(driven, "c")
+    driven.checkpoint()
+    assert numbers(consumer.pull(3)) == [0, 1, 2]
+    driven.advance(HOUR_MS)
+    for _ in range(20):
+        driven.advance(1)
+    assert records(driven, Kind.MOVED)
+    assert records(driven, Kind.FORWARD)
+    rotten(driven, records(driven, Kind.PULL)[0])
+    consumer.join()
+    assert numbers(consumer.pull()) == list(range(30)), "nothing has gone yet, and no copy comes beside its original"
     ended(driven)
 
 

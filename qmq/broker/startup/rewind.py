@@ -1,0 +1,97 @@
+"""Rewind groups to the first bad bytes of the pull log: nobody knows what the records there said.
+
+From there on no record counts by which a group moves on, so the group gets the messages again that it was given since.
+All other records count (acknowledgements of older messages, joins, settings, seeks, hand-overs): each does what it can
+to the group as it was at the bad bytes. So no message is lost, and none has two holders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import Kind, Verdict
+from qmq.errors import BadBatch, StorageError
+from qmq.format.batch import Header, parse_header
+from qmq.format.copies import COPY_PRODUCER
+from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
+from qmq.format.private import private_subject
+from qmq.storage.store import Hole, Store
+
+#: A group moves on by these. (Retention drops only what a checkpoint has, so MOVED and FORWARD can be done anew.)
+_MOVES_ON: Final = frozenset((Kind.PULL, Kind.AGAIN, Kind.MOVED, Kind.FORWARD))
+_REASON: Final = "what became of it is lost"
+_CHUNK_ROWS: Final = 8_192
+
+
+class Rewind:
+    """The groups that are rewound while a start reads the pull log."""
+
+    def __init__(self, holes: Iterable[Hole]) -> None:
+        self._holes = deque(holes)
+        #: The size of all holes so far. Rot only grows: the same size means the same holes.
+        self.lost_bytes = 0
+        self.groups = set[Group]()
+
+    def pass_holes(self, position: int, groups: Iterable[Group]) -> None:
+        """Rewind *groups* if holes lie before *position*."""
+        while self._holes and self._holes[0].end <= position:
+            hole = self._holes.popleft()
+            self.lost_bytes += hole.end - hole.start
+            self.groups.update(groups)
+
+    def counts(self, group: Group, kind: int) -> bool:
+        """Return whether a record of that kind, read now, counts."""
+        return kind not in _MOVES_ON or group not in self.groups
+
+    def finish(self, group: Group, lost_bytes: int) -> None:
+        """An earlier start has rewound the group to holes of that size: all records behind count again, unless there
+        are more holes now, which that start had read.
+        """
+        if lost_bytes == self.lost_bytes:
+            self.groups.discard(group)
+
+
+def hand_out_unnamed(store: Store, groups: Iterable[Group], now_us: int) -> None:
+    """Hand out the messages of a group's own subjects that no record names: the record may be lost. May wait for rows.
+
+    They were acknowledged only once a record named them, so these lie behind the checkpoint.
+    """
+    if not store.has_private:
+        return
+    for group in groups:
+        ledger = group.ledger
+        if ledger is None or group.name is None:
+            continue
+        own = store.subjects_under(private_subject(group.name, ""), 0, store.subject_count)
+        for header, is_restored in _stored(store, own) if own else ():
+            partition, position, first = header.partition, header.position, header.producer_sequence
+            messages = MessageRange(PARTITIONS + partition, position, 0, 0, header.messages, position)
+            if is_restored:
+                if not ledger.restored.has(header.producer_id, first):
+                    ledger.bring_back([messages], header.producer_id, first, first + header.messages, now_us)
+            elif (name := header.producer_id + first.to_bytes(8, "little")) not in ledger.handed:
+                ledger.take_over(messages, 1, Verdict.NACK, _REASON, 0, now_us, name)
+
+
+def _stored(store: Store, own: list[int]) -> Iterator[tuple[Header, bool]]:
+    """The batches of these subjects behind the checkpoint, and whether a restore brought them. A batch that cannot be
+    read is left out; so are copies, for which a rewound group has the original.
+    """
+    for partition in range(store.partitions):
+        row = store.row_at_position(partition, store.claimed(partition))
+        while len(rows := store.rows(partition, row, _CHUNK_ROWS)):
+            row += len(rows)
+            mine = rows[np.isin(rows["subject"], own)]
+            for position, flags in dict(zip(mine["position"].tolist(), mine["flags"].tolist(), strict=True)).items():
+                with suppress(BadBatch, StorageError):
+                    header = parse_header(store.peek(partition, position, BATCH_HEADER_SIZE))
+                    if header.producer_id != COPY_PRODUCER:
+                        yield header, bool(flags & RUN_REPLAYED)
