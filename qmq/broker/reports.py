@@ -1,4 +1,4 @@
-"""What clients could not verify or decode: read again from disk, judged, answered with what is sound of it."""
+"""What clients could not verify or decode: read again from disk and judged."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Final
 from qmq.broker.damage import Damages
 from qmq.broker.delivery.read_numbers import Asker, first_number
 from qmq.broker.ports.commands import Checked, ReadDone, Report
-from qmq.broker.ports.effects import Buffer, CheckWanted, Effect, ReadWanted, Refused, Reported
+from qmq.broker.ports.effects import CheckWanted, Effect, ReadWanted, Refused, Reported
 from qmq.broker.ports.metrics import Counters
 from qmq.errors import Overloaded, StorageError
-from qmq.format.batch import parse_header, runs_of
-from qmq.format.salvage import sound_pieces
-from qmq.storage.store import Damage, NotAtHand, Store
+from qmq.storage.store import NotAtHand, Store
 
 #: Reports without an answer, of one connection and of all.
 MAX_REPORTS: Final = 16
@@ -58,7 +56,7 @@ class Reports:
             return
         if size is None:
             self._close(number)
-            self._effects.append(Reported(report.connection, report.request, "unknown", [], 0))
+            self._effects.append(Reported(report.connection, report.request, "unknown"))
             return
         self._effects.append(
             CheckWanted(number, report.partition, report.position, size, report.first, report.messages)
@@ -89,10 +87,9 @@ class Reports:
         damage = checked.damage
         if damage is not None:
             self._damages.found(damage, "report")
-        found = "sound" if damage is None else "bad"
         self._counters.sound_reports += damage is None
-        buffers = _sound_part(report, checked.batch, damage)
-        self._effects.append(Reported(report.connection, report.request, found, buffers, sum(map(len, buffers))))
+        found = "sound" if damage is None else "bad"
+        self._effects.append(Reported(report.connection, report.request, found))
 
     def _batch_size(self, partition: int, position: int) -> int | None:
         """The size of the batch that begins there, if one does that can be pulled."""
@@ -104,24 +101,3 @@ class Reports:
             return None
         entry = store.read_entry(partition, row)
         return entry[10] if entry[1] == position else None
-
-
-def _sound_part(report: Report, batch: memoryview, damage: Damage | None) -> list[Buffer]:
-    """The batch as it lies when all of it is wanted and sound, else pieces of its runs: whole, but for bad messages."""
-    if damage is None and not report.messages:
-        return [batch]
-    marks = (
-        []
-        if damage is None
-        else [(start - report.position, start - report.position + size) for start, size in damage.marks]
-    )
-    if marks and marks[0][0] <= 0:
-        return []
-    header = parse_header(batch)
-    end = report.first + report.messages if report.messages else header.messages
-    wanted, ordinal = list[tuple[int, int, int | None]](), 0
-    for run, count in enumerate(runs_of(batch, header)["count"].tolist()):
-        if ordinal < end and report.first < ordinal + count:
-            wanted.append((run, 0, None))
-        ordinal += count
-    return sound_pieces(batch, marks, wanted)

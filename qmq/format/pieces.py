@@ -24,7 +24,6 @@ from qmq.format.batch import (
     runs_of,
     stored_names,
 )
-from qmq.format.correction import corrected_header
 from qmq.format.hashing import checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
@@ -48,9 +47,8 @@ class Damage(NamedTuple):
     """Messages of an answer that could not be verified and are left out: so many of the batch at ``position``, from
     ordinal ``first`` on (0: all of them). They belong before run number ``place`` of those that were read.
 
-    Where not even a header could be read, ``size`` is how many bytes of the answer, from ``offset`` on, are left out;
-    partition, position, first, messages and ``is_piece`` are what the header says, with one bit turned back if that
-    makes it right: else they may be wrong.
+    Where not even a header could be read, ``size`` is how many bytes of the answer are left out. Nobody knows whose
+    they were: the other numbers are 0.
     """
 
     reason: str
@@ -59,9 +57,7 @@ class Damage(NamedTuple):
     first: int
     messages: int
     place: int
-    offset: int = 0
     size: int = 0
-    is_piece: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,8 +179,6 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 _MAGICS: Final = (struct.pack("<I", BATCH_MAGIC), struct.pack("<I", PIECE_MAGIC))
 _SIZE: Final = struct.Struct("<I")
 SIZE_OFFSET: Final = 8  # in batches and pieces
-#: Bad headers of one answer that are looked at bit by bit.
-_MOST_CORRECTED: Final = 64
 _POSITION: Final = struct.Struct("<Q")
 
 
@@ -203,32 +197,9 @@ def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[Da
         try:
             offset += read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
-            damaged.append(_lost(answer, offset, str(error), len(runs), len(damaged) < _MOST_CORRECTED))
-            offset += damaged[-1].size
-
-
-def _lost(answer: memoryview, offset: int, reason: str, place: int, may_try: bool) -> Damage:
-    """The bytes of an answer from *offset* on that begin with a bad header, and what that says of them."""
-    header = corrected_header(answer[offset:]) if may_try else None
-    if header is not None and can_end_at(answer, offset + header.size):
-        size = header.size
-    else:
-        size = _resume(answer, offset) - offset
-    reason = f"{reason}; {size} bytes of the answer are left out"
-    if header is None:
-        rest = bytes(answer[offset : offset + BATCH_HEADER_SIZE]).ljust(BATCH_HEADER_SIZE, b"\0")
-        is_piece = rest[:4] == _MAGICS[1]
-        header = PieceHeader._make(PIECE_HEADER.unpack_from(rest)) if is_piece else parse_header(rest)
-    if isinstance(header, Header):
-        return Damage(reason, header.partition, header.position, 0, 0, place, offset, size)
-    return Damage(
-        reason, header.partition, header.position, header.ordinal, header.messages, place, offset, size, is_piece=True
-    )
-
-
-def can_end_at(answer: memoryview, offset: int) -> bool:
-    """Whether a batch or piece of *answer* may end there: it does, or another one begins."""
-    return offset == len(answer) or (offset < len(answer) and bytes(answer[offset : offset + 4]) in _MAGICS)
+            size = _resume(answer, offset) - offset
+            damaged.append(Damage(f"{error}; {size} bytes of the answer are left out", 0, 0, 0, 0, len(runs), size))
+            offset += size
 
 
 def read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:

@@ -245,9 +245,12 @@ class Driven:
         max_bytes: int = 4 << 20,
         timeout_ms: int = 0,
         connection: int = 1,
+        expected: int | None = None,
+        checks: bool = False,
     ) -> Pull:
         """A pull."""
-        return Pull(connection, self.request(), subscription, max_count, min_count, max_bytes, timeout_ms)
+        limits = max_count, min_count, max_bytes, timeout_ms
+        return Pull(connection, self.request(), subscription, *limits, expected, checks)
 
     def pull(self, subscription: int, left_out: int = 0, **limits: int) -> list[Run]:
         """Pull without waiting, and acknowledge what came: its runs, verified. *left_out* could not be read."""

@@ -198,15 +198,13 @@ async def send(client: qmq.Client, ledger: Ledger, name: str) -> None:
 
 
 async def follow(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
-    """Alone: everything comes, once, also what is damaged on the way and after a pull that was cancelled."""
+    """Alone: everything comes, once, also after a pull that was cancelled."""
     got: list[Message] = []
-    world.wires.damages = True
     async with client.subscribe(f"{name}.", start="first") as consumer:
         while len(got) < len(ledger.entries):
             came = await consumer.pull(max_count=AT_ONCE, timeout=60)
             assert came, f"{len(got)} of {len(ledger.entries)} came"
             got += came
-        assert world.wires.was_cut or any(passing.kind == Kind.REPORT for passing in world.wires.passed)
         asked = pulls_in(world.wires.passed)
         pull = asyncio.create_task(consumer.pull())
         await until(lambda: pulls_in(world.wires.passed) > asked, "the pull is on its way")
@@ -224,10 +222,11 @@ def pulls_in(frames: Iterable[Passing]) -> int:
 
 
 async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
-    """In a group: nothing is missing, and nothing that was acknowledged comes twice."""
+    """In a group: nothing is missing, also not what is damaged on the way, and nothing acknowledged comes twice."""
     handled: list[Message] = []
     back: list[Message] = []
     wanted = {entry.number for entry in ledger.entries if not entry.subject.endswith("c")}
+    world.wires.damages = True
     async with client.subscribe(f"{name}.a", f"{name}.b", group=name, start="first") as consumer:
         while len(handled) < AT_ONCE or not back:
             first, *others = await consumer.pull(max_count=AT_ONCE, timeout=60)
@@ -240,6 +239,7 @@ async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> 
                 message.ack()
             handled += others
         await consumer.flush()
+    assert world.wires.was_cut or any(passing.kind == Kind.REPORT for passing in world.wires.passed)
     await world.ready()
     assert [row.name for row in await client.admin.groups(name)] == [name]
     await world.ready()

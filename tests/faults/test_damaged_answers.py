@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.storage.disks import HastyDisk
 
 SEED: Final = 5
 FLIPS: Final = 150
+PATIENCE_S: Final = 60
 
 
 class FlipOne:
@@ -52,9 +54,10 @@ async def fill(url: str) -> list[tuple[str, bytes]]:
     return sent
 
 
+@pytest.mark.parametrize("group", ["g", None])
 @pytest.mark.parametrize(("prefix", "max_count"), [("", 100), ("a.", 100), ("a.0", 3)])
 async def test_damage_on_the_way_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, max_count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, max_count: int, group: str | None
 ) -> None:
     monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     print(f"seed {SEED}")
@@ -63,25 +66,21 @@ async def test_damage_on_the_way_loses_nothing(
         sent = await fill(broker.url)
         expected = sorted(body for subject, body in sent if subject.startswith(prefix))
         async with Proxy(broker.address[1], plan) as proxy, qmq.connect(proxy.url) as client:
-            missed = Counter[int]()
             for number in range(FLIPS):
-                async with client.subscribe(prefix, group=f"g{number}") as consumer:
+                name = None if group is None else f"{group}-{number}"
+                async with client.subscribe(prefix, group=name, start="first") as consumer:
                     plan.armed = True
                     got = list[bytes]()
-                    while len(got) < len(expected):
-                        messages = await consumer.pull(max_count, timeout=0.05)
-                        got += [message.body for message in messages]
-                        if not messages:
-                            break
+                    async with asyncio.timeout(PATIENCE_S):
+                        while len(got) < len(expected):
+                            got += [message.body for message in await consumer.pull(max_count)]
                     assert not plan.armed
-                    assert len(set(got)) == len(set(got) & set(expected))
-                    missed[len(expected) - len(got)] += 1
-                    assert (consumer.damaged == 0) == (sorted(got) == expected)
-            print(dict(missed), dict(proxy.struck))
+                    assert sorted(got) == expected
+                    assert consumer.damaged == 0
+            print(dict(proxy.struck))
             assert proxy.struck["flip", TO_CLIENT, "MESSAGES", ""] == FLIPS
-            assert missed[0] == FLIPS, missed
         assert broker.counters.damaged == {}
-        assert broker.counters.sound_reports > FLIPS // 2
+        assert broker.counters.sound_reports > FLIPS // 8
 
 
 @pytest.mark.parametrize(("group", "first_bit"), [(None, 0), ("g", 1)])
@@ -91,7 +90,6 @@ async def test_a_damaged_frame_header_ends_the_connection_at_most(
     """Every other bit: who follows alone misses nothing, a group at most what that frame and the next one had."""
     monkeypatch.setattr("qmq.net.client.consumer.pull.ROUND", 0.1)
     monkeypatch.setattr("qmq.net.client.consumer.pull.LATE", 0.1)
-    monkeypatch.setattr("qmq.net.client.consumer.corrupt_reads.SUSPECT_TIMEOUT", 0.1)
     monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.05)
     monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     plan = FlipOne()

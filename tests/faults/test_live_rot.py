@@ -131,6 +131,15 @@ async def by_pull_batch(url: str, group: str, last: bytes) -> Took:
         return Took(got, consumer.damaged, errors)
 
 
+async def by_solo(url: str, group: str, last: bytes) -> Took:
+    got, errors = list[bytes](), list[QmqError]()
+    async with qmq.connect(url) as client, client.subscribe("a.", start="first") as consumer:
+        consumer.on_error = errors.append
+        while last not in got:
+            got += [message.body for message in await consumer.pull(200)]
+        return Took(got, consumer.damaged, errors)
+
+
 def _sync(take: Callable[[qmq.SyncConsumer, bytes], list[bytes]]) -> Way:
     def run(url: str, group: str, last: bytes) -> Took:
         errors = list[QmqError]()
@@ -171,6 +180,7 @@ WAYS: Final[dict[str, Way]] = {
     "async-for": by_loop,
     "pull": by_pull,
     "pull_batch": by_pull_batch,
+    "solo": by_solo,
     "sync-for": _sync(_loop),
     "sync-pull": _sync(_pull),
     "sync-pull_batch": _sync(_pull_batch),
@@ -229,7 +239,8 @@ async def test_consumers_of_every_kind_get_everything_else(unscrubbed: BrokerPro
     assert summary(broker) == (len(by_report), 0, 0, len(by_report))
 
 
-async def test_any_bit_costs_only_the_batch_it_hits(unscrubbed: BrokerProcess) -> None:
+@pytest.mark.parametrize("first", ["pull", "pull_batch", "solo"])
+async def test_any_bit_costs_only_the_batch_it_hits(unscrubbed: BrokerProcess, first: str) -> None:
     print(f"seed {SEED}")
     broker, chance = unscrubbed, random.Random(SEED)
     bodies = await fill(broker.url)
@@ -242,7 +253,7 @@ async def test_any_bit_costs_only_the_batch_it_hits(unscrubbed: BrokerProcess) -
         hit[file, start] = offset
     may_miss = {message.body for message in messages if (message.file, message.batch) in hit}
     lost = set[bytes]()
-    for name in ("pull", "async-for", "sync-pull"):  # first the one for whom the broker looks into batches
+    for name in (first, "async-for", "sync-pull"):
         took = await asyncio.wait_for(WAYS[name](broker.url, name, bodies[-1]), PATIENCE_S)
         assert len(took.bodies) == len(set(took.bodies))
         assert set(bodies) - set(took.bodies) <= may_miss

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, PIECE_CRC_OFFSET, PIECE_HEADER, PIECE_HEADER_SIZE
-from qmq.format.pieces import Damage, StoredBatch, can_end_at, piece_of_run, read_answer
+from qmq.format.pieces import Damage, StoredBatch, piece_of_run, read_answer
 from qmq.format.run import PieceHeader
 from tests.format.contents import (
     POSITION,
@@ -223,28 +223,7 @@ def test_damage_says_where() -> None:
     assert damage == Damage("a message of 'b' does not fit its checksum", 3, POSITION, 4, 1, 1)
     _, (damage,) = read_answer(memoryview(b"nonsense" * 20))
     assert damage.reason == "neither a batch nor a piece begins here; 160 bytes of the answer are left out"
-    assert (damage.place, damage.offset, damage.size) == (0, 0, 160)
-
-
-def test_what_a_bad_header_says_is_told() -> None:
-    whole = stored(THREE)
-    for answer, said in [
-        (bytes(whole), (3, POSITION, 0, 0)),
-        (piece(whole, 1, 1, 3), (3, POSITION, 3, 2)),
-    ]:
-        bad = bytearray(bytes(whole) + answer)
-        bad[len(whole) + 41] ^= 1  # created_at_us
-        runs, (damage,) = read_answer(memoryview(bad))
-        assert len(runs) == damage.place == 3
-        assert (damage.partition, damage.position, damage.first, damage.messages) == said
-        assert (damage.offset, damage.size) == (len(whole), len(answer))
-        assert damage.is_piece == (answer[:4] == b"QMQp")
-
-
-def test_where_a_batch_may_end() -> None:
-    answer = memoryview(bytes(stored(THREE)) + b"QMQp....")
-    ends = [offset for offset in range(len(answer) + 2) if can_end_at(answer, offset)]
-    assert ends == [0, len(answer) - 8, len(answer)]
+    assert (damage.place, damage.size) == (0, 160)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

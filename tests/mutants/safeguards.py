@@ -595,6 +595,24 @@ SAFEGUARDS: Final = (
         ("tests/broker/test_delaying.py",),
     ),
     Mutant(
+        "check headers where a client asks for that",
+        "Carrier.__init__",
+        instead("checks", "False"),
+        ("tests/broker/test_reports.py",),
+    ),
+    Mutant(
+        "ask for checks after a damaged answer",
+        "Puller._ask",
+        never("self._checks"),
+        ("tests/net/test_corrupt_reads.py",),
+    ),
+    Mutant(
+        "give up what the broker finds sound again and again",
+        "Puller._report",
+        never("self._sound[place] >= MOST_SOUND"),
+        ("tests/net/test_corrupt_reads.py",),
+    ),
+    Mutant(
         "bound the reports of a client",
         "Reports.report",
         never("self._by_connection[report.connection] >= MAX_REPORTS or len(self._open) >= MAX_ALL_REPORTS"),

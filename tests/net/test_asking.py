@@ -21,12 +21,14 @@ class Line:
     """Notes what is asked and told; the test answers."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, bytes, float]] = []
+        self.asked: list[tuple[int, bytes, float, int]] = []
         self.told: list[tuple[int, bytes]] = []
         self.answered: Callable[[Answer | QmqError], None] | None = None
 
-    def ask(self, kind: int, callback: Callable[[Answer | QmqError], None], payload: bytes, due: float) -> int:
-        self.asked.append((kind, payload, due))
+    def ask(
+        self, kind: int, callback: Callable[[Answer | QmqError], None], payload: bytes, due: float, flags: int
+    ) -> int:
+        self.asked.append((kind, payload, due, flags))
         self.answered = callback
         return 6
 
@@ -40,14 +42,14 @@ class Line:
 
 def asking(line: Line, calls: list[str]) -> Asking:
     made = Asking(lambda: calls.append("answered"))
-    made.ask(cast(Connection, line), b"pull", 10, None, due=5.0)
+    made.ask(cast(Connection, line), b"pull", 10, None, 5.0, wire.CHECK)
     return made
 
 
 async def test_an_answer_waits_until_it_is_looked_at() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
-    assert (made.waits, made.most, line.asked) == (True, 10, [(Kind.PULL, b"pull", 5.0)])
+    assert (made.waits, made.most, line.asked) == (True, 10, [(Kind.PULL, b"pull", 5.0, wire.CHECK)])
     waiting = asyncio.ensure_future(made.wait(None))
     await asyncio.sleep(0)
     line.answer(ANSWER)

@@ -101,10 +101,17 @@ class Carrier:
     """
 
     def __init__(
-        self, store: Store, damaged: list[QmqError], batches: dict[tuple[int, int], StoredBatch] | None = None
+        self,
+        store: Store,
+        damaged: list[QmqError],
+        batches: dict[tuple[int, int], StoredBatch] | None = None,
+        checks: bool = False,
     ) -> None:
-        """*batches*: those of (partition, position) whose header was checked for the same answer."""
+        """*batches*: those of (partition, position) whose header was checked for the same answer. *checks*: nothing
+        goes as it lies, so that each header is checked.
+        """
         self._store = store
+        self._checks = checks
         self._batches = batches
         self._damaged = damaged
         self._buffers: list[Buffer] = []
@@ -128,7 +135,7 @@ class Carrier:
     def _add_some(self, part: Some) -> None:
         entry = part.entry
         try:
-            if entry[7] == 1 and part.start == 0 and part.stop == entry[4]:
+            if entry[7] == 1 and part.start == 0 and part.stop == entry[4] and not self._checks:
                 self._buffers.append(self._store.view(part.partition, entry[1], entry[10]))
                 return
             pieces, _ = self._batch(part.partition, entry[1], entry[10]).piece(entry[5], part.start, part.stop)
@@ -145,7 +152,7 @@ class Carrier:
         firsts = np.concatenate(([0], edges))
         chosen = np.diff(np.concatenate((firsts, [len(rows)])))
         starts, sizes = positions[firsts], rows["batch_size"][firsts].astype(np.int64)
-        whole = chosen == rows["runs"][firsts]
+        whole = (chosen == rows["runs"][firsts]) & (not self._checks)
         joined = (starts[1:] == starts[:-1] + sizes[:-1]) & whole[1:] & whole[:-1]
         heads = np.concatenate(([0], np.flatnonzero(~joined) + 1)).tolist()
         for head, tail in zip(heads, [*heads[1:], len(firsts)], strict=True):

@@ -143,7 +143,9 @@ class Delivery:
 
     def take_damaged(self) -> list[QmqError]:
         """What could not be read since the last call."""
-        damaged, self._serving.damaged = self._serving.damaged, []
+        redelivery = self.handing.redelivery
+        damaged = self._serving.damaged + redelivery.damaged
+        self._serving.damaged, redelivery.damaged = [], []
         return damaged
 
     # --- verdicts ----------------------------------------------------------------------------------------------------

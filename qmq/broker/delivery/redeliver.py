@@ -22,6 +22,7 @@ from qmq.broker.groups.message_ranges import Parts, parts_of
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Back, Pull
 from qmq.broker.ports.effects import Buffer
+from qmq.errors import QmqError
 from qmq.format.private import is_private, origin_subject
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.storage.store import NotAtHand, Store
@@ -45,6 +46,7 @@ class Redelivery:
         self._store = store
         #: Messages that could not be read when they were to be handed out, and are passed.
         self.lost = 0
+        self.damaged: list[QmqError] = []  # what could not be read of late
 
     def give_again(self, subscription: Subscription, offer: Offer, pull: Pull, now_us: int) -> Answer | None:
         """What a pull gets that has been handed out before; None when there is nothing. Raises NotAtHand."""
@@ -58,7 +60,10 @@ class Redelivery:
                 ranges = list(islice(several, MOST_RANGES))  # no answer has more
                 if self._bury_not_followed(subscription, Finding(self._store, subscription.group), ranges, now_us):
                     return None
-            return self.carry(subscription, pull.expected, member.held.next_sequence, max_count, max_bytes, now_us)
+            finding, end = Finding(self._store, subscription.group), member.held.next_sequence
+            return self._carry(
+                subscription, finding, pull.expected, end, max_count, max_bytes, now_us, checks=pull.checks
+            )
         finding = Finding(self._store, subscription.group)
         share = share_of(self._store, subscription)
         split = None if share is None else partial(share.stretches, finding)
@@ -86,7 +91,7 @@ class Redelivery:
             self._bury_not_followed(subscription, finding, ranges, now_us)
         self._bury_expired(subscription, finding, given.first, taken, now_us)
         end = given.first + given.total
-        return self._carry(subscription, finding, given.first, end, given.total, max_bytes, now_us)
+        return self._carry(subscription, finding, given.first, end, given.total, max_bytes, now_us, checks=pull.checks)
 
     def _bury_not_followed(
         self, subscription: Subscription, finding: Finding, ranges: list[tuple[int, MessageRange]], now_us: int
@@ -166,10 +171,11 @@ class Redelivery:
 
     def _carry(
         self, subscription: Subscription, finding: Finding, start: int, end: int, max_count: int, max_bytes: int,
-        now_us: int,
+        now_us: int, *, checks: bool = False,
     ) -> Answer:  # fmt: skip
         several = list(self._wanted(subscription, finding, start, end, max_count, max_bytes))
-        answer, carrier = Answer([], 0, []), Carrier(self._store, [], finding.batches)
+        damaged = self.damaged if checks else []  # else who wanted them first has told of it
+        answer, carrier = Answer([], 0, []), Carrier(self._store, damaged, finding.batches, checks)
         buffers = carrier.carry([part for one in several for part in one.parts])
         if not carrier.left_out and all(one.is_whole() for one in several):
             for sequence, held, _ in several:

@@ -100,7 +100,7 @@ class Serving:
         if not final and not self._may_have(waiting.subscription):
             return 0
         need = 1 if final else min(self.need(pull), most)
-        handed = self._straight.take(waiting.subscription, most, size, need)
+        handed = None if pull.checks else self._straight.take(waiting.subscription, most, size, need)
         if handed is not None:
             self._hand(waiting, handed)
             return None
@@ -201,7 +201,7 @@ class Serving:
                 return 0
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
-            carrier = Carrier(self._store, self.damaged)
+            carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
             buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
             failed = carrier.failed or selection.failed
             if failed is None or (buffers and carrier.failed is None):
@@ -212,7 +212,7 @@ class Serving:
 
     def _answer(self, waiting: Waiting, selection: Selection, sifted: Sifted | None, final: bool) -> int | None:
         """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
-        carrier = Carrier(self._store, self.damaged)
+        carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
         buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
         return self._say(waiting, selection, sifted, carrier, buffers, final)
 

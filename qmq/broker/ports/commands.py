@@ -77,7 +77,8 @@ class Subscribe(NamedTuple):
 class Pull(NamedTuple):
     """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it.
 
-    A consumer of a group knows its pulls up to pull sequence ``expected`` (None: whatever comes next).
+    A consumer of a group knows its pulls up to pull sequence ``expected`` (None: whatever comes next). ``checks``: the
+    header of each batch is checked before messages of it are sent.
     """
 
     connection: int
@@ -88,6 +89,7 @@ class Pull(NamedTuple):
     max_bytes: int
     timeout_ms: int
     expected: int | None = None
+    checks: bool = False
 
 
 class Withdraw(NamedTuple):

@@ -206,15 +206,11 @@ class FetchWanted(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """What was found ("sound", "bad" or "unknown"), and of the reported messages those that are sound: batches and
-    pieces, ``size`` bytes in all. A piece may have more of its run than was reported.
-    """
+    """What was found where a client has reported messages: "sound", "bad" or "unknown"."""
 
     connection: int
     request: int
     found: str
-    buffers: list[Buffer]
-    size: int
 
 
 class CheckWanted(NamedTuple):

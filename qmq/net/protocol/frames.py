@@ -64,6 +64,8 @@ READ_LOG: Final = struct.Struct("<QIH")
 FLUSH: Final = 3
 #: ACK flags: the answer may wait for that of a pull, some milliseconds at most. As many bits, for the same reason.
 MAY_WAIT: Final = 3
+#: PULL flags: check the header of each batch before messages of it are sent. As many bits, for the same reason.
+CHECK: Final = 3
 
 
 #: One packer for all frames: to make one takes as long as a frame.
@@ -116,9 +118,9 @@ class Kind(enum.IntEnum):
 class Found(enum.StrEnum):
     """What a broker found at the place of a report."""
 
-    #: All is what was written, and stands in the answer: it was damaged on the way.
+    #: All is what was written: it was damaged on the way.
     SOUND = "sound"
-    #: Some of it is bad on disk, or nobody could decode it; the rest stands in the answer.
+    #: Some of it is bad on disk, or nobody could decode it.
     BAD = "bad"
     #: No batch begins there.
     UNKNOWN = "unknown"

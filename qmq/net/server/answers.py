@@ -1,6 +1,6 @@
 """Effects of the broker to frames for clients. Without I/O.
 
-Each function gives the bytes of an answer; the buffers of the effect follow those of MESSAGES, REPORTED and LOG_BYTES.
+Each function gives the bytes of an answer; the buffers of the effect follow those of MESSAGES and LOG_BYTES.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def messages(effect: effects.Messages, acked: Sequence[int] = ()) -> bytes:
 
 
 def reported(effect: effects.Reported) -> bytes:
-    """The header of REPORTED; the buffers of the effect follow."""
-    return wire.encode_frame(Kind.REPORTED, effect.request, wire.pack_meta({"found": effect.found}), effect.size)
+    """REPORTED: what was found."""
+    return _with_meta(Kind.REPORTED, effect.request, {"found": effect.found})
 
 
 def subscribed(effect: effects.Subscribed) -> bytes:

@@ -64,7 +64,7 @@ class Answering:
             effects.SegmentList: partial(self._answer, encode=answers.segment_list),
             effects.BatchList: partial(self._answer, encode=answers.batch_list),
             effects.LogBytes: self._log_bytes,
-            effects.Reported: self._reported,
+            effects.Reported: partial(self._answer, encode=answers.reported),
         }
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
@@ -127,11 +127,6 @@ class Answering:
             connection.answers += (answers.messages(effect, acked), *effect.buffers)
             if acked:
                 connection.acked = []
-
-    def _reported(self, effect: effects.Reported) -> None:
-        connection = self._answer(effect, answers.reported)
-        if connection is not None:
-            connection.answers += effect.buffers
 
     def _log_bytes(self, effect: effects.LogBytes) -> None:
         connection = self._answer(effect, answers.log_bytes)

@@ -58,10 +58,12 @@ def decode_request(connection: int, frame: Frame) -> Command:
 
 
 def _pull(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.PULL.size)
+    if len(frame.payload) != wire.PULL.size or len(frame.meta) or frame.flags not in (0, wire.CHECK):
+        raise ProtocolError(f"PULL has a payload of {wire.PULL.size} bytes, no meta, and flags 0 or {wire.CHECK}")
     subscription, most, least, size, timeout_ms, expected = wire.PULL.unpack(frame.payload)
     known = None if expected == wire.NOT_EXPECTED else expected
-    return made(commands.Pull, (connection, frame.request, subscription, most, least, size, timeout_ms, known))
+    numbers = connection, frame.request, subscription, most, least, size, timeout_ms
+    return made(commands.Pull, (*numbers, known, bool(frame.flags)))
 
 
 def _ack(connection: int, frame: Frame) -> Command:

@@ -39,6 +39,7 @@ FRAMES: Final = {
     "send, flush": of(Kind.SEND, batch(b"x" * 50, b"y"), flags=wire.FLUSH),
     "subscribe": of(Kind.SUBSCRIBE, meta=SUBSCRIBED),
     "pull": of(Kind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
+    "pull, checked": of(Kind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50), flags=wire.CHECK),
     "withdraw": of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)),
     "unsubscribe": of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
     "last sequence": of(Kind.LAST_SEQUENCE, bytes(16)),

@@ -31,6 +31,10 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
         (of(Kind.SEND, b"batch"), commands.Send(3, 7, memoryview(b"batch"), False)),
         (of(Kind.SEND, b"batch", flags=wire.FLUSH), commands.Send(3, 7, memoryview(b"batch"), True)),
         (of(Kind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, 6)), commands.Pull(3, 7, 1, 2, 3, 4, 5, 6)),
+        (
+            of(Kind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, 6), flags=wire.CHECK),
+            commands.Pull(3, 7, 1, 2, 3, 4, 5, 6, checks=True),
+        ),
         (of(Kind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, wire.NOT_EXPECTED)), commands.Pull(3, 7, 1, 2, 3, 4, 5)),
         (of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)), commands.Withdraw(3, 9)),
         (of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)), commands.Unsubscribe(3, 7, 4)),

@@ -62,7 +62,7 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
     (frame(Kind.CLAIM, 6, bytes(32)), lambda c: effects.Claimed(c.connection, c.request), Kind.CLAIMED),
     (
         frame(Kind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
-        lambda c: effects.Reported(c.connection, c.request, "bad", [b"ab", memoryview(b"c")], 3),
+        lambda c: effects.Reported(c.connection, c.request, "bad"),
         Kind.REPORTED,
     ),
     (LIST, lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), Kind.SUBJECT_LIST),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from qmq.errors import (
@@ -22,8 +24,9 @@ from qmq.format.pieces import Damage, Run
 from qmq.net.client.backoff import Backoff, Refusals
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, Connection
-from qmq.net.client.consumer.corrupt_reads import Mending, error_of, read_checked
+from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
 from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.in_flight import Back, Verdict
 from qmq.net.client.consumer.kept import Kept, release
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
@@ -31,6 +34,7 @@ from qmq.net.client.consumer.tags import tags_of, with_tags
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Found, Kind
 
 log = logging.getLogger("qmq.client")
 
@@ -44,6 +48,10 @@ GRACE: Final = 0.5
 UNUSED_AFTER: Final = 1.0
 #: Leaving waits so long for acknowledgements to be confirmed.
 FLUSH_TIMEOUT: Final = 5.0
+#: Reports of one answer: more of it is reported when it comes again.
+MOST_REPORTS: Final = 64
+#: A message is given up that came damaged so often though the broker finds it sound.
+MOST_SOUND: Final = 3
 #: Leaving waits so long for the broker.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
@@ -84,7 +92,10 @@ class Puller:
         self._passed = False  # its answer had messages with none of the group's tags
         self._max_bytes = PULL_BYTES
         self._asking = Asking(self._answered)
-        self._mending: asyncio.Task[None] | None = None  # it had damage, and is kept when that is mended
+        self._checks = False  # its answer was damaged: the broker checks headers before it sends it again
+        self._reporting: asyncio.Future[Answer | QmqError] | None = None
+        #: How often the broker found messages sound that were damaged in an answer: partition, position, ordinal.
+        self._sound = Counter[tuple[int, int, int]]()
         self._lock = asyncio.Lock()
         self._unused: asyncio.TimerHandle | None = None
         if self.holder is not None:
@@ -141,8 +152,6 @@ class Puller:
             release(self._kept.take(self._kept.count))
             self.holder.fail_open(error)
         try:
-            if self._mending is not None:
-                await asyncio.wait({self._mending})
             if self.holder is not None:
                 await self.holder.settle(FLUSH_TIMEOUT)
         finally:
@@ -173,8 +182,8 @@ class Puller:
         if self._unused is not None:
             self._unused.cancel()
             self._unused = None
-        if self._mending is not None:
-            self._mending.cancel()
+        if self._reporting is not None:
+            _settle(self._reporting, self._subscribing.outside())
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
@@ -246,11 +255,6 @@ class Puller:
         clock = asyncio.get_running_loop().time
         while True:
             self._check_inside()
-            if self._mending is not None:
-                if not await self._mended_by(deadline):
-                    break
-                if self._kept.count >= min_count:
-                    break
             asked_until = None
             if not self._asking.waits and self._asking.answer is None:
                 enough = self._kept.count >= min_count
@@ -265,7 +269,7 @@ class Puller:
                 self._asking.withdraw()
                 break
             came = await self._take_answer(deadline)
-            if asked_until is None or self._mending is not None:
+            if asked_until is None:
                 continue  # it was an earlier pull's: see whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
@@ -297,18 +301,15 @@ class Puller:
             expected = holding.expected
         size = min(self._max_bytes, welcome.max_pull_bytes)
         payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
-        self._asking.ask(connection, payload, most, holding, due=now + timeout + LATE)
+        flags = wire.CHECK if self._checks else 0
+        self._asking.ask(connection, payload, most, holding, now + timeout + LATE, flags)
         self._capped = self._full = False
         return now + timeout
 
     def _ask_ahead(self, max_count: int, now: float) -> None:
         """For one who follows alone and is behind: get the next messages while the last ones are handled."""
         subscribed = self._subscribing.current
-        if (
-            subscribed is not None
-            and self._subscribing.is_current
-            and not (self._asking.waits or self._kept.count or self._mending)
-        ):
+        if subscribed is not None and self._subscribing.is_current and not (self._asking.waits or self._kept.count):
             self._ask(subscribed, max_count, 1, now, now)
 
     def _answered(self) -> None:
@@ -347,8 +348,9 @@ class Puller:
         self._backoff.reset()
         runs, damaged = read_checked(answer.payload, answer.begun)
         if damaged:
-            self._mending = asyncio.get_running_loop().create_task(self._mend(answer, runs, damaged), name="qmq-mend")
-            return True
+            return await self._take_damaged(answer, runs, damaged, deadline)
+        self._checks = False
+        self._sound.clear()
         return self._keep(answer, runs)
 
     def _doubt(self, refusal: QmqError) -> None:
@@ -389,33 +391,81 @@ class Puller:
 
     # --- damage ------------------------------------------------------------------------------------------------------
 
-    async def _mend(self, answer: Answer, runs: list[Run], damaged: list[Damage]) -> None:
-        """Report what is bad in an answer, and keep the answer with what could be had again."""
-        assert self._subscribing.store_id is not None
-        mending = Mending(answer.payload, self._link, self._subscribing.store_id)
-        runs = await mending.mend(runs, damaged)
-        log.debug("consumer %s got %d of %d bad pieces again", self.id, len(damaged) - len(mending.lost), len(damaged))
-        if self.holder is None or not mending.lost:
-            self._keep(answer, runs)
-        # else the same is pulled again: the broker gives what can be read of it
-        for lost in mending.lost:
-            self._lose(error_of(lost))
+    async def _take_damaged(
+        self, answer: Answer, runs: list[Run], damaged: list[Damage], deadline: float | None
+    ) -> bool:
+        """Report what is bad in an answer, and drop the answer: the same is pulled again, without what is bad on disk.
 
-    async def _mended_by(self, deadline: float | None) -> bool:
-        """Wait until the damage of the last answer is mended, as far as it can be; False when the time is over before.
-
-        It goes on when the wait is cancelled: what it brings is for the next pull.
+        A most_once group gets nothing again: what can be read is kept. False when nothing is.
         """
-        mending = self._mending
-        assert mending is not None
-        left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0) + GRACE
-        done, _ = await asyncio.wait({mending}, timeout=left)
-        self._check_inside()
-        if not done:
-            return False
-        self._mending = None
-        mending.result()
-        return True
+        connection = self._asking.connection
+        assert connection is not None
+        comes_again = self.holder is not None or self._progress is not None
+        came = not comes_again and self._keep(answer, runs)
+        self._checks = comes_again
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline + GRACE):
+                given_up = await self._report(connection, damaged)
+            if not comes_again:
+                for damage in damaged:
+                    self._lose(error_of(damage))
+            elif len(given_up) == len(damaged) and self._progress is not None:
+                came, comes_again = self._keep(answer, runs), False
+                for damage in damaged:
+                    self._lose(error_of(damage))
+            elif given_up and not any(damage.size for damage in damaged):
+                self._nack(answer, runs, damaged, given_up)
+        except TimeoutError:
+            pass  # the same is reported again when it has come again
+        finally:
+            # Only a new subscription begins again for who follows alone; and a frame with a bad header in it may have
+            # said a wrong size: what comes behind it on that connection is not understood then.
+            if (self._progress is not None and comes_again) or any(damage.size for damage in damaged):
+                connection.abort(ConnectionLost("an answer was damaged on its way; it is asked for again"))
+        return came
+
+    async def _report(self, connection: Connection, damaged: list[Damage]) -> list[int]:
+        """Have the broker read again what is bad, and count what it finds bad on disk.
+
+        Returns the numbers of those that are given up, since the broker finds them sound again and again.
+        """
+        given_up, reports = list[int](), MOST_REPORTS
+        for number, damage in enumerate(damaged):
+            place = damage.partition, damage.position, damage.first
+            if self._sound[place] >= MOST_SOUND:
+                given_up.append(number)
+            elif not damage.size and reports:
+                reports -= 1
+                self._reporting = waiter = asyncio.get_running_loop().create_future()
+                connection.ask(Kind.REPORT, partial(_settle, waiter), *pack_report(damage))  # a slow disk is not dead
+                try:
+                    reported = await waiter
+                finally:
+                    self._reporting = None
+                self._check_inside()
+                found = None if isinstance(reported, QmqError) else reported.meta.get("found")
+                log.debug("consumer %s: the broker says of a bad piece: %s", self.id, found or reported)
+                self._sound[place] += found == Found.SOUND
+                if found == Found.BAD and (self.holder is not None or self._progress is not None):
+                    self._lose(error_of(damage))
+        return given_up
+
+    def _nack(self, answer: Answer, runs: list[Run], damaged: list[Damage], given_up: list[int]) -> None:
+        """Fail the messages that nobody here can read, though the broker finds them sound."""
+        holding = self._asking.holding
+        assert self.holder is not None
+        assert holding is not None
+        try:
+            ranges = numbers_of(answer.meta)
+            for number in given_up:
+                for start, end in sequences_of(runs, damaged, number, ranges):
+                    back = Back(start, end, Verdict.NACK, None, damaged[number].reason)
+                    self.holder.backs.hand_back_soon(holding, back)
+        except ProtocolError as error:
+            self._doubt(error)
+            return
+        for number in given_up:
+            self._lose(error_of(damaged[number]))
 
     def _lose(self, error: BadBatch) -> None:
         """Tell of messages that nobody can read."""
@@ -429,3 +479,8 @@ class Puller:
                 self._on_error(error)
             except Exception:
                 log.exception("consumer %s: on_error has failed", self.id)
+
+
+def _settle(waiter: asyncio.Future[Answer | QmqError], answer: Answer | QmqError) -> None:
+    if not waiter.done():
+        waiter.set_result(answer)

@@ -20,7 +20,8 @@ class Asking:
     def __init__(self, answered: Callable[[], None]) -> None:
         #: What the last pull brought, not looked at yet.
         self.answer: Answer | QmqError | None = None
-        #: Who is to hold that, and how many messages it was to bring at most.
+        #: The connection it was asked on; who is to hold that, and how many messages it was to bring at most.
+        self.connection: Connection | None = None
         self.holding: Holding | None = None
         self.most = 0
         self._answered = answered
@@ -32,10 +33,12 @@ class Asking:
         """A pull is on its way."""
         return self._on_its_way is not None
 
-    def ask(self, connection: Connection, pull: bytes, most: int, holding: Holding | None, due: float) -> None:
+    def ask(
+        self, connection: Connection, pull: bytes, most: int, holding: Holding | None, due: float, flags: int = 0
+    ) -> None:
         """Send a *pull*, for *most* messages. With no answer at *due* the connection is taken for dead."""
-        self.most, self.holding = most, holding
-        request = connection.ask(Kind.PULL, self._came, payload=pull, due=due)
+        self.connection, self.most, self.holding = connection, most, holding
+        request = connection.ask(Kind.PULL, self._came, payload=pull, due=due, flags=flags)
         self._on_its_way = connection, request
 
     def _came(self, answer: Answer | QmqError) -> None:
