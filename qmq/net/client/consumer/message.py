@@ -17,7 +17,7 @@ import numpy as np
 
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
-from qmq.format.pieces import Run
+from qmq.format.run import Run
 from qmq.net.client.consumer.in_flight import Back, Verdict, check_delay, check_reason
 from qmq.net.client.producer.receipts import utc_from_us
 

@@ -20,7 +20,8 @@ from qmq.errors import (
     QmqError,
     UnknownSubscription,
 )
-from qmq.format.pieces import Damage, Run
+from qmq.format.pieces import Damage
+from qmq.format.run import Run
 from qmq.net.client.backoff import Backoff, Refusals
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, Connection

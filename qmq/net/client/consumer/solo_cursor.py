@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from qmq.format.pieces import Run
+from qmq.format.run import Run
 
 _KNOWN_MAX = 100_000
 
