@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from bench.history.watching import Memory, cpu_s
+from qmq.archive.archive import archived_segments
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import Files
+from qmq.archive.locations import files_at
+from qmq.archive.write import archive_to, open_run
 from qmq.bench.errors import BenchFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history.archive import archived_segments
-from qmq.history.archive_run import archive_to, open_run
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import Files
-from qmq.history.places import files_at
 from qmq_spark.parquet_archiving import archive_parquet
 from tests.hdfs.cluster import Cluster
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq import connect
+from qmq.archive.data_directory import has_segments, is_live
 from qmq.cli.connecting import run
 from qmq.errors import InvalidOption
-from qmq.history.live import has_segments, is_live
 from qmq.net.client.address import shown_url
 from qmq.net.client.admin import SealedLog
 

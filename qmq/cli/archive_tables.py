@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from qmq.archive.write import Run
 from qmq.cli.brief import number
 from qmq.errors import InvalidOption
-from qmq.history.archive_run import Run
 
 if TYPE_CHECKING:
     from qmq_spark.parquet_archiving import ArchivedTables

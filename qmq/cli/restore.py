@@ -8,20 +8,20 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from qmq.archive.archive import is_archive
+from qmq.archive.locations import files_at, writable_files_at
+from qmq.archive.lock import this_process
 from qmq.cli.asking import confirm, yes_option
 from qmq.cli.brief import iso, number
 from qmq.cli.connecting import run, server_option
 from qmq.cli.errors import EXIT_FAILED
 from qmq.cli.progress import reading_bar
 from qmq.errors import InvalidOption
-from qmq.history.archive import is_archive
-from qmq.history.archive_lock import this_process
-from qmq.history.places import files_at, writable_files_at
 from qmq.net.client.address import parse_url, shown_place
 from qmq.net.client.producer.receipts import utc_from_us
-from qmq.restoring.progress import Progress
-from qmq.restoring.run import Restoring
-from qmq.restoring.selection import END_US, Selection
+from qmq.restore.progress import Progress
+from qmq.restore.run import Restoring
+from qmq.restore.selection import END_US, Selection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Stretches of bad bytes that are told of one by one.

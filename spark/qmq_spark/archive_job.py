@@ -15,9 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from qmq.archive.write import archive_segments, open_run
 from qmq.errors import InvalidName, InvalidOption, QmqError
-from qmq.history.archive_run import open_run
-from qmq.history.archiving import archive_segments
 from qmq_spark.parquet_archiving import archive_parquet
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from qmq.archive.segments import SegmentSource
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history.segments import SegmentSource
 from qmq.intervals import Intervals
 from qmq_spark.planning import Source, Spans, Whose
 

@@ -14,10 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.errors import StorageFailed
-from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history.archive_lock import ArchiveLock
-from qmq.history.file_table import (
+from qmq.archive.file_table import (
     PARQUET,
     TABLES,
     FileTable,
@@ -30,8 +27,11 @@ from qmq.history.file_table import (
     read_table,
     second_of,
 )
-from qmq.history.files import Files, WritableFiles
-from qmq.history.segments import SegmentSource
+from qmq.archive.files import Files, WritableFiles
+from qmq.archive.lock import ArchiveLock
+from qmq.archive.segments import SegmentSource
+from qmq.errors import StorageFailed
+from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet_files import DayFiles, ParquetFile, directory_of
 from qmq_spark.parquet_merging import merge_small
 from qmq_spark.parquet_putting import give_names, put

@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from qmq.archive.file_table import FileTable, ListedFile, commit
+from qmq.archive.files import WritableFiles
+from qmq.archive.lock import ArchiveLock
 from qmq.errors import BadBytes
-from qmq.history.archive_lock import ArchiveLock
-from qmq.history.file_table import FileTable, ListedFile, commit
-from qmq.history.files import WritableFiles
 from qmq_spark import parquet_files
 from qmq_spark.parquet_files import ParquetFile
 from qmq_spark.parquet_putting import give_names, put

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from qmq.archive.file_table import ListedFile
+from qmq.archive.files import LocalFiles, WritableFiles
+from qmq.archive.lock import ArchiveLock
 from qmq.errors import StorageFailed
-from qmq.history.archive_lock import ArchiveLock
-from qmq.history.file_table import ListedFile
-from qmq.history.files import LocalFiles, WritableFiles
 from qmq_spark.parquet_files import ParquetFile
 
 

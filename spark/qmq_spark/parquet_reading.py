@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from qmq.archive.file_table import FileTable, ListedFile
+from qmq.archive.files import Files, Reading
 from qmq.errors import BadBytes
-from qmq.history.file_table import FileTable, ListedFile
-from qmq.history.files import Files, Reading
 from qmq_spark.reading import ROWS, Wanted
 
 if TYPE_CHECKING:

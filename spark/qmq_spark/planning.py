@@ -9,15 +9,15 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from qmq.archive.archive import archived_segments, is_archive
+from qmq.archive.broker_logs import SCHEME, BrokerFiles
+from qmq.archive.data_directory import check_is_there, is_data_directory, open_data_directory
+from qmq.archive.file_table import FileTable, SegmentKey, only_in_files, read_table
+from qmq.archive.files import Files, local_path
+from qmq.archive.locations import files_at
+from qmq.archive.segments import SegmentSource
 from qmq.errors import InvalidOption
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history.archive import archived_segments, is_archive
-from qmq.history.brokers import SCHEME, BrokerFiles
-from qmq.history.data_directory import check_is_there, is_data_directory, open_data_directory
-from qmq.history.file_table import FileTable, SegmentKey, only_in_files, read_table
-from qmq.history.files import Files, local_path
-from qmq.history.places import files_at
-from qmq.history.segments import SegmentSource
 from qmq_spark.reading import Stretch, Wanted
 
 #: A partition of a store: store id and number.

@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from qmq.archive.files import Files, Reading
+from qmq.archive.segments import Index, SegmentSource, followed
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
 from qmq.format.private import is_private
-from qmq.history.files import Files, Reading
-from qmq.history.segments import Index, SegmentSource, followed
 from qmq_spark.columns import OF_MESSAGES, Messages
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
 

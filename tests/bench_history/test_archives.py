@@ -8,8 +8,8 @@ import pytest
 
 from bench.history import archives
 from bench.history.orders import Amount, write_orders
+from qmq.archive.files import LocalFiles
 from qmq.bench.errors import BenchFailed
-from qmq.history.files import LocalFiles
 
 
 @pytest.fixture(scope="module")

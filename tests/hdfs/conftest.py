@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qmq.history import hadoop
-from qmq.history.hdfs_files import WritableHdfsFiles
+from qmq.archive import hadoop
+from qmq.archive.hdfs_write import WritableHdfsFiles
 from tests.hdfs.cluster import Cluster
 from tests.hdfs.trees import beside, connected
 

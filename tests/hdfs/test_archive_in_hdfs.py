@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from qmq.archive.archive import manifests
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import LocalFiles
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
+from qmq.archive.lock import this_process
 from qmq.errors import DirectoryInUse, StorageError
-from qmq.history.archive import manifests
-from qmq.history.archive_lock import this_process
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import LocalFiles
-from qmq.history.hdfs_files import WritableHdfsFiles
-from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.trees import Killed, MortalFiles, archive, beside, files_in, places, positions_in, write_large
 from tests.history import archives
 from tests.history.orders import write_orders

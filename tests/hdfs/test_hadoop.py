@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from qmq.archive import hadoop
+from qmq.archive.hadoop import Hadoop, _failure
+from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.errors import InvalidOption, StorageFailed, StorageFull
-from qmq.history import hadoop
-from qmq.history.hadoop import Hadoop, _failure
-from qmq.history.hdfs_files import WritableHdfsFiles
 from tests.hdfs.cluster import Cluster, free_ports
 from tests.hdfs.trees import connected
 
@@ -67,7 +67,7 @@ def test_errors_stay_what_they_are_beside_a_session_of_spark(
 def test_it_ends_with_the_process_that_started_it() -> None:
     """Killed, that closes nothing; the pipe to its child ends with it."""
     code = (
-        "import os\nfrom qmq.history.hadoop import Hadoop\n"
+        "import os\nfrom qmq.archive.hadoop import Hadoop\n"
         "print(Hadoop()._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from qmq.archive.archive import archived_segments
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
+from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, StorageFull
-from qmq.history.archive import archived_segments
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.hdfs_files import WritableHdfsFiles
-from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.cluster import PATIENCE_S, Cluster
 from tests.hdfs.trees import archive, at, beside, files_in, places, positions_in, write_large
 from tests.storage.stores import Sent

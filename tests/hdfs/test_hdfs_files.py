@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from qmq.archive.files import COPY_BYTES, LocalFiles
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles, split_place
 from qmq.errors import InvalidOption, StorageFailed
-from qmq.history.files import COPY_BYTES, LocalFiles
-from qmq.history.hdfs_files import WritableHdfsFiles, split_place
-from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.cluster import Cluster
 from tests.hdfs.trees import beside
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.errors import StorageFailed
-from qmq.history.hdfs_files import WritableHdfsFiles
-from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.cluster import free_ports
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from qmq.archive.file_table import FileTable, commit, read_table
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.errors import DirectoryInUse
-from qmq.history.file_table import FileTable, commit, read_table
-from qmq.history.hdfs_files import WritableHdfsFiles
-from qmq.history.hdfs_reading import HdfsFiles
 from tests.hdfs.trees import Killed, MortalFiles, beside, files_in
 from tests.history.archives import GONE
 from tests.history.orders import rows_in

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.history.archive_lock import this_process
-from qmq.history.hdfs_files import WritableHdfsFiles
-from qmq.history.hdfs_reading import HdfsFiles
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
+from qmq.archive.lock import this_process
 from qmq.net.client.address import parse_url
-from qmq.restoring.run import Restoring
-from qmq.restoring.selection import Selection
+from qmq.restore.run import Restoring
+from qmq.restore.selection import Selection
 from tests.broker_process import running_broker
 from tests.hdfs.trees import archive
 from tests.history.archives import NOW_US

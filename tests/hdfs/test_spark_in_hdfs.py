@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from qmq.history.hdfs_files import WritableHdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq_spark.options import read_options
 from qmq_spark.streaming import QmqStreamReader
 from tests.hdfs.trees import archive

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from qmq.archive.archive import archived_segments
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import Files, WritableFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles
+from qmq.archive.lock import ArchiveLock, Holder
+from qmq.archive.write import Archived, archive_segments
 from qmq.errors import StorageFailed
-from qmq.history.archive import archived_segments
-from qmq.history.archive_lock import ArchiveLock, Holder
-from qmq.history.archiving import Archived, archive_segments
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import Files, WritableFiles
-from qmq.history.hdfs_files import WritableHdfsFiles
 from tests.hdfs.cluster import Cluster
 from tests.history.archives import GONE, NOW_US
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store

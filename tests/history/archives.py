@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from qmq.archive import files as history_files
+from qmq.archive import lock as archive_lock
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import LOCK, RENEW_US, ArchiveLock, Holder, this_process
+from qmq.archive.segments import SegmentSource
+from qmq.archive.write import Archived, archive_segments
 from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
-from qmq.history import archive_lock
-from qmq.history import files as history_files
-from qmq.history.archive_lock import LOCK, RENEW_US, ArchiveLock, Holder, this_process
-from qmq.history.archiving import Archived, archive_segments
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import LocalFiles
-from qmq.history.segments import SegmentSource
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import pack_index_header

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.archive import archived_segments, is_archive, manifests
+from qmq.archive.files import LocalFiles
 from qmq.errors import BadBytes
-from qmq.history.archive import archived_segments, is_archive, manifests
-from qmq.history.files import LocalFiles
 from tests.history.archives import archive
 from tests.history.orders import write_orders
 

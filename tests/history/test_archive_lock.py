@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import LAPSE_US, RENEW_US, ArchiveLock, Holder, started_of, this_process
 from qmq.errors import DirectoryInUse
-from qmq.history.archive_lock import LAPSE_US, RENEW_US, ArchiveLock, Holder, started_of, this_process
-from qmq.history.files import LocalFiles
 from tests.history.archives import GONE
 
 ELSEWHERE = Holder("elsewhere", 7, "yesterday")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import ArchiveLock
+from qmq.archive.write import archive_to
 from qmq.errors import DirectoryInUse, InvalidOption, StorageFull
-from qmq.history.archive_lock import ArchiveLock
-from qmq.history.archive_run import archive_to
-from qmq.history.files import LocalFiles
 from tests.history.archives import NOW_US, SlowDisk
 from tests.history.orders import write_orders
 from tests.history.test_archive_lock import ELSEWHERE

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from qmq.archive.archive import archived_segments, manifests
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import ArchiveLock, this_process
+from qmq.archive.write import _Ended, _Run
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
-from qmq.history.archive import archived_segments, manifests
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.archiving import _Ended, _Run
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import LocalFiles
 from qmq.storage.disk.disk import Buffer, Disk
 from tests.history.archives import GONE, NOW_US, archive, files_in
 from tests.history.mortal import Killed, MortalDisk

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from qmq.history.bounded import BoundedCalls, NoAnswer
+from qmq.archive.hdfs_read import BoundedCalls, NoAnswer
 
 
 def _refuse() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import qmq
+from qmq.archive import broker_logs
+from qmq.archive.broker_logs import BrokerFiles
+from qmq.archive.data_directory import open_data_directory
 from qmq.errors import BadBytes, ConnectionLost
-from qmq.history import brokers
-from qmq.history.brokers import BrokerFiles
-from qmq.history.data_directory import open_data_directory
 from qmq.net.client import log_reader as log_reading
 from tests.broker_process import BrokerProcess, broker_process
 from tests.storage.stores import segment_files
@@ -107,6 +107,6 @@ def test_batches_that_make_no_sense_are_refused(
 ) -> None:
     with closing(BrokerFiles(broker.url)) as files:
         segment = files.segments()[0]
-        monkeypatch.setattr(brokers.LogReader, "batches", lambda *_: iter([memoryview(told)]))
+        monkeypatch.setattr(broker_logs.LogReader, "batches", lambda *_: iter([memoryview(told)]))
         with pytest.raises(BadBytes, match="makes no sense"):
             segment.batches(files)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.data_directory import is_data_directory, open_data_directory
 from qmq.errors import BadBytes
-from qmq.history.data_directory import is_data_directory, open_data_directory
 from tests.history.orders import write_orders
 from tests.storage.stores import Sender, Sent, checkpoint, close_cleanly, damage, open_store, segment_files, verified
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
-from qmq.format.checked import pack_checked, parse_checked
-from qmq.history import file_table
-from qmq.history.file_table import (
+from qmq.archive import file_table
+from qmq.archive.file_table import (
     FileTable,
     ListedDamage,
     ListedFile,
@@ -25,8 +23,10 @@ from qmq.history.file_table import (
     read_table,
     second_of,
 )
-from qmq.history.files import LocalFiles
-from qmq.history.segments import SegmentSource
+from qmq.archive.files import LocalFiles
+from qmq.archive.segments import SegmentSource
+from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
+from qmq.format.checked import pack_checked, parse_checked
 
 STORE = "7f0000015191"
 FILE = ListedFile("parquet/a", "hotel", 3, 100, 7, 1, 2)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from qmq.archive.files import COPY_BYTES, LocalFiles, draft_of, local_path
 from qmq.errors import InvalidOption, StorageFailed, StorageFull
-from qmq.history.files import COPY_BYTES, LocalFiles, draft_of, local_path
 from tests.storage.faults import FaultyDisk
 
 

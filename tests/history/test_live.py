@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.history.live import has_segments, is_live
+from qmq.archive.data_directory import has_segments, is_live
 from tests.storage.stores import Sender, close_cleanly, open_store
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from qmq.archive import manifest
+from qmq.archive.manifest import Manifest, parse_manifest
 from qmq.errors import BadBytes, ForeignFile
-from qmq.history import manifest
-from qmq.history.manifest import Manifest, parse_manifest
 
 MADE = Manifest("7f0000015191", 0, 1 << 60, (1 << 60) + 1_000, 3, 30, 5, 7, 1_000, 0xFFFF_FFFF, 112, 0, 9)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.files import LocalFiles
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.locations import files_at, writable_files_at
 from qmq.errors import InvalidOption
-from qmq.history.files import LocalFiles
-from qmq.history.hdfs_reading import HdfsFiles
-from qmq.history.places import files_at, writable_files_at
 
 
 def test_paths_are_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

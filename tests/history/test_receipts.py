@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.archive import manifests
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import ArchiveLock, this_process
+from qmq.archive.write import archive_segments
 from qmq.errors import BadBytes
-from qmq.history.archive import manifests
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.archiving import archive_segments
-from qmq.history.data_directory import open_data_directory
-from qmq.history.files import LocalFiles
 from qmq.storage.disk.disk import Buffer
 from qmq.storage.message_log.archive_receipt import Receipt
 from tests.history.archives import NOW_US, archive, files_in

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qmq.archive import segments
+from qmq.archive.archive import archived_segments
+from qmq.archive.files import LocalFiles
+from qmq.archive.segments import SegmentSource, index_pieces
+from qmq.archive.write import _batches_in
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_ENTRY_SIZE
-from qmq.history import segments
-from qmq.history.archive import archived_segments
-from qmq.history.archiving import _batches_in
-from qmq.history.files import LocalFiles
-from qmq.history.segments import SegmentSource, index_pieces
 from tests.history.archives import archive, large_index
 from tests.history.orders import write_orders
 

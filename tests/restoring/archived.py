@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import Holder, this_process
 from qmq.format.batch import parse_header
 from qmq.format.layout import HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
-from qmq.history.archive_lock import Holder, this_process
-from qmq.history.files import LocalFiles
 from qmq.net.client.address import parse_url
-from qmq.restoring.progress import Progress
-from qmq.restoring.run import Restoring
-from qmq.restoring.selection import Selection
+from qmq.restore.progress import Progress
+from qmq.restore.run import Restoring
+from qmq.restore.selection import Selection
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.history.archives import archive

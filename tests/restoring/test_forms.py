@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.file_table import FileTable, ListedSegment
+from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
-from qmq.history.file_table import FileTable, ListedSegment
-from qmq.history.manifest import Manifest
 from qmq.intervals import Intervals
-from qmq.restoring.forms import assign, settle, settled_with
-from qmq.restoring.progress import Progress
+from qmq.restore.forms import assign, settle, settled_with
+from qmq.restore.progress import Progress
 from tests.broker_process import running_broker
 from tests.history import archives
 from tests.restoring.archived import check_restored, restoring, told

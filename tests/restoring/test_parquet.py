@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive.file_table import read_table
+from qmq.archive.files import LocalFiles
 from qmq.errors import InvalidOption
-from qmq.history.file_table import read_table
-from qmq.history.files import LocalFiles
 from qmq.intervals import Intervals
-from qmq.restoring.parquet import ParquetReader
-from qmq.restoring.reading import Found
-from qmq.restoring.selection import Selection
+from qmq.restore.parquet import ParquetReader
+from qmq.restore.read import Found
+from qmq.restore.selection import Selection
 from qmq_spark.parquet_merging import MERGED
 from tests.broker_process import running_broker
 from tests.cli.commands import qmq

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qmq.archive.files import LocalFiles
 from qmq.errors import BadBytes, ForeignFile
-from qmq.history.files import LocalFiles
 from qmq.intervals import Intervals
-from qmq.restoring import progress as kept
-from qmq.restoring.progress import Counts, Progress, parse_progress
+from qmq.restore import progress as kept
+from qmq.restore.progress import Counts, Progress, parse_progress
 
 numbers = st.integers(0, 1 << 62)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from qmq.history import segments
-from qmq.history.files import LocalFiles
-from qmq.history.manifest import parse_manifest
+from qmq.archive import segments
+from qmq.archive.files import LocalFiles
+from qmq.archive.manifest import parse_manifest
 from qmq.intervals import Intervals
-from qmq.restoring.frames import frames_of
-from qmq.restoring.reading import ArchiveReader, Found, Step
-from qmq.restoring.selection import Selection
+from qmq.restore.frames import frames_of
+from qmq.restore.read import ArchiveReader, Found, Step
+from qmq.restore.selection import Selection
 from tests.faults.ledger import fresh_seed
 from tests.history.orders import Row, rows_in, time_of
 from tests.restoring.archived import orders_archive

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import qmq
+from qmq.archive.files import LocalFiles
+from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import ConnectionLost, DirectoryInUse, InvalidOption, UnknownGroup
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.files import LocalFiles
-from qmq.restoring import run
-from qmq.restoring.frames import Frame
-from qmq.restoring.target import TargetBroker
+from qmq.restore import run
+from qmq.restore.frames import Frame
+from qmq.restore.target import TargetBroker
 from tests.broker_process import running_broker
 from tests.history.archives import GONE, NOW_US
 from tests.restoring.archived import check_restored, orders_archive, restoring

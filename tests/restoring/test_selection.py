@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import InvalidName, InvalidOption
 from qmq.format.private import private_subject
-from qmq.restoring.selection import Selection
+from qmq.restore.selection import Selection
 
 names = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(".".join)
 

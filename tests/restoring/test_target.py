@@ -10,9 +10,9 @@ from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.restored import restored_batches
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.restore import RestoreTarget
-from qmq.restoring.frames import Frame
-from qmq.restoring.progress import Progress
-from qmq.restoring.target import TargetBroker
+from qmq.restore.frames import Frame
+from qmq.restore.progress import Progress
+from qmq.restore.target import TargetBroker
 from tests.broker.test_restores import RUN
 from tests.broker_process import broker_process, running_broker
 from tests.format.contents import CREATED_US

@@ -61,10 +61,10 @@ def _own_bytes(pid: int) -> int:
 
 def main(task: str, source: str, to: str) -> None:
     """Archive in a form, with files of Parquet gathered in little memory; or read all that a restore would send."""
-    from qmq.history.archive_run import archive_to, open_run
-    from qmq.history.files import LocalFiles
-    from qmq.restoring.reading import ArchiveReader
-    from qmq.restoring.selection import Selection
+    from qmq.archive.files import LocalFiles
+    from qmq.archive.write import archive_to, open_run
+    from qmq.restore.read import ArchiveReader
+    from qmq.restore.selection import Selection
     from qmq_spark import parquet_files
     from qmq_spark.parquet_archiving import archive_parquet
 

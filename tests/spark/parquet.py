@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from qmq.history.archive_lock import ArchiveLock, Holder, this_process
-from qmq.history.data_directory import open_data_directory
-from qmq.history.file_table import FileTable, read_table
-from qmq.history.files import Files, LocalFiles, WritableFiles
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.file_table import FileTable, read_table
+from qmq.archive.files import Files, LocalFiles, WritableFiles
+from qmq.archive.lock import ArchiveLock, Holder, this_process
 from qmq.storage.disk.disk import Disk
 from qmq_spark.parquet_archiving import ArchivedTables, archive_parquet
 from qmq_spark.parquet_reading import FileDamage, PieceReader, plan_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.history import segments
+from qmq.archive import segments
 from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of

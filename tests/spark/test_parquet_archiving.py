@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qmq.archive import file_table, segments
+from qmq.archive.data_directory import open_data_directory
+from qmq.archive.file_table import path_of, second_of
+from qmq.archive.files import LocalFiles, Progress
+from qmq.archive.lock import ArchiveLock, this_process
+from qmq.archive.write import open_run
 from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
-from qmq.history import file_table, segments
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.archive_run import open_run
-from qmq.history.data_directory import open_data_directory
-from qmq.history.file_table import path_of, second_of
-from qmq.history.files import LocalFiles, Progress
 from qmq_spark import parquet_archiving, parquet_files
 from qmq_spark.parquet_archiving import archive_parquet
 from tests.history.archives import GONE, NOW_US, SlowDisk, files_in

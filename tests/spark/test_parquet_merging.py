@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from qmq.history.file_table import FileTable, ListedFile
+from qmq.archive.file_table import FileTable, ListedFile
 from qmq_spark import parquet_merging
 from qmq_spark.parquet_merging import MERGED, SIZES, groups_of
 from tests.history.archives import GONE

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from qmq.archive.files import LocalFiles, Progress
+from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import StorageFailed
-from qmq.history.archive_lock import ArchiveLock, this_process
-from qmq.history.files import LocalFiles, Progress
 from qmq_spark.parquet_files import ParquetFile
 from qmq_spark.parquet_putting import give_names, put, unfinished
 from qmq_spark.schema import SCHEMA

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import InputPartition
 
+from qmq.archive.files import LocalReading
 from qmq.errors import BadBytes, StorageFailed
-from qmq.history.files import LocalReading
 from qmq_spark.options import read_options
 from qmq_spark.parts import Part, parts_of, read_part
 from qmq_spark.planning import open_source, plan

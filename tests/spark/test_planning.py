@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive import segments
+from qmq.archive.file_table import SegmentKey
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history import segments
-from qmq.history.file_table import SegmentKey
 from qmq_spark.planning import SourceView, open_source, plan
 from qmq_spark.reading import Wanted
 from tests.history.archives import archive

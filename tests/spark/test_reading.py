@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from qmq.archive import segments
 from qmq.broker.ports.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq.history import segments
 from qmq_spark import reading
 from qmq_spark.planning import open_source
 from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted

@@ -15,6 +15,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qmq.archive.data_directory import open_data_directory
 from qmq.errors import DirectoryInUse, InvalidOption, StorageFailed
 from qmq.format.batch import stamp
 from qmq.format.layout import (
@@ -25,7 +26,6 @@ from qmq.format.layout import (
     INDEX_MAGIC,
     SEGMENT_HEADER_SIZE,
 )
-from qmq.history.data_directory import open_data_directory
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.meta.identity import IdentityFile, latest, read_copies

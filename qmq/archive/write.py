@@ -2,30 +2,34 @@
 
 Two segments are copied at once, each by a thread: while one is synced the other is read and written. They get their
 names one after another, in the order of their positions: a stream that has read one looks for nothing before it.
+
+A run of `qmq archive`, or of the same as a job of Spark: from a data directory to wherever the archive is.
 """
 
 from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, DirectoryInUse, StorageError, StorageFull
+from qmq.archive.archive import MANIFEST, SEGMENTS, directory_of, manifests
+from qmq.archive.data_directory import DataDirectory, is_data_directory, open_data_directory
+from qmq.archive.files import Files, Progress, Reading, WritableFiles
+from qmq.archive.locations import writable_files_at
+from qmq.archive.lock import ArchiveLock, this_process
+from qmq.archive.manifest import Manifest
+from qmq.archive.segments import INDEX, MESSAGES, Index, SegmentSource
+from qmq.errors import BadBytes, DirectoryInUse, InvalidOption, StorageError, StorageFull
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
-from qmq.history.archive import MANIFEST, SEGMENTS, directory_of, manifests
-from qmq.history.archive_lock import ArchiveLock
-from qmq.history.data_directory import DataDirectory
-from qmq.history.files import Files, Progress, Reading, WritableFiles
-from qmq.history.manifest import Manifest
-from qmq.history.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.storage.message_log.archive_receipt import Receipt
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import pack_index_header
@@ -353,3 +357,40 @@ def _remove_unfinished(files: WritableFiles, lock: ArchiveLock) -> int:
     for path in left:
         files.remove(path)
     return len(left)
+
+
+class Run(NamedTuple):
+    """What a run has: what it archives, the archive, and the hold on that."""
+
+    source: DataDirectory
+    files: WritableFiles
+    lock: ArchiveLock
+
+
+def archive_to(
+    source: Path,
+    destination: str,
+    clock: Callable[[], int],
+    *,
+    settings: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Archived:
+    """Archive the data directory *source*; *clock* gives microseconds since 1970, *settings* are Hadoop's.
+
+    Raises InvalidOption, DirectoryInUse while another run goes on, and what ``archive_segments`` does.
+    """
+    with open_run(source, destination, clock, settings) as run:
+        return archive_segments(run.source, run.files, run.lock, clock, progress)
+
+
+@contextmanager
+def open_run(
+    source: Path, destination: str, clock: Callable[[], int], settings: Mapping[str, str] | None = None
+) -> Iterator[Run]:
+    """Take hold of an archive, to archive a data directory, until the block ends. Raises as ``archive_to`` does."""
+    if not is_data_directory(source):
+        raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
+    with writable_files_at(destination, settings) as files:
+        files.make_directory("")
+        with ArchiveLock(files, clock, this_process()) as lock, lock.renewed():
+            yield Run(open_data_directory(source), files, lock)

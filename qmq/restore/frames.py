@@ -9,8 +9,8 @@ from typing import Final
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.restored import Restored, numbered, restored_batches
 from qmq.net.client.restore import MOST_BATCHES
-from qmq.restoring.progress import Counts
-from qmq.restoring.reading import Damage, Found, Step
+from qmq.restore.progress import Counts
+from qmq.restore.read import Damage, Found, Step
 
 #: A frame is sent when it has so many bytes or batches, or so many steps have brought nothing.
 FRAME_BYTES: Final = 4 << 20

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
+from qmq.archive.files import WritableFiles
 from qmq.errors import BadBytes, ForeignFile
-from qmq.history.files import WritableFiles
 from qmq.intervals import Intervals
 
 DIRECTORY: Final = "restores"

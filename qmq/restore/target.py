@@ -9,9 +9,9 @@ from qmq.intervals import Intervals
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.restore import Begun, RestoreTarget
-from qmq.restoring.frames import Frame
-from qmq.restoring.progress import Progress
-from qmq.restoring.reading import Found
+from qmq.restore.frames import Frame
+from qmq.restore.progress import Progress
+from qmq.restore.read import Found
 
 
 class TargetBroker:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from qmq.archive.file_table import FileTable
+from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
-from qmq.history.file_table import FileTable
-from qmq.history.manifest import Manifest
 from qmq.intervals import Intervals
-from qmq.restoring.progress import Progress
-from qmq.restoring.reading import Found, Reader, Step, log_of
+from qmq.restore.progress import Progress
+from qmq.restore.read import Found, Reader, Step, log_of
 
 #: Positions by log.
 Ranges = dict[str, Intervals]

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from qmq.archive.files import WritableFiles
 from qmq.errors import DirectoryInUse, StorageError
-from qmq.history.files import WritableFiles
 
 LOCK: Final = "_lock"
 RENEW_US: Final = 10_000_000

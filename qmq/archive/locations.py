@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from qmq.archive.files import Files, LocalFiles, WritableFiles, local_path
+from qmq.archive.hdfs_read import HdfsFiles
+from qmq.archive.hdfs_write import WritableHdfsFiles, is_hdfs
 from qmq.errors import InvalidOption
-from qmq.history.files import Files, LocalFiles, WritableFiles, local_path
-from qmq.history.hdfs_files import WritableHdfsFiles, is_hdfs
-from qmq.history.hdfs_reading import HdfsFiles
 from qmq.net.client.address import shown_place
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from qmq.archive.files import Files
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_DTYPE, INDEX_ENTRY_SIZE, INDEX_MAGIC
-from qmq.history.files import Files
 from qmq.storage.consumer_log.header import parse_derived
 
 #: Batches of a segment: INDEX_DTYPE[n], ascending.

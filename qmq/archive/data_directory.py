@@ -1,6 +1,8 @@
 """The segments of a data directory, as somebody finds them who takes no lock and changes nothing.
 
 Its broker may run meanwhile: what is read then ends behind the last batch that is whole.
+
+Whether a broker runs on a data directory, and whether one is the broker of that directory.
 """
 
 from __future__ import annotations
@@ -12,18 +14,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qmq.archive.files import Files, LocalFiles
+from qmq.archive.segments import INDEX, MESSAGES, SegmentSource, index_pieces
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.batch import Header
 from qmq.format.layout import INDEX_DTYPE
-from qmq.history.files import Files, LocalFiles
-from qmq.history.segments import INDEX, MESSAGES, SegmentSource, index_pieces
 from qmq.storage.disk.dir_lock import holder_of
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, write_receipt
 from qmq.storage.message_log.reader import Scanner
-from qmq.storage.message_log.segment import ForeignSegment, Owner, Segment, list_bases
+from qmq.storage.message_log.segment import ForeignSegment, Owner, Segment, list_bases, segment_path
 from qmq.storage.meta.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
+
+
+def is_live(directory: Path) -> bool:
+    """Whether a broker has that data directory now. Raises StorageFailed."""
+    return holder_of(Disk(), directory) is not None
+
+
+def has_segments(directory: Path, places: Iterable[tuple[int, int]]) -> bool:
+    """Whether a segment begins at each of these (partition, position). Raises BadBytes, StorageFailed."""
+    disk = Disk()
+    partitions = latest(*read_copies(disk, directory)).partitions
+    return all(
+        number < len(partitions) and disk.exists(segment_path(directory / partitions[number].directory, position))
+        for number, position in places
+    )
 
 
 class DataDirectory(NamedTuple):

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from qmq.archive.file_table import FileTable, ListedFile, read_table
+from qmq.archive.files import Files, Reading
 from qmq.errors import BadBytes, InvalidOption, StorageError
 from qmq.format.batch import COLUMN_BYTES, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
@@ -18,12 +20,10 @@ from qmq.format.pieces import stored_runs
 from qmq.format.private import is_private
 from qmq.format.restored import Part
 from qmq.format.run import Run
-from qmq.history.file_table import FileTable, ListedFile, read_table
-from qmq.history.files import Files, Reading
 from qmq.intervals import Intervals
-from qmq.restoring.forms import of_table
-from qmq.restoring.reading import Damage, Found, Step, new_parts
-from qmq.restoring.selection import Selection
+from qmq.restore.forms import of_table
+from qmq.restore.read import Damage, Found, Step, new_parts
+from qmq.restore.selection import Selection
 
 #: Rows that are decoded at once.
 _ROWS: Final = 4_096

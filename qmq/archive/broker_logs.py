@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from qmq.archive.files import Reading
+from qmq.archive.segments import MESSAGES, Index, SegmentSource
 from qmq.errors import BadBytes
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
-from qmq.history.files import Reading
-from qmq.history.segments import MESSAGES, Index, SegmentSource
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.log_reader import LogReader, Span
 

@@ -12,21 +12,21 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from qmq.archive.archive import is_archive, manifests
+from qmq.archive.file_table import read_table
+from qmq.archive.files import Files, WritableFiles
+from qmq.archive.lock import ArchiveLock, Holder
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
-from qmq.history.archive import is_archive, manifests
-from qmq.history.archive_lock import ArchiveLock, Holder
-from qmq.history.file_table import read_table
-from qmq.history.files import Files, WritableFiles
 from qmq.intervals import Intervals
 from qmq.net.client.address import Address
 from qmq.net.client.restore import RestoreTarget
-from qmq.restoring import forms
-from qmq.restoring import progress as kept
-from qmq.restoring.frames import Frame, frames_of
-from qmq.restoring.progress import Progress
-from qmq.restoring.reading import ArchiveReader, Damage, Reader
-from qmq.restoring.selection import Selection
-from qmq.restoring.target import TargetBroker
+from qmq.restore import forms
+from qmq.restore import progress as kept
+from qmq.restore.frames import Frame, frames_of
+from qmq.restore.progress import Progress
+from qmq.restore.read import ArchiveReader, Damage, Reader
+from qmq.restore.selection import Selection
+from qmq.restore.target import TargetBroker
 
 #: A broker that cannot be reached, or refuses what may pass, for so long, in seconds, ends the run.
 GIVE_UP_S: Final = 60.0
@@ -155,7 +155,7 @@ class Restoring:
         if not progress.by_files:
             return of_segments
         try:
-            from qmq.restoring.parquet import ParquetReader
+            from qmq.restore.parquet import ParquetReader
         except ModuleNotFoundError as error:
             if error.name != "pyarrow":
                 raise

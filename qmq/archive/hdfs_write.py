@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from qmq.archive.files import COPY_BYTES, LocalReading, Progress, draft_of
+from qmq.archive.hadoop import Hadoop
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.history.files import COPY_BYTES, LocalReading, Progress, draft_of
-from qmq.history.hadoop import Hadoop
 from qmq.net.client.address import shown_place
 from qmq.storage.disk.disk import Disk
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from qmq.archive.files import Files, WritableFiles
+from qmq.archive.segments import SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
 from qmq.format.checked import pack_checked, parse_checked
-from qmq.history.files import Files, WritableFiles
-from qmq.history.segments import SegmentSource
 
 _LOG: Final = logging.getLogger("qmq")
 

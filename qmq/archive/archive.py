@@ -1,7 +1,7 @@
 """An archive: a directory of any file system, with copies of sealed segments of any stores.
 
     segments/<store id>-<partition>/<base>.messages, .index, .manifest
-    tables/, parquet/                   the same as Parquet (qmq/history/file_table.py)
+    tables/, parquet/                   the same as Parquet (qmq/archive/file_table.py)
     _lock                               who writes to it
 
 A segment is there when its manifest is: that comes last. Names that begin with ``_`` are nobody's yet.
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from qmq.archive.file_table import TABLES
+from qmq.archive.files import Files
+from qmq.archive.manifest import Manifest, parse_manifest
+from qmq.archive.segments import INDEX, MESSAGES, SegmentSource
 from qmq.errors import BadBytes
-from qmq.history.file_table import TABLES
-from qmq.history.files import Files
-from qmq.history.manifest import Manifest, parse_manifest
-from qmq.history.segments import INDEX, MESSAGES, SegmentSource
 
 SEGMENTS: Final = "segments"
 MANIFEST: Final = ".manifest"

@@ -8,6 +8,10 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from crc32c import crc32c
 
+from qmq.archive.archive import manifests
+from qmq.archive.files import Files, Reading
+from qmq.archive.manifest import Manifest
+from qmq.archive.segments import INDEX, MESSAGES, Index, followed, index_pieces
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import Header, header_crc_of, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, BATCH_VERSION, KNOWN_FLAGS, RUN_REPLAYED
@@ -15,12 +19,8 @@ from qmq.format.pieces import bad_messages, stored_runs
 from qmq.format.private import is_private
 from qmq.format.restored import Part, ids_of
 from qmq.format.run import Run
-from qmq.history.archive import manifests
-from qmq.history.files import Files, Reading
-from qmq.history.manifest import Manifest
-from qmq.history.segments import INDEX, MESSAGES, Index, followed, index_pieces
 from qmq.intervals import Intervals
-from qmq.restoring.selection import Selection
+from qmq.restore.selection import Selection
 
 #: What is read at once.
 WINDOW_BYTES: Final = 8 << 20
