@@ -30,7 +30,7 @@ _QMQ: Final = "from qmq.cli.main import cli; cli()"
 _IMPORTED: Final = (
     "uvloop",
     "qmq.cli.main",
-    "qmq.cli.serve",
+    "qmq.cli.operate.serve",
     "qmq.net.client.client",
     "qmq.daemon.main",
     *(f"qmq.bench.{name}" for name in ("attacks", "checking", "raw", "receiving", "sending")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq.cli.signals import ending_at_once
+from qmq.cli.common.signals import ending_at_once
 
 with ending_at_once():  # this module is where the command begins
     import errno
@@ -12,8 +12,8 @@ with ending_at_once():  # this module is where the command begins
 
     import click
 
-    from qmq.cli.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
-    from qmq.cli.streams import end_streams, failure_of, prepare_streams
+    from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
+    from qmq.cli.common.streams import end_streams, failure_of, prepare_streams
 
 #: Each command is a click command of its own name in the module qmq.cli.NAME; here in the order of ``qmq --help``,
 #: with its one line there, so that the list loads none of them.

@@ -1,4 +1,4 @@
-"""qmq/cli/arguments.py, and every option and argument of every command: whatever they are given, a command ends with a
+"""qmq/cli/common/arguments.py, and every option and argument of every command: whatever they are given, a command ends with a
 line that says so, and never with a traceback.
 """
 
@@ -12,7 +12,7 @@ import click
 import pytest
 
 import qmq
-from qmq.cli.arguments import Seconds, number_of, text_of, whole_number_of
+from qmq.cli.common.arguments import Seconds, number_of, text_of, whole_number_of
 from qmq.cli.main import COMMANDS
 from qmq.errors import InvalidOption
 from tests.broker_process import BrokerProcess, broker_process

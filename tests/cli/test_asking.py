@@ -1,4 +1,4 @@
-"""qmq/cli/asking.py and the commands that ask: nothing is destroyed or repeated that nobody has said yes to."""
+"""qmq/cli/common/confirm.py and the commands that ask: nothing is destroyed or repeated that nobody has said yes to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 import qmq
-from qmq.cli import asking
+from qmq.cli.common import confirm
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
 from tests.restoring.archived import orders_archive
@@ -48,7 +48,7 @@ def group(client: qmq.SyncClient) -> str:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody sits there."""
-    monkeypatch.setattr(asking, "can_ask", lambda: True)
+    monkeypatch.setattr(confirm, "can_ask", lambda: True)
 
 
 def state(client: qmq.SyncClient, name: str) -> tuple[int, int, int] | None:

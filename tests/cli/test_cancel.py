@@ -1,4 +1,4 @@
-"""qmq/cli/cancel.py, and delays in qmq/cli/produce.py."""
+"""qmq/cli/messages/cancel.py, and delays in qmq/cli/messages/produce.py."""
 
 from __future__ import annotations
 

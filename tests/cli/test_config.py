@@ -1,4 +1,4 @@
-"""qmq/cli/config.py: a table for people, a settings file in a pipe, JSON lines."""
+"""qmq/cli/operate/config.py: a table for people, a settings file in a pipe, JSON lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qmq.cli import config as config_module
 from qmq.cli.main import cli
+from qmq.cli.operate import config as config_module
 from qmq.settings import Settings, describe, load
 
 

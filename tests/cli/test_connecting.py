@@ -1,4 +1,4 @@
-"""qmq/cli/connecting.py: which broker a command talks to, and the loop it runs on."""
+"""qmq/cli/common/connect.py: which broker a command talks to, and the loop it runs on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from click.testing import CliRunner
 
-from qmq.cli.connecting import run, server_option
+from qmq.cli.common.connect import run, server_option
 
 
 @click.command

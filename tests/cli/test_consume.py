@@ -1,4 +1,4 @@
-"""qmq/cli/consume.py: what is printed, how much is taken, and when it ends."""
+"""qmq/cli/messages/consume.py: what is printed, how much is taken, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from qmq.cli.consume import start_of
+from qmq.cli.messages.consume import start_of
 from qmq.errors import InvalidOption
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process

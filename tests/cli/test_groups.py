@@ -1,4 +1,4 @@
-"""qmq/cli/groups.py, consumers.py and dead_letters.py against a real broker: what is shown, and what is changed."""
+"""qmq/cli/manage/groups.py, consumers.py and dead_letters.py against a real broker: what is shown, and what is changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import qmq
-from qmq.cli import consumers, dead_letters, groups
+from qmq.cli.manage import consumers, dead_letters, groups
 from qmq.errors import Fenced
 from qmq.net.client.admin import ConsumerInfo, DeadLetter, GroupInfo
 from tests.broker_process import BrokerProcess, broker_process

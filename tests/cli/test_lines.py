@@ -1,4 +1,4 @@
-"""qmq/cli/lines.py: a stream gives the same lines however it is cut, and a bad line is told from a good one."""
+"""qmq/cli/messages/input_lines.py: a stream gives the same lines however it is cut, and a bad line is told from a good one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.lines import Draft, Lines, draft_of
+from qmq.cli.messages.input_lines import Draft, Lines, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge
 
 DEFAULTS = Draft("a.b", b"", None, None, None)

@@ -1,4 +1,4 @@
-"""qmq/cli/ping.py: is a broker there, and how does a program learn it?"""
+"""qmq/cli/manage/ping.py: is a broker there, and how does a program learn it?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.cli import ping
+from qmq.cli.manage import ping
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
 

@@ -1,4 +1,4 @@
-"""qmq/cli/produce.py: each line becomes a message, once, and a line that does not is named."""
+"""qmq/cli/messages/produce.py: each line becomes a message, once, and a line that does not is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.cli.produce import Source
+from qmq.cli.messages.produce import Source
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
 

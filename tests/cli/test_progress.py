@@ -1,4 +1,4 @@
-"""qmq/cli/progress.py: a count and a rate, and nothing where nobody looks."""
+"""qmq/cli/common/progress.py: a count and a rate, and nothing where nobody looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from qmq.cli.progress import Counting, reading_bar
+from qmq.cli.common.progress import Counting, reading_bar
 
 
 def test_the_line_has_count_and_rate() -> None:

@@ -1,4 +1,4 @@
-"""qmq/cli/repair.py: what was done, for people and for programs, and the exit code."""
+"""qmq/cli/operate/repair.py: what was done, for people and for programs, and the exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from qmq.cli.main import cli
-from qmq.cli.repair import _print_table
+from qmq.cli.operate.repair import _print_table
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, Repair, Treated

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq import connect_sync
-from qmq.cli.restore import time_of
+from qmq.cli.operate.restore import time_of
 from qmq.errors import InvalidOption
 from tests.broker_process import broker_process
 from tests.cli.commands import qmq, qmq_process

@@ -1,4 +1,4 @@
-"""qmq/cli/serve.py: one line when it serves, one line when it cannot, and a clean end."""
+"""qmq/cli/operate/serve.py: one line when it serves, one line when it cannot, and a clean end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.cli.serve import shown_directory
+from qmq.cli.operate.serve import shown_directory
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
 

@@ -1,4 +1,4 @@
-"""qmq/cli/signals.py: Ctrl-C and SIGTERM while a command is loaded end it without a word."""
+"""qmq/cli/common/signals.py: Ctrl-C and SIGTERM while a command is loaded end it without a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from qmq.cli.signals import ending_at_once, noting_hangups
+from qmq.cli.common.signals import ending_at_once, noting_hangups
 
 #: Sends itself the signal in the middle of an import: of click, as the command begins, or of a command's module.
 LOADING = """
@@ -26,7 +26,7 @@ cli(["subjects", "--server", "qmq://127.0.0.1:1"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["click", "qmq.cli.subjects"])
+@pytest.mark.parametrize("name", ["click", "qmq.cli.manage.subjects"])
 def test_a_signal_in_the_middle_of_an_import_leaves_no_traceback(name: str, number: signal.Signals) -> None:
     code = LOADING.format(name=name, number=int(number))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""qmq/cli/subjects.py: the subjects of a prefix, for people and for programs."""
+"""qmq/cli/manage/subjects.py: the subjects of a prefix, for people and for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qmq.cli.subjects import _print_table
+from qmq.cli.manage.subjects import _print_table
 from qmq.net.client.client import SubjectInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq
@@ -51,7 +51,7 @@ def test_what_is_delayed_is_shown_of_its_subject(broker: BrokerProcess) -> None:
 def test_a_table_goes_by_name_and_says_when_it_is_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.cli.subjects._MOST_ROWS", 20)
+    monkeypatch.setattr("qmq.cli.manage.subjects._MOST_ROWS", 20)
     _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000, 0, "here") for number in range(19, -1, -1)])
     whole = capsys.readouterr().out
     assert whole.index(" s.0 ") < whole.index(" s.1 ") < whole.index(" s.19 ") < whole.index(" s.2 ")

@@ -1,4 +1,4 @@
-"""qmq/cli/tables.py: tables on terminals of any width."""
+"""qmq/cli/common/tables.py: tables on terminals of any width."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from qmq.cli import config, dead_letters, groups
-from qmq.cli.tables import print_table
+from qmq.cli.common.tables import print_table
+from qmq.cli.manage import dead_letters, groups
+from qmq.cli.operate import config
 from qmq.net.client.admin import DeadLetter, GroupInfo
 from qmq.settings import describe
 

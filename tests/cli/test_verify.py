@@ -1,4 +1,4 @@
-"""qmq/cli/verify.py: what was found, for people and for programs, and the exit code."""
+"""qmq/cli/operate/verify.py: what was found, for people and for programs, and the exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 import qmq
 from qmq.cli.main import cli
-from qmq.cli.verify import _print_table
+from qmq.cli.operate.verify import _print_table
 from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 from qmq.storage.disk.dir_lock import DirectoryLock

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import qmq
-from qmq.cli import subjects
+from qmq.cli.manage import subjects
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli import commands
 

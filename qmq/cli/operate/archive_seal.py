@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qmq import connect
 from qmq.archive.data_directory import has_segments, is_live
-from qmq.cli.connecting import run
+from qmq.cli.common.connect import run
 from qmq.errors import InvalidOption
 from qmq.net.client.address import shown_url
 from qmq.net.client.admin import SealedLog

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from qmq.cli.brief import number
-from qmq.cli.errors import EXIT_FAILED
-from qmq.cli.progress import reading_bar
-from qmq.cli.tables import print_table
-from qmq.cli.verify import InUse, place_cells
+from qmq.cli.common.brief import number
+from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.progress import reading_bar
+from qmq.cli.common.tables import print_table
+from qmq.cli.operate.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, Repair, Treated

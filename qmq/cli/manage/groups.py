@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qmq import connect
-from qmq.cli.arguments import number_of, text_of, whole_number_of
-from qmq.cli.asking import confirm, yes_option
-from qmq.cli.brief import age_of, iso, number
-from qmq.cli.connecting import admin_options, run
-from qmq.cli.consume import start_of
-from qmq.cli.where import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.arguments import number_of, text_of, whole_number_of
+from qmq.cli.common.brief import age_of, iso, number
+from qmq.cli.common.confirm import confirm, yes_option
+from qmq.cli.common.connect import admin_options, run
+from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.messages.consume import start_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
 from qmq.net.client.admin import GroupInfo, checked_follows

@@ -41,7 +41,7 @@ def _toml_lines(settings: list[SettingDescription]) -> list[str]:
 def _print_table(settings: list[SettingDescription]) -> None:
     from rich.table import Table
 
-    from qmq.cli.tables import print_table
+    from qmq.cli.common.tables import print_table
 
     table = Table(
         caption="Change one with --set key=value, or several with --config FILE.toml.", caption_justify="left"

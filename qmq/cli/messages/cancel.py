@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from qmq import connect
-from qmq.cli.connecting import admin_options, run
-from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.common.connect import admin_options, run
+from qmq.cli.common.errors import EXIT_FAILED
 from qmq.format.ids import MessageId
 
 

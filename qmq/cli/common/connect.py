@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from qmq.cli.arguments import Seconds
+from qmq.cli.common.arguments import Seconds
 
 T = TypeVar("T")
 

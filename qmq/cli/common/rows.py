@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from click.exceptions import Exit
 
-from qmq.cli.brief import visible
-from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.common.brief import visible
+from qmq.cli.common.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def show(
     between. *several*: the client knows more brokers than one.
     """
     if as_object is None and sys.stdout.isatty():
-        from qmq.cli.tables import print_table
+        from qmq.cli.common.tables import print_table
 
         print_table(as_table(rows))
         return

@@ -18,7 +18,7 @@ from rich.table import Table
 from qmq.bench import suite
 from qmq.bench.context import SIZES_OF_RUNS, Bench
 from qmq.bench.values import GOALS, Summary, Value, shown, summarize
-from qmq.cli.tables import print_table
+from qmq.cli.common.tables import print_table
 from qmq.errors import InvalidOption
 
 WIDTH = 120

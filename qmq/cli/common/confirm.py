@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 from click.exceptions import Exit
 
-from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.common.errors import EXIT_FAILED
 from qmq.errors import InvalidOption
 
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")

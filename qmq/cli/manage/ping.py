@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from qmq.cli.arguments import Seconds
-from qmq.cli.connecting import run, server_option
-from qmq.cli.errors import EXIT_FAILED
+from qmq.cli.common.arguments import Seconds
+from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.errors import EXIT_FAILED
 from qmq.errors import QmqError
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.ping import Pong

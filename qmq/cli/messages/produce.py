@@ -16,12 +16,12 @@ from typing import BinaryIO, Final
 import click
 
 from qmq import connect
-from qmq.cli.arguments import Seconds, text_of
-from qmq.cli.brief import number
-from qmq.cli.connecting import run, server_option
-from qmq.cli.errors import EXIT_FAILED
-from qmq.cli.lines import Draft, Lines, draft_of
-from qmq.cli.progress import Counting
+from qmq.cli.common.arguments import Seconds, text_of
+from qmq.cli.common.brief import number
+from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.progress import Counting
+from qmq.cli.messages.input_lines import Draft, Lines, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
 from qmq.format.build import make_header
 from qmq.names import check_subject

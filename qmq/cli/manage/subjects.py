@@ -8,9 +8,9 @@ import sys
 import click
 
 from qmq import connect
-from qmq.cli.brief import number
-from qmq.cli.connecting import admin_options, run
-from qmq.cli.where import are_several, end_where_lacking, in_cell, in_line
+from qmq.cli.common.brief import number
+from qmq.cli.common.connect import admin_options, run
+from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client.client import SubjectInfo
 
@@ -70,7 +70,7 @@ def _tab_line(info: SubjectInfo) -> str:
 def _print_table(found: list[SubjectInfo]) -> None:
     from rich.table import Table
 
-    from qmq.cli.tables import print_table
+    from qmq.cli.common.tables import print_table
 
     shown = sorted(found)[:_MOST_ROWS]
     caption = f"{number(len(found), 'subject')}, {number(sum(info.messages for info in found), 'message')}"

@@ -14,10 +14,10 @@ from typing import BinaryIO, Final, Literal
 import click
 
 from qmq import connect
-from qmq.cli.arguments import Seconds, text_of
-from qmq.cli.brief import iso
-from qmq.cli.connecting import run, server_option
-from qmq.cli.progress import Counting
+from qmq.cli.common.arguments import Seconds, text_of
+from qmq.cli.common.brief import iso
+from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.progress import Counting
 from qmq.errors import InvalidOption
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.client import Client

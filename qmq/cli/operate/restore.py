@@ -11,11 +11,11 @@ import click
 from qmq.archive.archive import is_archive
 from qmq.archive.locations import files_at, writable_files_at
 from qmq.archive.lock import this_process
-from qmq.cli.asking import confirm, yes_option
-from qmq.cli.brief import iso, number
-from qmq.cli.connecting import run, server_option
-from qmq.cli.errors import EXIT_FAILED
-from qmq.cli.progress import reading_bar
+from qmq.cli.common.brief import iso, number
+from qmq.cli.common.confirm import confirm, yes_option
+from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.progress import reading_bar
 from qmq.errors import InvalidOption
 from qmq.net.client.address import parse_url, shown_place
 from qmq.net.client.producer.receipts import utc_from_us
