@@ -99,7 +99,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.verify.repair",
         "qmq.storage.verify.verify",
         "qmq.daemon.main",
-        "qmq_spark.parquet_archiving",  # which needs pyarrow, and no Spark
+        "qmq_spark.parquet.archive",  # which needs pyarrow, and no Spark
     ),
 }
 
@@ -197,8 +197,8 @@ def test_every_module_stands_in_the_table() -> None:
         ("qmq.format.batch", "import os.path\nimport struct", 1),
         ("qmq.cli.messages.produce", "import qmq\nfrom qmq import connect", 0),
         ("qmq.net.client.client", "from qmq import connect", 1),
-        ("qmq_spark.reading", "from qmq.archive.files import Files", 0),
-        ("qmq_spark.reading", "from qmq.storage.store import Store", 1),
+        ("qmq_spark.read", "from qmq.archive.files import Files", 0),
+        ("qmq_spark.read", "from qmq.storage.store import Store", 1),
         ("qmq.archive.segments", "from qmq.storage.store import Store", 1),
         ("qmq.storage.message_log.segment", "import qmq_spark", 1),
         ("qmq.namesake", "import qmq.net\nimport qmq.storage", 1),

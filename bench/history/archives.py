@@ -20,7 +20,7 @@ from qmq.archive.locations import files_at
 from qmq.archive.write import archive_to, open_run
 from qmq.bench.errors import BenchFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.parquet_archiving import archive_parquet
+from qmq_spark.parquet.archive import archive_parquet
 from tests.hdfs.cluster import Cluster
 
 #: What takes how long: seconds, processor seconds of all processes, and the most memory by process.

@@ -40,8 +40,8 @@ class _Reader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        from qmq_spark.parts import parts_of
-        from qmq_spark.planning import SourceView
+        from qmq_spark.plan import SourceView
+        from qmq_spark.tasks import parts_of
 
         with SourceView(self._options.place) as view:
             parts = parts_of(view.look(), self._options.wanted, self._options.part_bytes)
@@ -51,7 +51,7 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from itertools import cycle, islice
 
-        from qmq_spark.parts import read_part
+        from qmq_spark.tasks import read_part
 
         assert isinstance(partition, _Repeated)
         left = partition.rows

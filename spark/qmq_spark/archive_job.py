@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.archive.write import archive_segments, open_run
 from qmq.errors import InvalidName, InvalidOption, QmqError
-from qmq_spark.parquet_archiving import archive_parquet
+from qmq_spark.parquet.archive import archive_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ import numpy as np
 from qmq.archive.segments import SegmentSource
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.intervals import Intervals
-from qmq_spark.planning import Source, Spans, Whose
+from qmq_spark.plan import Source, Spans, Whose
 
 _LOG: Final = logging.getLogger("qmq_spark")
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from qmq.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from qmq_spark.reading import Wanted
+    from qmq_spark.read import Wanted
 
 #: The columns, in this order. Spark does not look, message by message, whether there is what is never missing.
 COLUMNS: Final = StructType(
@@ -99,7 +99,7 @@ class ReadOptions:
     @property
     def wanted(self) -> Wanted:
         """Which messages."""
-        from qmq_spark.reading import Wanted  # not before: see source.py
+        from qmq_spark.read import Wanted  # not before: see source.py
 
         return Wanted((self.prefix,) if self.prefix else (), private=self.private, stored_from=self.since_us)
 

@@ -18,8 +18,8 @@ from qmq_spark.options import ReadOptions, read_options
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from qmq_spark.streaming import QmqStreamReader
-    from qmq_spark.writing import QmqWriter
+    from qmq_spark.stream import QmqStreamReader
+    from qmq_spark.write import QmqWriter
 
 
 class QmqDataSource(DataSource):
@@ -40,14 +40,14 @@ class QmqDataSource(DataSource):
         return QmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> QmqStreamReader:  # noqa: N802 (Spark's name)
-        from qmq_spark.streaming import QmqStreamReader
+        from qmq_spark.stream import QmqStreamReader
 
         options = read_options(self.options)
         options.check(schema)
         return QmqStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> QmqWriter:
-        from qmq_spark.writing import QmqWriter, write_options
+        from qmq_spark.write import QmqWriter, write_options
 
         return QmqWriter(write_options(self.options, schema, overwrite=overwrite))
 
@@ -68,13 +68,13 @@ class QmqReader(DataSourceReader):
         yield from filters
 
     def partitions(self) -> list[InputPartition]:
-        from qmq_spark.parts import parts_of
-        from qmq_spark.planning import SourceView
+        from qmq_spark.plan import SourceView
+        from qmq_spark.tasks import parts_of
 
         with SourceView(self._options.place) as view:
             return parts_of(view.look(), self._wanted, self._options.part_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from qmq_spark.parts import read_part
+        from qmq_spark.tasks import read_part
 
         return read_part(self._options, self._schema, self._wanted, partition)

@@ -65,7 +65,7 @@ def test_what_is_left_and_removed_is_said(tmp_path: Path) -> None:
 
 def test_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_orders(tmp_path / "data", 2)
-    monkeypatch.delitem(sys.modules, "qmq_spark.parquet_archiving", raising=False)
+    monkeypatch.delitem(sys.modules, "qmq_spark.parquet.archive", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in [name for name in sys.modules if name.startswith("qmq_spark.")]:
         monkeypatch.delitem(sys.modules, name)

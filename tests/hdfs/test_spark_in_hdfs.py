@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq_spark.options import read_options
-from qmq_spark.streaming import QmqStreamReader
+from qmq_spark.stream import QmqStreamReader
 from tests.hdfs.trees import archive
 from tests.history.orders import rows_in, write_orders
 

@@ -14,7 +14,7 @@ from qmq.intervals import Intervals
 from qmq.restore.parquet import ParquetReader
 from qmq.restore.read import Found
 from qmq.restore.selection import Selection
-from qmq_spark.parquet_merging import MERGED
+from qmq_spark.parquet.merge import MERGED
 from tests.broker_process import running_broker
 from tests.cli.commands import qmq
 from tests.history.orders import write_orders

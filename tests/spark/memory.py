@@ -65,13 +65,13 @@ def main(task: str, source: str, to: str) -> None:
     from qmq.archive.write import archive_to, open_run
     from qmq.restore.read import ArchiveReader
     from qmq.restore.selection import Selection
-    from qmq_spark import parquet_files
-    from qmq_spark.parquet_archiving import archive_parquet
+    from qmq_spark.parquet import files
+    from qmq_spark.parquet.archive import archive_parquet
 
     if task == "segments":
         print(archive_to(Path(source), to, lambda: 0).messages)
     elif task == "parquet":
-        parquet_files.GATHERED_BYTES = 8 << 20  # type: ignore[misc]
+        files.GATHERED_BYTES = 8 << 20  # type: ignore[misc]
         with open_run(Path(source), to, lambda: 0) as run:
             print(archive_parquet(run.source.files, run.source.segments, run.files, run.lock, "run").messages)
     else:

@@ -13,9 +13,9 @@ from qmq.archive.file_table import FileTable, read_table
 from qmq.archive.files import Files, LocalFiles, WritableFiles
 from qmq.archive.lock import ArchiveLock, Holder, this_process
 from qmq.storage.disk.disk import Disk
-from qmq_spark.parquet_archiving import ArchivedTables, archive_parquet
-from qmq_spark.parquet_reading import FileDamage, PieceReader, plan_files
-from qmq_spark.reading import Wanted
+from qmq_spark.parquet.archive import ArchivedTables, archive_parquet
+from qmq_spark.parquet.read import FileDamage, PieceReader, plan_files
+from qmq_spark.read import Wanted
 from qmq_spark.schema import SCHEMA
 from tests.history.archives import NOW_US
 from tests.history.orders import SUBJECTS, Row, run_of

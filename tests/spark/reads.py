@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from qmq_spark.options import COLUMNS
-from qmq_spark.planning import open_source, plan
-from qmq_spark.reading import Damage, StretchReader, Wanted
+from qmq_spark.plan import open_source, plan
+from qmq_spark.read import Damage, StretchReader, Wanted
 
 SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
 

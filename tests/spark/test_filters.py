@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from qmq_spark.filters import narrowed
-from qmq_spark.reading import Wanted
+from qmq_spark.read import Wanted
 
 NOON = datetime(2025, 12, 1, 12, tzinfo=UTC)
 NOON_US = 1_764_590_400_000_000

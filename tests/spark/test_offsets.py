@@ -13,7 +13,7 @@ from qmq.archive import segments
 from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of
-from qmq_spark.planning import Source, open_source
+from qmq_spark.plan import Source, open_source
 from tests.history.archives import archive
 from tests.history.orders import write_orders
 

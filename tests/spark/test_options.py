@@ -9,7 +9,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from qmq.errors import InvalidOption
 from qmq_spark.options import COLUMNS, DAMAGE_COLUMNS, PART_BYTES, ReadOptions, read_options
-from qmq_spark.reading import Wanted
+from qmq_spark.read import Wanted
 
 
 def test_defaults() -> None:

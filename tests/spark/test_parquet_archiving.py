@@ -20,8 +20,9 @@ from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.write import open_run
 from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
-from qmq_spark import parquet_archiving, parquet_files
-from qmq_spark.parquet_archiving import archive_parquet
+from qmq_spark.parquet import archive as parquet_archiving
+from qmq_spark.parquet import files as parquet_files
+from qmq_spark.parquet.archive import archive_parquet
 from tests.history.archives import GONE, NOW_US, SlowDisk, files_in
 from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import rows_in

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from qmq.errors import StorageFailed, StorageFull
-from qmq_spark import parquet_files
-from qmq_spark.parquet_files import NO_SUBJECT, DayFiles, ParquetFile, directory_of
+from qmq_spark.parquet import files as parquet_files
+from qmq_spark.parquet.files import NO_SUBJECT, DayFiles, ParquetFile, directory_of
 from qmq_spark.schema import SCHEMA
 
 

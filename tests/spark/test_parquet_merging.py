@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from qmq.archive.file_table import FileTable, ListedFile
-from qmq_spark import parquet_merging
-from qmq_spark.parquet_merging import MERGED, SIZES, groups_of
+from qmq_spark.parquet import merge
+from qmq_spark.parquet.merge import MERGED, SIZES, groups_of
 from tests.history.archives import GONE
 from tests.history.mortal import Killed, MortalDisk
 from tests.history.orders import rows_in
@@ -48,7 +48,7 @@ def test_what_is_alike_in_one_directory_is_merged() -> None:
 
 
 def test_many_runs_leave_few_files_and_every_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_merging, "SIZES", (6_000, 20_000, 1 << 20))
+    monkeypatch.setattr(merge, "SIZES", (6_000, 20_000, 1 << 20))
     to, most, runs = tmp_path / "archive", 0, 3 * MERGED
     write_runs(tmp_path, 0, runs)
     rows = rows_in(tmp_path / "data")

@@ -11,8 +11,8 @@ import pytest
 from qmq.archive.files import LocalFiles, Progress
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import StorageFailed
-from qmq_spark.parquet_files import ParquetFile
-from qmq_spark.parquet_putting import give_names, put, unfinished
+from qmq_spark.parquet.files import ParquetFile
+from qmq_spark.parquet.put import give_names, put, unfinished
 from qmq_spark.schema import SCHEMA
 from tests.history.archives import NOW_US
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from qmq.errors import BadBytes
-from qmq_spark import parquet_files
-from qmq_spark.parquet_reading import missing, plan_files
-from qmq_spark.reading import Wanted
+from qmq_spark.parquet import files
+from qmq_spark.parquet.read import missing, plan_files
+from qmq_spark.read import Wanted
 from tests.history.orders import Row, rows_in, time_of
 from tests.spark import reads
 from tests.spark.parquet import ALL, DAY_US, archive, read, table_of, write_days
@@ -25,9 +25,9 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("archived")
     write_days(directory / "data", 3, 15)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_files, "GATHERED_BYTES", 12_000)
-        patch.setattr(parquet_files, "OWN_BYTES", 4_000)
-        patch.setattr(parquet_files, "GROUP_ROWS", 20)
+        patch.setattr(files, "GATHERED_BYTES", 12_000)
+        patch.setattr(files, "OWN_BYTES", 4_000)
+        patch.setattr(files, "GROUP_ROWS", 20)
         archive(directory / "data", directory / "archive")
     return directory / "archive"
 

@@ -11,9 +11,9 @@ from pyspark.sql.datasource import InputPartition
 from qmq.archive.files import LocalReading
 from qmq.errors import BadBytes, StorageFailed
 from qmq_spark.options import read_options
-from qmq_spark.parts import Part, parts_of, read_part
-from qmq_spark.planning import open_source, plan
-from qmq_spark.reading import Wanted
+from qmq_spark.plan import open_source, plan
+from qmq_spark.read import Wanted
+from qmq_spark.tasks import Part, parts_of, read_part
 from tests.history import archives
 from tests.history.orders import rows_in, write_orders
 from tests.spark.parquet import archive, table_of, write_days

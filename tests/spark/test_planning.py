@@ -11,8 +11,8 @@ from qmq.archive import segments
 from qmq.archive.file_table import SegmentKey
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.planning import SourceView, open_source, plan
-from qmq_spark.reading import Wanted
+from qmq_spark.plan import SourceView, open_source, plan
+from qmq_spark.read import Wanted
 from tests.history.archives import archive
 from tests.history.orders import rows_in, write_orders
 from tests.spark import parquet

@@ -11,9 +11,9 @@ from qmq.archive import segments
 from qmq.broker.ports.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark import reading
-from qmq_spark.planning import open_source
-from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
+from qmq_spark import read as reading
+from qmq_spark.plan import open_source
+from qmq_spark.read import Damage, Stretch, StretchReader, Wanted
 from tests.broker.harness import PRODUCER, START_US, Driven
 from tests.history.archives import large_index
 from tests.history.orders import rows_in, time_of, write_orders

@@ -16,7 +16,7 @@ def test_columns_are_those_of_the_data_source() -> None:
 
 
 def test_archiving_needs_no_spark() -> None:
-    code = "import qmq_spark.parquet_archiving, sys; print(*sys.modules)"
+    code = "import qmq_spark.parquet.archive, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pyarrow" in done.stdout.split()
     assert "pyspark" not in done.stdout.split()

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import qmq
 from qmq.errors import BadBytes
 from qmq_spark.options import read_options
-from qmq_spark.streaming import Offset, QmqStreamReader
+from qmq_spark.stream import Offset, QmqStreamReader
 from tests.broker_process import broker_process
 from tests.history.archives import archive
 from tests.history.orders import Row, rows_in, time_of, write_orders

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 import qmq
 from qmq.errors import InvalidOption
-from qmq_spark.writing import QmqWriter, WriteOptions, write_options
+from qmq_spark.write import QmqWriter, WriteOptions, write_options
 from tests.broker_process import BrokerProcess, broker_process
 from tests.spark.reads import read
 

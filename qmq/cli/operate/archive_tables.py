@@ -11,13 +11,13 @@ from qmq.cli.common.brief import number
 from qmq.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from qmq_spark.parquet_archiving import ArchivedTables
+    from qmq_spark.parquet.archive import ArchivedTables
 
 
 def archive_tables(run: Run, progress: Callable[[int, int], None] | None) -> ArchivedTables:
     """Write Parquet. Raises InvalidOption without pyarrow, and as ``archive_parquet`` does."""
     try:
-        from qmq_spark.parquet_archiving import archive_parquet
+        from qmq_spark.parquet.archive import archive_parquet
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise

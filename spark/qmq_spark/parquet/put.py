@@ -6,7 +6,7 @@ from qmq.archive.file_table import ListedFile
 from qmq.archive.files import LocalFiles, WritableFiles
 from qmq.archive.lock import ArchiveLock
 from qmq.errors import StorageFailed
-from qmq_spark.parquet_files import ParquetFile
+from qmq_spark.parquet.files import ParquetFile
 
 
 def put(

@@ -32,10 +32,10 @@ from qmq.archive.lock import ArchiveLock
 from qmq.archive.segments import SegmentSource
 from qmq.errors import StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.parquet_files import DayFiles, ParquetFile, directory_of
-from qmq_spark.parquet_merging import merge_small
-from qmq_spark.parquet_putting import give_names, put
-from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted
+from qmq_spark.parquet.files import DayFiles, ParquetFile, directory_of
+from qmq_spark.parquet.merge import merge_small
+from qmq_spark.parquet.put import give_names, put
+from qmq_spark.read import Damage, Stretch, StretchReader, Wanted
 from qmq_spark.schema import SCHEMA
 
 #: A round ends once it has read so many bytes of segments.

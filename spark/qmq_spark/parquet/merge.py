@@ -15,11 +15,11 @@ from qmq.archive.file_table import FileTable, ListedFile, commit
 from qmq.archive.files import WritableFiles
 from qmq.archive.lock import ArchiveLock
 from qmq.errors import BadBytes
-from qmq_spark import parquet_files
-from qmq_spark.parquet_files import ParquetFile
-from qmq_spark.parquet_putting import give_names, put
-from qmq_spark.parquet_reading import FileDamage, FilePiece, PieceReader
-from qmq_spark.reading import Wanted
+from qmq_spark.parquet import files as parquet_files
+from qmq_spark.parquet.files import ParquetFile
+from qmq_spark.parquet.put import give_names, put
+from qmq_spark.parquet.read import FileDamage, FilePiece, PieceReader
+from qmq_spark.read import Wanted
 from qmq_spark.schema import SCHEMA
 
 #: So many of about the same size become one.

@@ -18,7 +18,7 @@ from qmq.archive.locations import files_at
 from qmq.archive.segments import SegmentSource
 from qmq.errors import InvalidOption
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.reading import Stretch, Wanted
+from qmq_spark.read import Stretch, Wanted
 
 #: A partition of a store: store id and number.
 Whose = tuple[bytes, int]

@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 
 from qmq.errors import BadBytes, StorageError
 from qmq_spark.options import COLUMNS, ReadOptions
-from qmq_spark.parquet_reading import FileDamage, FilePiece, PieceReader, missing, plan_files
-from qmq_spark.planning import Source, open_files, plan
-from qmq_spark.reading import Damage, Stretch, StretchReader, Wanted, unreadable
+from qmq_spark.parquet.read import FileDamage, FilePiece, PieceReader, missing, plan_files
+from qmq_spark.plan import Source, open_files, plan
+from qmq_spark.read import Damage, Stretch, StretchReader, Wanted, unreadable
 
 _LOG: Final = logging.getLogger("qmq_spark")
 

@@ -18,8 +18,8 @@ from qmq.errors import BadBytes
 from qmq.intervals import Intervals
 from qmq_spark.offsets import Offset, Read, before, between, everything, limited, name_of, offset_of, read_of
 from qmq_spark.options import ReadOptions
-from qmq_spark.parts import Part, read_part
-from qmq_spark.planning import Source, SourceView, Whose, plan
+from qmq_spark.plan import Source, SourceView, Whose, plan
+from qmq_spark.tasks import Part, read_part
 
 if TYPE_CHECKING:
     import pyarrow as pa

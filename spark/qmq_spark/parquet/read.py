@@ -11,7 +11,7 @@ import pyarrow as pa
 from qmq.archive.file_table import FileTable, ListedFile
 from qmq.archive.files import Files, Reading
 from qmq.errors import BadBytes
-from qmq_spark.reading import ROWS, Wanted
+from qmq_spark.read import ROWS, Wanted
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
