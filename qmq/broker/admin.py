@@ -10,13 +10,12 @@ import numpy as np
 from qmq.broker.delay.items import delayed_for
 from qmq.broker.delivery.encode import Some
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.error_log.retry import unpacked
+from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready
 from qmq.broker.groups.message_ranges import parts_of
-from qmq.broker.groups.modes import BROADCAST, members_of, unknown_group
-from qmq.broker.groups.settings import GroupSettings, settings_of
+from qmq.broker.groups.settings import BROADCAST, GroupSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.startup.replay import Changes
 from qmq.errors import BadBatch, InvalidOption, StorageError

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Fetched, ListBatches, ListSegments, ReadDone, ReadLog
 from qmq.broker.ports.effects import BatchList, Effect, FetchWanted, LogBytes, ReadWanted, Refused, SegmentList
 from qmq.errors import InvalidOption, Overloaded, QmqError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qmq.broker.delivery.encode import Some
-from qmq.broker.error_log.retry import unpacked, without
+from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of

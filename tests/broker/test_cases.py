@@ -108,7 +108,7 @@ def test_a_clock_that_jumps_makes_nobody_lapse(tmp_path: Path, jump_s: int) -> N
 def test_what_one_held_that_is_forgotten_as_dead_was_recovered_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.broker.groups.consumers.MAX_CONSUMERS", 2)
+    monkeypatch.setattr("qmq.broker.groups.member.MAX_CONSUMERS", 2)
     driven = filled(tmp_path, 3, LIMITS)
     dead = Consumer(driven, "dead")
     assert dead.pull() == many(3)

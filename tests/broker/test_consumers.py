@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.groups.consumers import Consumers
+from qmq.broker.groups.member import Consumers
 from qmq.broker.journal.record_types import Leaving
 from qmq.errors import Fenced, TooManyConsumers
 from tests.broker.test_ledger import Driven
@@ -15,7 +15,7 @@ from tests.broker.test_ledger import Driven
 def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.broker.groups.consumers.MAX_CONSUMERS", 3)
+    monkeypatch.setattr("qmq.broker.groups.member.MAX_CONSUMERS", 3)
     driven = Driven(tmp_path)
     _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
     with pytest.raises(TooManyConsumers, match="are there, the most it may have"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.error_log.retry import Retry
+from qmq.broker.error_log.error_log import Retry
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import prefix_of
 from qmq.broker.retention.copy import Asked, Copy, Copying, Lost

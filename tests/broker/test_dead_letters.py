@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of, numbers_between
-from qmq.broker.error_log.retry import unpacked
+from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.in_flight import HeldRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.delay.items import Stretch, items_of, stretches_of, without
-from qmq.broker.delay.places import Places
+from qmq.broker.delay.items import Places, Stretch, items_of, stretches_of, without
 
 POSITION = 10_000
 

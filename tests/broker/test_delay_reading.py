@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delay import reads as delay_reading
-from qmq.broker.delivery.read_numbers import Asker, asker_of
+from qmq.broker.delivery.read_waits import Asker, asker_of
 from qmq.broker.ports.commands import Administer, Disconnected
 from qmq.broker.ports.effects import Administered, Effect
 from tests.broker.harness import Driven

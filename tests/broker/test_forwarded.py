@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.error_log.retry import Failure, Retry, packed, unpacked
+from qmq.broker.error_log.error_log import Failure, Retry, packed, unpacked
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import HeldRange, MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qmq.broker.error_log.retry import unpacked
+from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of

@@ -9,8 +9,7 @@ import msgpack
 import pytest
 
 from qmq.broker.error_log.dead_letters import numbers_between
-from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN
-from qmq.broker.error_log.retry import unpacked
+from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN, unpacked
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.member import Member

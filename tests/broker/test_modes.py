@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups.modes import MODES
+from qmq.broker.groups.settings import MODES
 from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Administered, Refused
 from qmq.broker.ports.limits import BrokerLimits

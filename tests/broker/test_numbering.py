@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.broker.publish.numbering import Numbering
+from qmq.broker.publish.publish import Numbering
 from qmq.errors import InvalidName
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch
 from qmq.storage.disk.disk import Disk

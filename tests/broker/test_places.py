@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.delay import places
-from qmq.broker.delay.places import Places
+from qmq.broker.delay import items
+from qmq.broker.delay.items import Places
 
 NUMBERS = st.integers(0, (1 << 64) - 3) | st.integers(0, 50)
 
@@ -35,8 +35,8 @@ def test_it_is_a_set(steps: list[tuple[str, int, int]]) -> None:
 
 def test_many_are_kept_small() -> None:
     made = Places()
-    for number in range(3 * places._LOOSE):
+    for number in range(3 * items._LOOSE):
         made.add(number * 7)
-    assert len(made._loose) <= places._LOOSE
-    assert len(made) == 3 * places._LOOSE
-    assert len(made.pack()) < 8 * places._LOOSE
+    assert len(made._loose) <= items._LOOSE
+    assert len(made) == 3 * items._LOOSE
+    assert len(made.pack()) < 8 * items._LOOSE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qmq.broker.error_log.retry import Retry, packed
+from qmq.broker.error_log.error_log import Retry, packed
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.retention.references import Target

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import reports
+from qmq.broker import damage
 from qmq.broker.ports.commands import Report, Send
 from qmq.broker.ports.effects import CheckWanted, Effect, Messages, Refused, Reported
 from qmq.format.build import MessageHeader, RunContent, build_batch
@@ -161,14 +161,14 @@ def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path) -> None:
 def test_reports_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = Driven(tmp_path, disk=HastyDisk())
     position = sent_batch(driven)
-    monkeypatch.setattr(reports, "MAX_ALL_REPORTS", reports.MAX_REPORTS + 1)
+    monkeypatch.setattr(damage, "MAX_ALL_REPORTS", damage.MAX_REPORTS + 1)
 
     def ask(connection: int) -> Effect:
         driven.broker.handle(Report(connection, driven.request(), 0, position, 0, 0, ""), driven.now)
         (effect,) = driven.broker.take_effects()
         return effect
 
-    wanted = [ask(1) for _ in range(reports.MAX_REPORTS)]
+    wanted = [ask(1) for _ in range(damage.MAX_REPORTS)]
     refused = ask(1)
     assert isinstance(refused, Refused)
     assert refused.error.code == "overloaded"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from qmq.broker.error_log.retry import PIECES, Retry, packed, rest_of, split, taken_of, unpacked, without
+from qmq.broker.error_log.error_log import PIECES, Retry, packed, rest_of, split, taken_of, unpacked, without
 from qmq.broker.groups.in_flight import HeldRange, MessageRange
 
 MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.error_log.retry import unpacked
+from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ports.commands import Back

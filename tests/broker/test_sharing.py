@@ -8,7 +8,7 @@ import pytest
 
 from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.error_log import error_log as retries
-from qmq.broker.error_log.retry import Failure
+from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver

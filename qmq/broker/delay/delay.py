@@ -17,8 +17,7 @@ import numpy as np
 
 from qmq.broker.delay.due_batches import Cancelling, Falling, Joining
 from qmq.broker.delay.intake import Arrived, Delayed, subjects_of
-from qmq.broker.delay.items import Stretch, items_of, stretches_of, without
-from qmq.broker.delay.places import Places
+from qmq.broker.delay.items import Places, Stretch, items_of, stretches_of, without
 from qmq.broker.delay.reads import DelayReading
 from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.broker.delay.items import Stretch
-from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Administer, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.errors import BadBatch, QmqError, StorageError

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.delay.places import Places
+from qmq.broker.delay.items import Places
 from qmq.storage.store import Store
 
 #: Checkpoints that have to find a segment idle.

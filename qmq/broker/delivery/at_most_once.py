@@ -3,21 +3,27 @@
 Before the first message of a block is handed out, a record says that the group has come to the block's end, and is
 synced. A start after a crash goes on there: what lies before may have been handed out, is passed, and counted as
 skipped. Of a prefix a block ends at a stamp, of an exact subject at a sequence.
+
+What may be handed to groups that get a message once: what a loss of power cannot take away any more.
+
+A batch that was not flushed may be gone then, and its sender tries it again: as another message, which a group that had
+been given the first one would get as well. So such groups are given what is on disk, and the rest after a sync. Where a
+sync has failed all is handed out: the senders were told that nobody knows, and send anew or not, as they choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
-from qmq.broker.delivery.encode import Many, Rows, chosen_of
+from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
 from qmq.broker.delivery.select import Selection
 from qmq.broker.groups.group import Following, Group
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.modes import MOST_ONCE
+from qmq.broker.groups.settings import MOST_ONCE
 from qmq.broker.journal.record_types import Kind
 from qmq.errors import StorageError
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
@@ -241,3 +247,42 @@ def _need(following: Following, parts: Parts) -> int:
             return int(last.rows["first_sequence"][-1]) + int(last.rows["count"][-1])
         return last.entry[0] + last.stop
     return max(int(part.rows["stored_at_us"].max()) if isinstance(part, Many) else part.entry[2] for part in parts)
+
+
+class OnDisk:
+    """Tells what is on disk, and who waits for more of it."""
+
+    def __init__(self, upto: Callable[[int], int], want: Callable[[int], None]) -> None:
+        """*upto* tells up to which position a partition's batches are on disk; *want* has the rest brought there."""
+        self._upto = upto
+        self._want = want
+        self._waiting: dict[int, Following] = {}
+
+    def count(self, selection: Selection) -> int:
+        """How many of the messages that were chosen come before the first that is not on disk."""
+        if all(self._last(part) < self._upto(part.partition) for part in selection.parts):
+            return selection.count
+        count = 0
+        for part in selection.parts:
+            upto = self._upto(part.partition)
+            if self._last(part) < upto:
+                count += int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start
+                continue
+            if isinstance(part, Many):
+                count += int(part.rows["count"][: int(np.searchsorted(part.rows["position"], np.uint64(upto)))].sum())
+            break
+        return count
+
+    def _last(self, part: Many | Some) -> int:
+        return int(part.rows["position"][-1]) if isinstance(part, Many) else part.entry[1]
+
+    def want(self, selection: Selection) -> None:
+        """Have what was chosen brought to disk."""
+        for partition in sorted({part.partition for part in selection.parts}):
+            self._want(partition)
+        self._waiting.update((id(following), following) for following, parts in selection.taken() if parts)
+
+    def synced(self) -> Iterable[Following]:
+        """More is on disk, or a sync has failed: who waited for that."""
+        waiting, self._waiting = self._waiting, {}
+        return waiting.values()

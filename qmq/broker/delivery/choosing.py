@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.encode import Many
 from qmq.broker.delivery.filters import Sieve, Sifted, sift
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.on_disk import OnDisk
 from qmq.broker.delivery.select import MAX_PIECES, Selection
 from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.modes import MOST_ONCE
-from qmq.broker.groups.settings import GroupSettings
+from qmq.broker.groups.settings import MOST_ONCE, GroupSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.storage.store import Store
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from qmq.broker.delivery.encode import Some
 from qmq.broker.delivery.finding import Finding
-from qmq.broker.error_log.retry import Retry
+from qmq.broker.error_log.error_log import Retry
 from qmq.broker.groups.group import Group, Subscription, takes
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, prefix_of

@@ -69,7 +69,9 @@ class Many(NamedTuple):
     rows: Rows
 
 
-def parts_of(places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None) -> Iterator[Some | Many]:
+def parts_of_rows(
+    places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
+) -> Iterator[Some | Many]:
     """The runs of *rows* in order, each from message *starts* on (None: whole), as few parts.
 
     *places* is the partition of each, or one for all. Runs that lie in one partition go together, so that a batch that

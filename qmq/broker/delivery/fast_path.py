@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from qmq.broker.delivery.encode import Some, entry_bytes
 from qmq.broker.groups.group import Following, Subscription
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.modes import MOST_ONCE
+from qmq.broker.groups.settings import MOST_ONCE
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow

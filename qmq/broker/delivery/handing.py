@@ -19,7 +19,7 @@ from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
-from qmq.broker.groups.modes import BROADCAST
+from qmq.broker.groups.settings import BROADCAST
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
 from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.effects import Place

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from qmq.broker.delivery.at_most_once import MostOnce, Reserve
+from qmq.broker.delivery.at_most_once import MostOnce, OnDisk, Reserve
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.on_disk import OnDisk
 from qmq.broker.delivery.parked import Parked
 from qmq.broker.delivery.read_waits import Postponed, Reads
 from qmq.broker.delivery.serve import BLOCKED, Serving, waits

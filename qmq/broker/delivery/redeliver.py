@@ -11,8 +11,7 @@ from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, Many, Some, answer_bytes
 from qmq.broker.delivery.filters import EXPIRED, Sieve
 from qmq.broker.delivery.finding import Finding
-from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split
-from qmq.broker.error_log.retry import Taken
+from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, Taken
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import Held, HeldRange, MessageRange

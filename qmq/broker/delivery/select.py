@@ -20,7 +20,7 @@ from qmq.broker.delivery.encode import (
     answer_bytes,
     chosen_of,
     entry_bytes,
-    parts_of,
+    parts_of_rows,
 )
 from qmq.broker.groups.group import Cursors, Following, Group
 from qmq.errors import QmqError, StorageError
@@ -349,7 +349,7 @@ class Selection:
         if starts is None and len(places) == 1:
             self.parts.append(Many(int(places[0]), rows))
         else:
-            self.parts += parts_of(places, rows, starts)
+            self.parts += parts_of_rows(places, rows, starts)
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
         """Take as much of one run, at hand, as fits: at least one message when nothing was chosen yet."""

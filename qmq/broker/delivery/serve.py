@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from qmq.broker.delivery.at_most_once import MostOnce
+from qmq.broker.delivery.at_most_once import MostOnce, OnDisk
 from qmq.broker.delivery.choosing import Choosing
 from qmq.broker.delivery.encode import Carrier
 from qmq.broker.delivery.fast_path import Handed, Straight
 from qmq.broker.delivery.filters import Sifted
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.on_disk import OnDisk
 from qmq.broker.delivery.parked import Parked
 from qmq.broker.delivery.read_waits import Reads
 from qmq.broker.delivery.select import Selection
@@ -20,7 +19,7 @@ from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Following, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
-from qmq.broker.groups.modes import MOST_ONCE
+from qmq.broker.groups.settings import MOST_ONCE
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, Messages, Refused
 from qmq.broker.ports.limits import BrokerLimits

@@ -22,8 +22,19 @@ from qmq.broker.groups.group import (
     resolve_start,
     takes,
 )
-from qmq.broker.groups.modes import AGAIN, BROADCAST, FOLLOW, LOOK, MOST_ONCE, check_mode, group_of, unknown_group
-from qmq.broker.groups.settings import GroupSettings, differing, settings_of
+from qmq.broker.groups.settings import (
+    AGAIN,
+    BROADCAST,
+    FOLLOW,
+    LOOK,
+    MOST_ONCE,
+    GroupSettings,
+    check_mode,
+    differing,
+    group_of,
+    settings_of,
+    unknown_group,
+)
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Place, Subscribed

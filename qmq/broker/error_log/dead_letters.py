@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.broker.error_log.retry import Retry, packed
+from qmq.broker.error_log.error_log import Retry, packed
 from qmq.broker.groups.in_flight import HeldRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog

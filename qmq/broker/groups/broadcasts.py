@@ -12,7 +12,7 @@ from typing import Final
 from qmq.broker.delivery.subscriptions import Subscriptions
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Members
-from qmq.broker.groups.modes import BROADCAST
+from qmq.broker.groups.settings import BROADCAST
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.startup.replay import Changes
@@ -20,7 +20,7 @@ from qmq.broker.startup.replay import Changes
 #: The group of a made-up id goes so many session timeouts after its session has expired.
 MADE_UP_TIMEOUTS: Final = 3
 #: The wall clock may be set at any time: what is due by it is looked at so often.
-_LOOK_EVERY_US: Final = 60_000_000
+_LOOK_FOR_EXPIRY_EVERY_US: Final = 60_000_000
 
 
 class Broadcasts:
@@ -87,4 +87,4 @@ class Broadcasts:
             return now.monotonic_us
         if not self._due:
             return None
-        return now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US)
+        return now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_FOR_EXPIRY_EVERY_US)

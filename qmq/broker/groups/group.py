@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.modes import RELIABLE
+from qmq.broker.groups.settings import RELIABLE
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow

@@ -2,27 +2,32 @@
 
 Every change is a record of the pull log, and is made by the same code whether it happens now or the log tells of it
 after a start. Times are wall-clock microseconds; monotonic ones (who was heard of when) are not kept.
+
+What restores have brought to a group: which messages of which run, so that none is brought twice.
+
+A run numbers its messages; what it sends again, because nobody knows whether it came, has further numbers. So of each
+run it takes one interval, and one more for each time that the broker ended in the middle.
+
+What becomes of messages that come back from a consumer: they are handed out again, or they are dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgpack
 
-from qmq.broker.error_log.error_log import Retries
-from qmq.broker.error_log.retry import Failure, Taken
-from qmq.broker.groups.consumers import Consumers
+from qmq.broker.error_log.dead_letters import chosen, letters_of
+from qmq.broker.error_log.error_log import Failure, Retries, Taken, split, unpacked
 from qmq.broker.groups.in_flight import HeldPull, HeldRange, MessageRange, flat, unflat
-from qmq.broker.groups.member import Member
-from qmq.broker.groups.restored import RestoredRuns
-from qmq.broker.groups.returning import Returning
+from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
 from qmq.broker.ports.commands import Back, Known
 from qmq.broker.retention import forwarded
 from qmq.errors import Fenced
+from qmq.intervals import Intervals
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 
 #: So many hand-overs are remembered, so that none is twice when it comes twice; their names have so many bytes each.
@@ -400,3 +405,118 @@ class Ledger:
                 forwarded.apply(self.retries, self.dead, self.members, *fields)
             case _:
                 raise AssertionError(kind)
+
+
+#: So many runs are remembered, those that came last; a run has ended when as many have come after it.
+MOST_RUNS: Final = 1_000
+
+
+class RestoredRuns:
+    """Of one group."""
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, Intervals] = {}
+
+    def add(self, run: bytes, start: int, end: int) -> None:
+        """Messages [start, end) of a run are there."""
+        intervals = self._runs.pop(run, None) or Intervals()
+        intervals.add(start, end)
+        self._runs[run] = intervals
+        if len(self._runs) > MOST_RUNS:
+            del self._runs[next(iter(self._runs))]
+
+    def has(self, run: bytes, number: int) -> bool:
+        """Whether that message of a run is there."""
+        return number in self._runs.get(run, ())
+
+    def end(self, run: bytes) -> int:
+        """Above all numbers of the run that are there."""
+        return max((end for _, end in self._runs.get(run, ())), default=0)
+
+    def packed(self) -> list[Any]:
+        """For the checkpoint: [run, [start, end, ...]] each."""
+        return [[run, [one for pair in intervals for one in pair]] for run, intervals in self._runs.items()]
+
+    def restore(self, packed: list[Any]) -> None:
+        """Take over what ``packed`` gave."""
+        for run, numbers in packed:
+            for start, end in zip(numbers[::2], numbers[1::2], strict=True):
+                self.add(run, start, end)
+
+
+class Returning:
+    """Of one group."""
+
+    def __init__(self, retries: Retries, dead: ItemLog) -> None:
+        self.settings = GroupSettings()
+        self._retries = retries
+        self._dead = dead
+
+    def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
+        """A consumer hands back (start, end, verdict, delay, number of the reason) each, as far as it holds that."""
+        failed = list[tuple[MessageRange, int, int, Failure]]()
+        for start, end, verdict, delay_us, reason in rows:
+            ranges = member.held.give_back(start, end)
+            if ranges is None:
+                continue
+            if verdict == Verdict.RELEASE:
+                self._retries.add_each(failed, False)  # numbers go by the order
+                failed.clear()
+                self._release(member, start, ranges, now_us, delay_us or 0)
+            else:
+                is_reject = verdict == Verdict.REJECT
+                failed += self.failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
+            member.progressed(end - start)
+        self._retries.add_each(failed, False)
+
+    def failed(
+        self, consumer: int, start: int, ranges: list[HeldRange], is_reject: bool, delay_us: int | None, reason: str,
+        now_us: int,
+    ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
+        """What is to be handed out again of what has failed; the rest is dead."""
+        for messages, attempt, lapses in ranges:
+            if is_reject or attempt >= self.settings.max_attempts:
+                held = HeldRange(messages, attempt, lapses)
+                self._bury(consumer, start, held, reason or "out of attempts", now_us)
+                continue
+            delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
+            yield messages, attempt + 1, lapses, Failure(reason, consumer, start, now_us, now_us + delay)
+
+    def let_go(self, member: Member, why: int, end: int, now_us: int) -> None:
+        """A consumer leaves: what it held before that pull sequence is handed out again, or (CLOSED) dropped."""
+        if why == Leaving.LAPSED:
+            self.lapse(member, end, now_us)
+        elif why == Leaving.LEFT:
+            for start, stop in member.held.unhandled(end=end):
+                self._release(member, start, list(member.held.between(start, stop)), now_us)
+
+    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
+        failure = Failure("released", member.number, start, now_us, now_us + delay_us)
+        several = [(held.messages, held.attempt, held.lapses) for held in ranges]
+        self._retries.add_all(several, member.alone, failure)
+
+    def lapse(self, member: Member, before: int, now_us: int) -> None:
+        """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
+        is_single = member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1
+        for start, end in member.held.unhandled(end=before):
+            failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
+            ranges = list(member.held.between(start, end))
+            pieces = list[tuple[MessageRange, int, int]]()
+            for held in ranges:
+                lapses = held.lapses + is_single
+                if lapses >= self.settings.max_lapses:
+                    reason = f"its consumer fell silent {lapses} times"
+                    self._bury(member.number, start, held._replace(lapses=lapses), reason, now_us)
+                    continue
+                pieces += [(piece, held.attempt, lapses) for piece in split(held.messages)]
+            self._retries.add_all(pieces, True, failure)
+
+    def revive(self, numbers: list[int], now_us: int) -> None:
+        """Dead letters are handed out again, as if for the first time."""
+        for letter in unpacked(chosen(self._dead, numbers)):
+            failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
+            self._retries.add(letter.messages, 1, 0, False, failure)
+            self._dead.take_out(letter.number, letter.number + 1)
+
+    def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
+        self._dead.add(letters_of(consumer, start, held, reason, now_us))

@@ -1,10 +1,94 @@
-"""One consumer of a group, as the broker knows it."""
+"""One consumer of a group, as the broker knows it.
+
+Who the consumers of a group are, those that are away among them: by number and by name.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from qmq.broker.groups.in_flight import Held
+from qmq.errors import Fenced, TooManyConsumers
+
+#: Consumers of a group, those that are away among them.
+MAX_CONSUMERS: Final = 10_000
+
+
+class Consumers:
+    """Of one group."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Member] = {}
+        self.by_name: dict[str, Member] = {}
+        self.next_number = 1
+
+    def check_room(self, name: str) -> None:
+        """Raises TooManyConsumers when there can be no consumer of that name."""
+        if name not in self.by_name and len(self.by_number) >= MAX_CONSUMERS and self._longest_away() is None:
+            raise TooManyConsumers(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
+
+    def _longest_away(self) -> Member | None:
+        """Who may be forgotten: it holds nothing."""
+        return next((member for member in self.by_number.values() if member.closed), None)
+
+    def make(self, name: str, transient: bool, now_us: int) -> Member:
+        """A new one; where there are many, who has been away for longest is forgotten."""
+        away = self._longest_away() if len(self.by_number) >= MAX_CONSUMERS else None
+        if away is not None:
+            del self.by_number[away.number], self.by_name[away.name]
+        return self._add(Member(self.next_number, name, transient, now_us))
+
+    def follow_on(self, leaving: Member) -> Member:
+        """Who goes on under the name of one that is leaving, and holds nothing; that one is forgotten once it has."""
+        member = Member(self.next_number, leaving.name, leaving.transient, leaving.since_us)
+        member.incarnation, member.pulled_us = leaving.incarnation, leaving.pulled_us
+        member.held = Held(leaving.held.next_sequence)
+        leaving.transient = True
+        return self._add(member)
+
+    def _add(self, member: Member) -> Member:
+        self.by_name[member.name] = self.by_number[member.number] = member
+        self.next_number = max(self.next_number, member.number + 1)
+        return member
+
+    def forget(self, member: Member) -> None:
+        """Nobody comes back as that one."""
+        del self.by_number[member.number]
+        if self.by_name.get(member.name) is member:
+            del self.by_name[member.name]
+
+    def there(self, number: int) -> Member | None:
+        """Who a record is of; None when the one by which it joined is lost."""
+        member = self.by_number.get(number)
+        return None if member is None or member.closed else member
+
+    def caller(self, number: int, incarnation: int) -> Member:
+        """Who calls. Raises Fenced when it is not that consumer any more."""
+        member = self.by_number.get(number)
+        if member is None or not member.is_there or member.incarnation != incarnation:
+            raise Fenced(_gone(member, incarnation))
+        return member
+
+    def packed(self) -> list[Any]:
+        """For the checkpoint."""
+        return [member.packed() for member in self.by_number.values()]
+
+    def restore(self, fields: list[Any], next_number: int) -> None:
+        """Take over what ``packed`` gave."""
+        for said in fields:
+            self._add(Member.restored(said))
+        self.next_number = next_number
+
+
+def _gone(member: Member | None, incarnation: int) -> str:
+    """What has become of a consumer that was that incarnation."""
+    if member is not None and member.incarnation == incarnation:
+        return (
+            f"consumer {member.name!r} is not there any more: it left, was silent for too long, or its group has gone "
+            "elsewhere, so it holds nothing now"
+        )
+    who = f"consumer {member.name!r} is incarnation {member.incarnation}" if member is not None else "it is nobody"
+    return f"{who} now, not {incarnation}: what it held was taken over or is handed out again"
 
 
 class Member:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.effects import Administered, Effect, HandedOver, ReadWanted, Refused, Restored, Subscribed
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import PullSync, Store

@@ -3,6 +3,8 @@
 Batches that arrive in one turn are written with one vectored write a partition. They become visible in append order:
 `flush` batches once the fdatasync that covers them is done, and nothing behind one before it. With several partitions a
 batch also waits for the earlier batches of its subjects that lie in another one, so each subject is visible in order.
+
+The numbers of the subjects that a batch has messages of; those that are new are registered.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.dedup import Producers, Refusals
-from qmq.broker.publish.numbering import Numbering
 from qmq.broker.publish.send_replies import Acknowledging, Repeat
 from qmq.broker.publish.staging import (
     Answer,
@@ -41,6 +42,8 @@ from qmq.format.batch import (
     stamp,
 )
 from qmq.format.layout import HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED
+from qmq.format.private import PRIVATE
+from qmq.names import check_subject
 from qmq.storage.store import Store
 
 
@@ -407,3 +410,40 @@ def _hand_in(
 
 def _each(numbers: int | Numbers) -> list[int]:
     return [numbers] if isinstance(numbers, int) else numbers.tolist()
+
+
+class Numbering:
+    """Of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
+        """The subject number of each run; new subjects are registered, *forced* also beyond their limit.
+
+        Raises what check_subject and Store.add_subject do.
+        """
+        if self._store.has_private and PRIVATE in "".join(batch.names):
+            for name in batch.names:
+                check_subject(name)
+        if batch.run is not None:
+            name = batch.names[batch.run[0]]
+            number = self._store.subject_number(name)
+            return self._add(name, forced) if number is None else number
+        assert batch.runs is not None
+        known = self._store.subject_numbers(batch.names)
+        if None in known:
+            for name, number in zip(batch.names, known, strict=True):
+                if number is None:
+                    check_subject(name)  # all of them before any is registered
+            known = [
+                self._add(name, forced) if number is None else number
+                for name, number in zip(batch.names, known, strict=True)
+            ]
+        by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
+        return by_run
+
+    def _add(self, name: str, forced: bool) -> int:
+        """Register a subject; a table may name it twice."""
+        number = self._store.subject_number(name)
+        return self._store.add_subject(check_subject(name), forced=forced) if number is None else number

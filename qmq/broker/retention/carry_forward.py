@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.read_numbers import Asker, first_number
-from qmq.broker.error_log.retry import packed
+from qmq.broker.delivery.read_waits import Asker, first_number
+from qmq.broker.error_log.error_log import packed
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of

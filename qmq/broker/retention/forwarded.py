@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from qmq.broker.error_log.dead_letters import letters_of
-from qmq.broker.error_log.error_log import Retries
-from qmq.broker.error_log.retry import Retry, packed, unpacked
+from qmq.broker.error_log.error_log import Retries, Retry, packed, unpacked
 from qmq.broker.groups.in_flight import HeldRange, MessageRange, unflat
 from qmq.broker.groups.member import Member
 from qmq.format.layout import RETRY_DTYPE

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.error_log.retry import Retry, unpacked
+from qmq.broker.error_log.error_log import Retry, unpacked
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import HeldRange, MessageRange
 from qmq.broker.groups.member import Member

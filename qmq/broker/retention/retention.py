@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.delivery.serve import waits
 from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone

@@ -12,7 +12,7 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.modes import MOST_ONCE
+from qmq.broker.groups.settings import MOST_ONCE
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent

@@ -19,7 +19,7 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.modes import MOST_ONCE, unknown_group
+from qmq.broker.groups.settings import MOST_ONCE, unknown_group
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.delivery.read_numbers import Asker, first_number
+from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
