@@ -6,8 +6,8 @@ from qmq.format.batch import EntryRow
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import Room
+from qmq.storage.message_log.drop import Removals
 from qmq.storage.message_log.page_cache import AtHand
-from qmq.storage.message_log.removals import Removals
 from qmq.storage.opened import OpenedPartition
 
 

@@ -17,9 +17,8 @@ from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import Room
-from qmq.storage.message_log.cold_reads import Read
+from qmq.storage.message_log.cold_reads import Fetch, Read
 from qmq.storage.message_log.drop import Leaving, Stretches
-from qmq.storage.message_log.fetch import Fetch
 from qmq.storage.message_log.page_cache import Places
 from qmq.storage.message_log.segment import Place, segment_path
 from qmq.storage.message_log.sparse_index import Records, derive_index

@@ -24,14 +24,11 @@ from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.message_log.bad_ranges import KnownBad
-from qmq.storage.message_log.cold_reads import NotAtHand, Read
+from qmq.storage.message_log.cold_reads import Fetch, NotAtHand, Read
 from qmq.storage.message_log.drop import OldSegment, Stretches, stretches_of
-from qmq.storage.message_log.fetch import Fetch
 from qmq.storage.message_log.sparse_index import SegmentIndex
-from qmq.storage.meta.checkpoint import Hole
-from qmq.storage.meta.checkpointed import Checkpointed
-from qmq.storage.meta.group_claim import DELAYED_NAME
-from qmq.storage.meta.take_checkpoint import Checkpoint
+from qmq.storage.meta.checkpoint import DELAYED_NAME, Hole
+from qmq.storage.meta.take_checkpoint import Checkpoint, Checkpointed
 from qmq.storage.opened import Opened, StoreOptions
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log.log import PullSync

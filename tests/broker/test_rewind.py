@@ -17,8 +17,7 @@ from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced
 from qmq.storage.disk.disk import Disk
-from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.meta.group_claim import GROUP_STATE, GroupClaim
+from qmq.storage.meta.checkpoint import GROUP_STATE, GroupClaim, list_checkpoints, read_checkpoint
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven

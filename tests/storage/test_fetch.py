@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes, StorageFailed
-from qmq.storage.message_log.fetch import Fetch
+from qmq.storage.message_log.cold_reads import Fetch
 from tests.storage.faults import FaultyDisk
 
 

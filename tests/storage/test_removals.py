@@ -12,7 +12,7 @@ import pytest
 
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.removals import Removals
+from qmq.storage.message_log.drop import Removals
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
 from qmq.storage.verify.repair import repair

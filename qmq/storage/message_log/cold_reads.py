@@ -3,6 +3,8 @@
 Logs are read through maps. To touch a page that is not in memory stops the whole process until the disk has answered,
 and a bad sector ends it. So whoever serves others meanwhile asks first, is told NotAtHand, has its Read run in a thread
 and asks again. The thread reads with preadv, where a bad sector is an exception.
+
+Bytes of the message log as they lie, for who reads history: a part of a file, read in a thread by ``preadv``.
 """
 
 from __future__ import annotations
@@ -15,8 +17,37 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from qmq.errors import StorageError
+from qmq.errors import BadBytes, StorageError
 from qmq.storage.disk.disk import BAD_SECTOR, PAGE, Disk, failure, read_fully
+
+
+class Fetch:
+    """A part of a segment's file. Call ``run`` in a thread; ``data`` is what was read, fewer bytes where it was cut."""
+
+    __slots__ = ("_disk", "_offset", "_path", "_position", "_size", "data", "partition")
+
+    def __init__(self, disk: Disk, partition: int, path: Path, offset: int, size: int, position: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._offset = offset
+        self._size = size
+        self._position = position
+        self.partition = partition
+        self.data: bytes | memoryview = b""
+
+    def run(self) -> None:
+        """[thread] Read it. Raises BadBytes when the file was removed meanwhile, StorageFailed."""
+        try:
+            fd = self._disk.open(self._path, os.O_RDONLY)
+            try:
+                self.data = read_fully(self._disk, fd, self._size, self._offset)
+            finally:
+                self._disk.close(fd)
+        except FileNotFoundError as error:
+            raise BadBytes(f"{self._path} is gone, it was removed meanwhile; look for what there is again") from error
+        except OSError as error:
+            raise failure(error, "read", self._path, self._position) from error
+
 
 #: What a thread reads before others get their turn.
 STEP_BYTES: Final = 1 << 20

@@ -25,13 +25,13 @@ from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.meta.checkpoint import (
+    GROUP_STATE,
     Claims,
     checkpoint_path,
     list_checkpoints,
     read_checkpoint,
 )
 from qmq.storage.meta.gaps import Gaps
-from qmq.storage.meta.group_claim import GROUP_STATE
 from qmq.storage.meta.identity import (
     Identity,
     IdentityFile,

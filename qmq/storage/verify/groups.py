@@ -14,8 +14,16 @@ from qmq.errors import BadBytes
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.error_log.sorted_runs import check_run_header, run_number, run_paths
-from qmq.storage.meta.checkpoint import KEPT, Claims, list_checkpoints, read_checkpoint
-from qmq.storage.meta.group_claim import DUE_NAME, GROUP_STATE, GROUPS_NAME, GroupClaim
+from qmq.storage.meta.checkpoint import (
+    DUE_NAME,
+    GROUP_STATE,
+    GROUPS_NAME,
+    KEPT,
+    Claims,
+    GroupClaim,
+    list_checkpoints,
+    read_checkpoint,
+)
 from qmq.storage.meta.identity import Identity
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,

@@ -24,9 +24,18 @@ from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import Owner, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.meta import identity as identities
-from qmq.storage.meta.checkpoint import KEPT, PREFIX, Claims, checkpoint_path, list_checkpoints, read_checkpoint
+from qmq.storage.meta.checkpoint import (
+    DELAYED_NAME,
+    DUE_NAME,
+    GROUPS_NAME,
+    KEPT,
+    PREFIX,
+    Claims,
+    checkpoint_path,
+    list_checkpoints,
+    read_checkpoint,
+)
 from qmq.storage.meta.gaps import Gaps
-from qmq.storage.meta.group_claim import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.meta.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.meta.subjects import Records, check_header, parse_records
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
