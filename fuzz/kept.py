@@ -11,8 +11,8 @@ import msgpack
 from crc32c import crc32c
 
 from fuzz.target import GrowthCheck, Picks, edited, scratch_directory
+from qmq.net.client.consumer.ack_file import MAGIC, StateFile
 from qmq.net.client.consumer.in_flight import Known
-from qmq.net.client.consumer.state_file import MAGIC, StateFile
 from qmq.net.client.failover.spool import SUFFIX, Spool
 
 #: Nothing here is longer than a few KiB.

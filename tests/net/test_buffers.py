@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from qmq.net.client.buffers import Buffers
+from qmq.net.client.connection import Buffers
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ import pytest
 import qmq
 from qmq.net.client import departures
 from qmq.net.client.consumer import pull as pulling
-from qmq.net.client.consumer.state_file import StateFile, state_directory
+from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from tests.broker_process import broker_process

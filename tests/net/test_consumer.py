@@ -11,7 +11,7 @@ import qmq
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.net.client.consumer import prefetch
-from qmq.net.client.consumer.feed import Feed
+from qmq.net.client.consumer.consumer import Feed
 from qmq.net.client.consumer.message import Message
 from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import broker_process, running_broker

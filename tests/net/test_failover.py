@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
-from qmq.net.client.failing_over import Failover
+from qmq.net.client.cluster import Failover
 from qmq.net.client.producer.accumulator import Gathering, SendLimits, Sort
 from qmq.net.client.producer.batch import Outgoing
 from qmq.net.client.producer.outcomes import Outcomes

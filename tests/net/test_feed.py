@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from qmq.errors import Fenced
-from qmq.net.client.consumer import feed as feed_module
+from qmq.net.client.consumer import consumer as feed_module
 from qmq.net.client.consumer import pull as pulling_module
 from qmq.net.client.consumer.in_flight import Verdict
 from qmq.net.client.consumer.prefetch import Prefetch

@@ -152,8 +152,8 @@ async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatc
 
 
 async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.client.consumer.holder.ACK_DELAY", 1_000)
-    monkeypatch.setattr("qmq.net.client.consumer.holder.ACK_COUNT", 3)
+    monkeypatch.setattr("qmq.net.client.consumer.acks.ACK_DELAY", 1_000)
+    monkeypatch.setattr("qmq.net.client.consumer.acks.ACK_COUNT", 3)
     async with given(*[b"%d" % number for number in range(10)]) as (s, messages):
         for number in (0, 2, 4, 6):
             messages[number].ack()

@@ -11,8 +11,8 @@ import pytest
 import qmq
 from qmq.net.client.consumer import ack_file as keeping
 from qmq.net.client.consumer import pull as pulling
+from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.client.consumer.in_flight import Known
-from qmq.net.client.consumer.state_file import StateFile, state_directory
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from tests.net.scripted import START_US, STORE, Peer, scripted_broker

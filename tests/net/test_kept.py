@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.format.pieces import read_answer
-from qmq.net.client.consumer.kept import Kept
 from qmq.net.client.consumer.message import messages_of
+from qmq.net.client.consumer.pull import Kept
 from tests.net.test_pulling import batch, bodies
 
 

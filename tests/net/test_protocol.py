@@ -15,7 +15,7 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
-from qmq.net.server import ServerOptions, answers, requests, server
+from qmq.net.server import ServerOptions, replies, requests, server
 from qmq.settings import Settings
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
@@ -111,11 +111,11 @@ def test_the_examples_are_what_the_code_makes() -> None:
     assert example("SEND with flush") == [wire.encode_frame(Kind.SEND, 2, b"", 174, wire.FLUSH)]
     stored_at_us = int.from_bytes(bytes.fromhex("00605b1a62960400"), "little")
     store_id = bytes.fromhex("7f0000015191")
-    assert example("SENT: position") == [answers.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
+    assert example("SENT: position") == [replies.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
     pull = wire.encode_frame(Kind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(
         1, 100, 1, 4 << 20, 2_000, wire.NOT_EXPECTED
     )
-    assert example("PULL, request 3") == [pull, answers.messages(Messages(1, 3, [], 0, 0))]
+    assert example("PULL, request 3") == [pull, replies.messages(Messages(1, 3, [], 0, 0))]
     assert example("ERROR, request 4") == [wire.encode_error(4, StorageFull("no room"))]
 
 

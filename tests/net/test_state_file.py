@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.client.consumer.in_flight import Known
-from qmq.net.client.consumer.state_file import StateFile, state_directory
 
 STORE = b"store1"
 KNOWN = Known(1_700_000_000_000_000, 3, 0, 500, (1, 5, 7, 8, 400, 500))

@@ -10,8 +10,8 @@ import pytest
 import qmq
 from qmq.errors import InvalidOption, ProtocolError
 from qmq.format.hashing import tag_bits
-from qmq.net.client.consumer.tags import tags_of
-from qmq.net.client.timing import expire_at_of
+from qmq.net.client.consumer.message import tags_of
+from qmq.net.client.options import expire_at_of
 from qmq.net.protocol import frames as wire
 from tests.broker_process import running_broker
 

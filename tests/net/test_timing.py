@@ -11,7 +11,7 @@ from qmq.errors import InvalidOption
 from qmq.format.layout import DELAY_END_US, MAX_DELAY_US
 from qmq.net.client.consumer.in_flight import check_delay
 from qmq.net.client.group_settings import packed_settings
-from qmq.net.client.timing import deliver_at_of, expire_at_of
+from qmq.net.client.options import deliver_at_of, expire_at_of
 
 
 def test_delays_stay_delays_and_times_stay_times() -> None:

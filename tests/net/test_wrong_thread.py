@@ -9,7 +9,7 @@ import pytest
 
 import qmq
 from qmq.broker.ports.commands import Back
-from qmq.net.client.consumer import holder
+from qmq.net.client.consumer import acks
 from qmq.net.client.consumer.in_flight import Verdict
 from qmq.net.protocol.frames import ACK, Kind
 from tests.net.scripted import backs_of, scripted_broker
@@ -38,7 +38,7 @@ async def test_a_send() -> None:
 
 
 async def test_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder, "ACK_COUNT", 2)
+    monkeypatch.setattr(acks, "ACK_COUNT", 2)
     async with given(b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
         await refused(messages[2].ack)

@@ -26,8 +26,7 @@ from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, Send
 from qmq.format.build import make_header
 from qmq.names import check_subject
 from qmq.net.client.client import Client
-from qmq.net.client.options import Durability
-from qmq.net.client.timing import deliver_at_of, expire_at_of
+from qmq.net.client.options import Durability, deliver_at_of, expire_at_of
 
 _CHUNK_BYTES: Final = 256 << 10
 #: Failed lines that are named; the others are counted.

@@ -14,7 +14,7 @@ from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, Pro
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.connection import Answer, Connection, Welcome
-from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.acks import Holder
 from qmq.net.client.departures import Departure, Departures
 from qmq.net.client.heartbeat import Heartbeat
 from qmq.net.client.options import ClientOptions, producer_id_of

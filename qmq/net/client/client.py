@@ -25,11 +25,20 @@ from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.everywhere import Admin
 from qmq.net.client.group_settings import GroupSettings, Mode, terms_of
-from qmq.net.client.options import Body, ClientOptions, Durability, bodies_of, body_of, is_flush, producer_id_of
+from qmq.net.client.options import (
+    Body,
+    ClientOptions,
+    Durability,
+    bodies_of,
+    body_of,
+    deliver_at_of,
+    expire_at_of,
+    is_flush,
+    producer_id_of,
+)
 from qmq.net.client.producer.accumulator import Gathering
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 from qmq.net.client.producer.receipts import Receipt, Receipts
-from qmq.net.client.timing import deliver_at_of, expire_at_of
 from qmq.net.protocol.frames import Kind
 
 log = logging.getLogger("qmq.client")

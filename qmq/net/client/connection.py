@@ -2,6 +2,10 @@
 
 Every request is answered through the callback it came with; what the answers mean is for the callers. Frames over
 64 KiB are received into a buffer of exactly their size, others into one that is used again.
+
+Memory that large answers are received into, used again when nobody looks at it any more.
+
+To touch fresh memory for the first time costs more than to receive into it.
 """
 
 from __future__ import annotations
@@ -9,14 +13,45 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.format.arriving import Arriving
-from qmq.net.client.buffers import Buffers
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, Kind
+
+#: Of the answer that is handled, and of the next one.
+_MOST: Final = 2
+_STEP_BYTES: Final = 1 << 20
+#: Of an array to which no view leads: the list's, and the call's own.
+_REFERENCES: Final = 2
+
+
+class Buffers:
+    """Of one connection."""
+
+    def __init__(self) -> None:
+        self._arrays: list[npt.NDArray[np.uint8]] = []
+
+    def room(self, size: int) -> memoryview:
+        """*size* bytes, whatever is in them; theirs who hold the view, or any view of it."""
+        for place in range(len(self._arrays)):
+            if len(self._arrays[place]) >= size and sys.getrefcount(self._arrays[place]) == _REFERENCES:
+                return self._arrays[place][:size].data
+        del self._arrays[: len(self._arrays) + 1 - _MOST]
+        # np.empty does not fill with zeros, which costs as much as receiving
+        self._arrays.append(np.empty(-(-size // _STEP_BYTES) * _STEP_BYTES, np.uint8))
+        return self._arrays[-1][:size].data
+
+    def clear(self) -> None:
+        """Keep nothing: large answers do not follow one another any more."""
+        self._arrays.clear()
+
 
 #: Frames up to this size are read in place.
 SMALL_BYTES: Final = 64 << 10

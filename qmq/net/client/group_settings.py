@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
 from qmq.errors import InvalidOption
-from qmq.net.client.timing import microseconds_of
+from qmq.net.client.options import microseconds_of
 
 Mode = Literal["reliable", "most_once", "broadcast"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)

@@ -20,11 +20,9 @@ from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Frame, Kind, made
 from qmq.net.server.accept import Acceptor
-from qmq.net.server.admission import Holdings
+from qmq.net.server.admission import END_S, Holdings, Penance, Postponed
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, Connection
 from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
-from qmq.net.server.penance import END_S, Penance
-from qmq.net.server.postponing import Postponed
 from qmq.net.server.receive_buffer import Arena
 from qmq.net.server.replies import Answering, Work
 from qmq.net.server.requests import decode_hello, decode_request

@@ -7,9 +7,8 @@ from typing import Any
 from qmq.broker.ports import effects
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Frame, Kind
-from qmq.net.server.admission import Holdings
+from qmq.net.server.admission import Holdings, Penance
 from qmq.net.server.connection import Connection
-from qmq.net.server.penance import Penance
 from qmq.net.server.replies import Answering
 
 

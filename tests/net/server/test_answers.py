@@ -1,4 +1,4 @@
-"""qmq/net/server/answers.py: effects become the frames of docs/PROTOCOL.md."""
+"""qmq/net/server/replies.py: effects become the frames of docs/PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from crc32c import crc32c
 from qmq.broker.ports import effects
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Frame, Kind, split_frames, unpack_meta
-from qmq.net.server import answers
+from qmq.net.server import replies
 from tests.net.frames import sent_fields
 
 STORE = b"store!"
@@ -22,39 +22,39 @@ def only_frame(answer: bytes) -> Frame:
 
 
 def test_sent_of_one_run_and_of_several_have_one_layout() -> None:
-    one = only_frame(answers.sent(effects.Sent(1, 9, 4_096, 77, 2, 11), STORE))
+    one = only_frame(replies.sent(effects.Sent(1, 9, 4_096, 77, 2, 11), STORE))
     assert (one.request, sent_fields(one)) == (9, (4_096, 77, 2, STORE, (11,)))
     firsts = np.array([5, 2**63, 7], np.uint64)
-    many = only_frame(answers.sent(effects.Sent(1, 9, 4_096, 77, 2, firsts), STORE))
+    many = only_frame(replies.sent(effects.Sent(1, 9, 4_096, 77, 2, firsts), STORE))
     assert (many.request, sent_fields(many)) == (9, (4_096, 77, 2, STORE, (5, 2**63, 7)))
-    same = only_frame(answers.sent(effects.Sent(1, 9, 4_096, 77, 2, firsts[:1]), STORE))
+    same = only_frame(replies.sent(effects.Sent(1, 9, 4_096, 77, 2, firsts[:1]), STORE))
     assert sent_fields(same)[4] == (5,)
 
 
 def test_messages_counts_the_buffers_that_follow() -> None:
     buffers = [b"abc", memoryview(b"defg")]
-    head = answers.messages(effects.Messages(1, 9, buffers, 7, 2))
+    head = replies.messages(effects.Messages(1, 9, buffers, 7, 2))
     frame = only_frame(head + b"".join(buffers))
     assert (frame.kind, frame.request, bytes(frame.payload)) == (Kind.MESSAGES, 9, b"abcdefg")
-    assert only_frame(answers.messages(effects.Messages(1, 9, [], 0, 0))).payload == b""
-    assert unpack_meta(only_frame(answers.messages(effects.Messages(1, 9, [], 0, 0, 77))).meta) == {"left_us": 77}
+    assert only_frame(replies.messages(effects.Messages(1, 9, [], 0, 0))).payload == b""
+    assert unpack_meta(only_frame(replies.messages(effects.Messages(1, 9, [], 0, 0, 77))).meta) == {"left_us": 77}
 
 
 def test_answers_with_fields() -> None:
-    subscribed = only_frame(answers.subscribed(effects.Subscribed(1, 9, 4)))
+    subscribed = only_frame(replies.subscribed(effects.Subscribed(1, 9, 4)))
     assert (subscribed.kind, unpack_meta(subscribed.meta)) == (Kind.SUBSCRIBED, {"subscription": 4})
-    alone = only_frame(answers.subscribed(effects.Subscribed(1, 9, 4, 77)))
+    alone = only_frame(replies.subscribed(effects.Subscribed(1, 9, 4, 77)))
     assert unpack_meta(alone.meta) == {"subscription": 4, "start_us": 77}
-    unsubscribed = only_frame(answers.unsubscribed(effects.Unsubscribed(1, 9)))
+    unsubscribed = only_frame(replies.unsubscribed(effects.Unsubscribed(1, 9)))
     assert (unsubscribed.kind, unsubscribed.request, unpack_meta(unsubscribed.meta)) == (Kind.UNSUBSCRIBED, 9, {})
     for sequence in (None, 0, 2**64 - 1):
-        last = only_frame(answers.last_sequence(effects.LastSequenceIs(1, 9, sequence)))
+        last = only_frame(replies.last_sequence(effects.LastSequenceIs(1, 9, sequence)))
         assert (last.kind, unpack_meta(last.meta)) == (Kind.LAST_SEQUENCE_IS, {"sequence": sequence})
 
 
 def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
     rows = [("s" * 190 + str(number), number, 2**60, 5) for number in range(1_000)]
-    frame = only_frame(answers.subject_list(effects.SubjectList(1, 9, rows, 1_000)))
+    frame = only_frame(replies.subject_list(effects.SubjectList(1, 9, rows, 1_000)))
     assert frame.kind == Kind.SUBJECT_LIST
     assert len(frame.payload) > wire.MAX_META_BYTES
     assert msgpack.unpackb(frame.payload) == {"rows": [list(row) for row in rows], "after": 1_000}
@@ -62,13 +62,13 @@ def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
 
 def test_answers_about_the_log() -> None:
     rows = [(64, 4_096, True), (4_096, 5_000, False)]
-    segments = only_frame(answers.segment_list(effects.SegmentList(1, 9, 2, rows, False)))
+    segments = only_frame(replies.segment_list(effects.SegmentList(1, 9, 2, rows, False)))
     assert (segments.kind, segments.request) == (Kind.SEGMENT_LIST, 9)
     assert unpack_meta(segments.meta) == {"crc": crc32c(segments.payload)}
     listed = msgpack.unpackb(segments.payload)
     assert listed == {"partitions": 2, "rows": [list(row) for row in rows], "more": False}
-    batches = only_frame(answers.batch_list(effects.BatchList(1, 9, b"0123456789abcdef", 77)))
+    batches = only_frame(replies.batch_list(effects.BatchList(1, 9, b"0123456789abcdef", 77)))
     assert (batches.kind, bytes(batches.payload)) == (Kind.BATCH_LIST, b"0123456789abcdef")
     assert unpack_meta(batches.meta) == {"crc": crc32c(b"0123456789abcdef"), "after": 77}
-    data = only_frame(answers.log_bytes(effects.LogBytes(1, 9, b"raw")) + b"raw")
+    data = only_frame(replies.log_bytes(effects.LogBytes(1, 9, b"raw")) + b"raw")
     assert (data.kind, data.meta, bytes(data.payload)) == (Kind.LOG_BYTES, b"", b"raw")

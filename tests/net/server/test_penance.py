@@ -1,4 +1,4 @@
-"""qmq/net/server/penance.py: who sends what is wrong waits, in turn, and nobody else."""
+"""qmq/net/server/admission.py: who sends what is wrong waits, in turn, and nobody else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fuzz.core import Core, TurnLoop, Wire
 from fuzz.wire import GoodClient
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
+from qmq.net.server.admission import Penance
 from qmq.net.server.connection import PENANCE, READ_S, Connection
-from qmq.net.server.penance import Penance
 from tests.net.frames import HELLO, batch, frame
 
 WRONG = frame(Kind.SEND, 2, bytes(100))

@@ -1,15 +1,151 @@
-"""Keeps a consumer's state file up to date, in the background: what is acknowledged and not confirmed stands in it."""
+"""Keeps a consumer's state file up to date, in the background: what is acknowledged and not confirmed stands in it.
+
+What a consumer has acknowledged, in a file of its own: for the next process under its id.
+
+One file a (store id, group, consumer), in ``$QMQ_STATE_DIR``, else ``$XDG_STATE_HOME/qmq``, else
+``~/.local/state/qmq``:
+
+    magic 8 bytes | crc32c u32 of what follows | msgpack [store id, group, consumer, since_us, generation, expected,
+    [start, end, start, end, ...]]
+
+It is replaced as a whole (written beside, then renamed), so a reader finds one state or the other; what does not fit
+its checksum is as good as none, for it only adds acknowledgements that got lost. A file beside it, ``.lock``, is locked
+while a process has it, and removed then. Nobody else may read what is made here: directories have mode 0700, files
+0600.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import logging
+import os
+import struct
+import threading
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
 
-from qmq.net.client.consumer.in_flight import Known
-from qmq.net.client.consumer.state_file import StateFile, state_directory
+import msgpack
+from crc32c import crc32c
+
+from qmq.format.packed import unpack
+from qmq.net.client.consumer.in_flight import MOST_INTERVALS, Known
 from qmq.net.client.sync.threads import taken_in_thread
+
+MAGIC: Final = b"QMQSTA1\n"
+_CRC: Final = struct.Struct("<I")
+_MOST_BYTES: Final = 1 << 20
+
+
+def state_directory() -> Path:
+    """Where the user's state files are."""
+    own = os.environ.get("QMQ_STATE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "qmq"
+
+
+class StateFile:
+    """Of one consumer. Every method may wait for the disk, and may be called in any thread."""
+
+    def __init__(self, path: Path, key: list[bytes | str], lock: int) -> None:
+        self.path = path
+        self._key = key
+        self._lock: int | None = lock
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def open(cls, directory: Path, store_id: bytes, group: str, consumer: str) -> Self:
+        """Lock it, and make what is missing. Raises BlockingIOError where another process has it, else OSError."""
+        make_private(directory)
+        digest = hashlib.blake2b(f"{group}\0{consumer}".encode(), digest_size=8).hexdigest()
+        path = directory / f"{store_id.hex()}-{group[:60]}-{consumer[:60]}-{digest}.state"
+        return cls(path, [store_id, group, consumer], _locked(path.with_suffix(".lock")))
+
+    def read(self) -> Known | None:
+        """What it says; None when there is none, or it is not whole. Raises OSError."""
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        body = content[len(MAGIC) + _CRC.size :]
+        if content != MAGIC + _CRC.pack(crc32c(body)) + body:
+            return None
+        try:
+            *key, since_us, generation, expected, handled = unpack(memoryview(body), max_array_len=2 * MOST_INTERVALS)
+            numbers = [since_us, generation, expected, *handled]
+        except (ValueError, TypeError, msgpack.UnpackException):  # no client has written that
+            return None
+        if key != self._key or any(type(number) is not int or number < 0 for number in numbers):
+            return None
+        if len(handled) % 2 or handled != sorted(handled):
+            return None
+        return Known(since_us, generation, 0, expected, tuple(handled))
+
+    def write(self, known: Known) -> None:
+        """Replace it; does nothing once it is closed: another process may have it. Raises OSError."""
+        body = msgpack.packb([*self._key, known.since_us, known.generation, known.expected, list(known.handled)])
+        beside = self.path.with_suffix(".new")
+        with self._mutex:
+            if self._lock is None:
+                return
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(fd, MAGIC + _CRC.pack(crc32c(body)) + body)
+            finally:
+                os.close(fd)
+            os.replace(beside, self.path)
+
+    def close(self) -> None:
+        """Let another process have it; nothing is left of the lock."""
+        with self._mutex:
+            if self._lock is None:
+                return
+            with suppress(OSError):
+                os.unlink(self.path.with_suffix(".lock"))  # while it is held: who has opened it by now looks again
+            os.close(self._lock)
+            self._lock = None
+
+
+def _locked(path: Path) -> int:
+    """Make the lock file where it is missing, and lock it. Raises BlockingIOError where another process has it."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, path):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # its owner removed it after it was opened here
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of *data*, in several calls where the system takes less at once. Raises OSError."""
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and those above it, which nobody else may look into. Raises OSError."""
+    if not directory.is_dir():
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
 
 log = logging.getLogger("qmq.client")
 

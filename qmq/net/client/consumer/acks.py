@@ -1,13 +1,381 @@
-"""Acknowledgements of a program's threads, brought to the loop many at a time: each call into a loop costs far more."""
+"""Acknowledgements of a program's threads, brought to the loop many at a time: each call into a loop costs far more.
+
+The verdicts of a consumer of a group, brought to the broker: acknowledgements in the background, others at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
+from qmq.intervals import Intervals
+from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.consumer.ack_file import WRITE_COUNT, Keeping
+from qmq.net.client.consumer.in_flight import (
+    MOST_INTERVALS,
+    Back,
+    Holding,
+    Known,
+    Place,
+    Verdict,
+    Whole,
+    check_delay,
+    reason_of,
+)
+from qmq.net.client.consumer.nacks import HandingBack, left
+from qmq.net.protocol import frames as wire
+from qmq.net.protocol.frames import Kind
 
 if TYPE_CHECKING:
     from qmq.net.client.consumer.in_flight import Holding
+
+log = logging.getLogger("qmq.client")
+
+#: Acknowledgements wait so long for more, or for a pull that takes them along.
+ACK_DELAY: Final = 0.05
+#: So many do not wait.
+ACK_COUNT: Final = 1_000
+_WARN_EVERY: Final = 10.0
+
+Subscribed = tuple[Connection, int]
+
+
+class Holder:
+    """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
+
+    def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
+        #: What it holds; None until the broker has said who it is.
+        self.holding: Holding | None = None
+        #: Where all of this runs, once it does.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        #: Acknowledgements that were refused, as what they were for is not held any more.
+        self.refused = 0
+        #: Called with what a handler raised.
+        self.on_error: Callable[[Exception], object] | None = None
+        #: Called when nothing that was held is held any more.
+        self.on_dropped: list[Callable[[], None]] = []
+        #: Keeps acknowledgements in a file, too.
+        self.keeping: Keeping | None = None
+        #: Called on a new connection.
+        self.on_connected: Callable[[], None] | None = None
+        #: Brings acknowledgements of other threads here.
+        self.crossing = Crossing()
+        self._consumer = consumer
+        self._subscribed = subscribed
+        # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.
+        self._undecided = Intervals()
+        self._timer: asyncio.Handle | None = None
+        self._hurries = False
+        self._sending: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        #: Other verdicts on their way.
+        self.backs = HandingBack(consumer, subscribed)
+        self._warned_at = -_WARN_EVERY
+        self._warned_of_dropped = False
+        #: What was warned of once; a consumer's holders at several brokers share it.
+        self.warned_of: set[str] = set()
+        self._closed = False
+
+    # --- who we are --------------------------------------------------------------------------------------------------
+
+    def known(self) -> Known | None:
+        """What to tell the broker of the consumer at hello; None at first."""
+        holding = self.holding
+        if holding is None:
+            return None
+        place, handled = holding.place, [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS]
+        return Known(place.since_us, place.generation, place.incarnation, holding.expected, tuple(handled))
+
+    def snapshot(self) -> tuple[Known | None, int]:
+        """What the next process under this id should know, and how many acknowledgements are not confirmed."""
+        holding, unconfirmed = self.holding, self.unconfirmed
+        if holding is None:
+            return None, 0
+        handled = Intervals()
+        flat = holding.acknowledged(MOST_INTERVALS)
+        for start, end in (*self._undecided, *zip(flat[::2], flat[1::2], strict=True)):
+            handled.add(start, end)
+        numbers = [number for pair in handled for number in pair][: 2 * MOST_INTERVALS]
+        place = holding.place
+        return Known(place.since_us, place.generation, 0, holding.expected, tuple(numbers)), unconfirmed
+
+    def joined(self, place: Place) -> None:
+        """The broker has said who we are: what was held still is, or other things are."""
+        self.loop = asyncio.get_running_loop()
+        before = self.holding
+        same = before is not None and before.place.is_that_of(place)
+        if before is not None and same and before.fenced is None:
+            before.rejoined(place)
+            return
+        if before is not None and before.fenced is None:
+            forgot = before.place.generation != place.generation
+            why = "the broker has lost power, and may not know of it" if forgot else "the broker had not heard of it"
+            self.fence(Fenced(f"what this consumer held is dropped, and handed out again: {why}"))
+        if not same:
+            self.refused += self._undecided.size
+        self._undecided = Intervals()
+        self.holding = Holding(self, place)
+        if not self.unconfirmed:
+            self._tell()
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """Why nothing is held."""
+        return self.holding.fenced if self.holding is not None else None
+
+    def fence(self, error: Fenced, *, for_good: bool = True) -> None:
+        """Nothing is held any more; *for_good*: the broker has said so, else it may yet take acknowledgements."""
+        if self.holding is None or self.holding.fenced is not None:
+            return
+        log.warning("consumer %s: %s", self._consumer, error)
+        for start, end in self.holding.fence(error):
+            if for_good:
+                self.refused += end - start
+            else:
+                self._undecided.add(start, end)
+        for call in self.on_dropped:
+            call()
+        if not self.unconfirmed:
+            self._tell()
+        elif self._waiters:
+            self._due()  # a subscription tells what became of them, and who waits for that pulls nothing
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
+
+    @property
+    def unconfirmed(self) -> int:
+        """Acknowledgements that the broker has neither confirmed nor refused."""
+        return self._undecided.size + (self.holding.unconfirmed if self.holding is not None else 0)
+
+    def want_send(self) -> None:
+        """Send acknowledgements soon; at once, when there are many."""
+        assert self.loop is not None
+        if self.keeping is not None:
+            self.keeping.want_write()
+            if self.holding is not None and self.holding.pending >= WRITE_COUNT:
+                self.keeping.hurry()
+        if self._timer is None:
+            self._timer = self.loop.call_later(ACK_DELAY, self._due)
+        elif not self._hurries and self.holding is not None and self.holding.pending >= ACK_COUNT:
+            timer, self._timer = self._timer, self.loop.call_soon(self._due)
+            self._hurries = True
+            timer.cancel()
+
+    def _due(self) -> None:
+        self._hurries = False
+        if self._timer is not None:
+            self._timer.cancel()  # where it is not this timer that calls
+            self._timer = None
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send_soon(), name="qmq-acks")
+
+    async def _send_soon(self) -> None:
+        try:
+            self.send(await self._subscribed())
+        except QmqError as error:  # there will be no subscription any more
+            self.fence(error if isinstance(error, Fenced) else Fenced(f"acknowledgements can't be sent: {error}"))
+            self._tell()
+
+    def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
+        """Send what is acknowledged and was not sent yet; *with_pull*: one follows, whose answer may bring theirs."""
+        connection, subscription = subscribed
+        holding = self.holding
+        while holding is not None and holding.fenced is None and (intervals := holding.take_acks()):
+            packed, crc = wire.pack_numbers(intervals)
+            payload = wire.ACK.pack(subscription, crc) + packed
+            flags = wire.MAY_WAIT if with_pull else 0
+            connection.ask(Kind.ACK, self._confirmer(holding, intervals), payload=payload, flags=flags)
+
+    def _confirmer(self, holding: Holding, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
+        def answered(answer: Answer | QmqError) -> None:
+            if holding.fenced is not None:
+                return  # it is known already what becomes of them
+            if isinstance(answer, Answer):
+                (refused,) = wire.ACKED.unpack(answer.payload)
+                holding.confirm(intervals, refused)
+            elif isinstance(answer, Fenced):
+                self.fence(answer)
+            elif type(answer) is UnknownSubscription or answer.retryable:
+                self._due_again()  # with the next connection, or as soon as the disk takes it
+            else:
+                holding.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
+                log.warning("consumer %s: acknowledgements were refused: %s", self._consumer, answer)
+            if not self.unconfirmed:
+                self._tell()
+
+        return answered
+
+    def _due_again(self) -> None:
+        assert self.holding is not None
+        self.holding.rejoined(self.holding.place)
+
+    def _tell(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        while self.unconfirmed:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            self._due()
+            await waiter
+            if self.unconfirmed:
+                await asyncio.sleep(ACK_DELAY)
+        refused, self.refused = self.refused, 0
+        if refused:
+            raise Fenced(
+                f"{refused} acknowledgements of consumer {self._consumer} were refused: what they were for is not held "
+                "by it any more, and is handed out again"
+            )
+
+    # --- other verdicts ----------------------------------------------------------------------------------------------
+
+    async def hand_back(self, holding: Holding, back: Back) -> None:
+        """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
+        Raises Fenced.
+        """
+        await self.backs.hand_back(holding, back)
+
+    def release(self, holding: Holding, start: int, end: int) -> None:
+        """Hand messages back unstarted, in the background."""
+        self.backs.release(holding, start, end)
+
+    async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
+        """A handler has raised: its message comes again."""
+        delay_us, error = _delay_of(error)
+        if not isinstance(error, Retry):
+            self._warn(error)
+        try:
+            back = Back(sequence, sequence + 1, Verdict.NACK, delay_us, reason_of(error), whole)
+            await self.backs.hand_back(holding, back)
+        except Fenced as fenced:
+            log.debug("consumer %s: %s", self._consumer, fenced)
+            holding.late(
+                "the failure", sequence, sequence + 1, f"message {whole[0].id(whole[1])}" if whole else "a message"
+            )
+
+    def fail_open(self, error: Exception) -> None:
+        """Nack all messages that came and have no disposition: the program ends its work on them by *error*."""
+        holding = self.holding
+        ranges = [] if holding is None else holding.open()
+        if holding is None or not ranges:
+            return
+        delay_us, error = _delay_of(error)
+        reason = reason_of(error)
+        log.warning(
+            "consumer %s: its block was left by %s: %d messages that were given to it have failed", self._consumer,
+            type(error).__name__, sum(end - start for start, end in ranges),
+        )  # fmt: skip
+        for start, end in ranges:
+            self.backs.hand_back_soon(holding, Back(start, end, Verdict.NACK, delay_us, reason))
+
+    @property
+    def has_left(self) -> bool:
+        """The program has left the consumer's block, or its client is closed."""
+        return self._closed or (self.loop is not None and self.loop.is_closed())
+
+    def late(self, call: str, shown: object) -> None:
+        """[any thread] Warn of the first disposition that came after the consumer's block."""
+        if "late" not in self.warned_of:
+            self.warned_of.add("late")
+            log.warning(
+                "consumer %s: %s of %s came after its block was left, and changes nothing: what had no disposition "
+                "then was handed back, and comes again; call it inside the block of `client.subscribe(...)`",
+                self._consumer, call, shown,
+            )  # fmt: skip
+
+    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        """[any thread] The program can't come to these messages any more."""
+        if not self._warned_of_dropped and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._warn_of_dropped, holding, stretches)
+
+    def _warn_of_dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+        count = holding.count_open(stretches)
+        if count and not self._warned_of_dropped and not self._closed:
+            self._warned_of_dropped = True
+            log.warning(
+                "consumer %s: the program let go of %d messages without a verdict: they stay held until it leaves; "
+                "ack(), nack() or release() each, or use `async with message`", self._consumer, count,
+            )  # fmt: skip
+
+    def _warn(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now >= self._warned_at + _WARN_EVERY:
+            self._warned_at = now
+            log.warning("consumer %s: a handler has failed", self._consumer, exc_info=error)
+        if self.on_error is not None:
+            try:
+                self.on_error(error)
+            except Exception:
+                log.exception("consumer %s: on_error has failed", self._consumer)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def settle(self, timeout: float) -> None:
+        """Have what is on the way arrive, as far as there is time; ``close`` then."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self.backs.wait()
+                await self.flush()
+        except (QmqError, TimeoutError) as error:
+            log.debug("consumer %s: %s", self._consumer, error)
+            await self._keep_acks()
+        if self.keeping is not None:
+            await self.keeping.save()
+
+    def close(self) -> None:
+        """End it, without waiting for anything: later verdicts are refused, as no subscription would take them."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.keeping is not None:
+            self.keeping.close()
+        self.backs.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+        self.refused += self._undecided.size
+        self._undecided = Intervals()
+        if self.holding is not None and self.holding.fenced is None:
+            self.refused += self.holding.leave(left(self._consumer)).size
+        self._tell()
+
+    async def _keep_acks(self) -> None:
+        """What could not be brought to the broker waits on this machine until it is back; where there is a state file,
+        in that.
+        """
+        known, unconfirmed = self.snapshot()
+        may_not = self.keeping is not None and self.keeping.has_file
+        if known is None or not unconfirmed or may_not or self.holding is None:
+            return
+        if await self.backs.keep(self.holding, list(known.handled)):
+            log.warning(
+                "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
+                "until a client here reaches it again", self._consumer, unconfirmed,
+            )  # fmt: skip
+
+
+def _delay_of(error: Exception) -> tuple[int | None, Exception]:
+    """The delay in microseconds that *error* asks for (None: the group's), and the error that counts: the only one of a
+    group, as of tasks, and an InvalidOption for a Retry whose delay is none.
+    """
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if not isinstance(error, Retry):
+        return None, error
+    try:
+        return check_delay(error.after), error
+    except InvalidOption as wrong:
+        return None, wrong
 
 
 class Crossing:

@@ -16,7 +16,7 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.timing import microseconds_of
+from qmq.net.client.options import microseconds_of
 
 #: So many stretches of acknowledgements go in one frame.
 MOST_INTERVALS: Final = 2_000

@@ -16,9 +16,8 @@ from typing import Final
 from qmq.errors import Fenced, QmqError, UnknownGroup
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
-from qmq.net.client.consumer.holder import Holder
-from qmq.net.client.consumer.kept import release
-from qmq.net.client.consumer.pull import Puller
+from qmq.net.client.consumer.acks import Holder
+from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
 

@@ -1,11 +1,14 @@
-"""What pulls for a consumer: runs of messages, over reconnects, without losing what a cancelled pull brought."""
+"""What pulls for a consumer: runs of messages, over reconnects, without losing what a cancelled pull brought.
+
+Messages that were received and not handed out yet. Without I/O.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,17 +28,80 @@ from qmq.format.run import Run
 from qmq.net.client.backoff import Backoff, Refusals
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.consumer.acks import Holder
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
-from qmq.net.client.consumer.holder import Holder
-from qmq.net.client.consumer.in_flight import Back, Verdict
-from qmq.net.client.consumer.kept import Kept, release
+from qmq.net.client.consumer.in_flight import Back, Holding, Verdict
+from qmq.net.client.consumer.message import tags_of, with_tags
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
-from qmq.net.client.consumer.tags import tags_of, with_tags
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Found, Kind
+
+
+class Kept:
+    """Runs in order, of which the first may be handed out in part."""
+
+    def __init__(self) -> None:
+        self._runs: deque[Run] = deque()
+        self._skip = 0  # messages of the first of them that were handed out
+        #: How many messages there are.
+        self.count = 0
+
+    def add(self, runs: Sequence[Run]) -> int:
+        """Put them behind the others; returns how many messages they have."""
+        count = sum(run.count for run in runs)
+        self._runs.extend(runs)
+        self.count += count
+        return count
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        """These were not handed out after all: they are first again."""
+        if self._skip:
+            self._runs[0] = self._runs[0].slice(self._skip, self._runs[0].count)
+            self._skip = 0
+        self._runs.extendleft(reversed(runs))
+        self.count += sum(run.count for run in runs)
+
+    def take(self, max_count: int) -> list[Run]:
+        """Hand out up to so many messages."""
+        kept, taken = self._runs, list[Run]()
+        if self.count <= max_count and not self._skip:
+            taken += kept
+            self.clear()
+            return taken
+        left = min(max_count, self.count)
+        self.count -= left
+        while left:
+            run, skip = kept[0], self._skip
+            count = min(run.count - skip, left)
+            if skip + count == run.count:
+                kept.popleft()
+                self._skip = 0
+            else:
+                self._skip += count
+            taken.append(run if count == run.count else run.slice(skip, skip + count))
+            left -= count
+        return taken
+
+    def clear(self) -> None:
+        """They are of no use any more."""
+        self._runs.clear()
+        self.count = self._skip = 0
+
+
+def release(runs: Sequence[Run]) -> None:
+    """Hand messages of a group back, of which nobody has begun with any."""
+    stretches = list[tuple[Holding, int, int]]()
+    for run in runs:
+        start, end = run.pull_sequence, run.pull_sequence + run.count
+        if stretches and stretches[-1][0] is run.holder and stretches[-1][2] == start:
+            start = stretches.pop()[1]
+        stretches.append((run.holder, start, end))
+    for holding, start, end in stretches:
+        holding.owner.release(holding, start, end)
+
 
 log = logging.getLogger("qmq.client")
 

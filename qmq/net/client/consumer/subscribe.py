@@ -15,7 +15,7 @@ from qmq.net.client.backoff import Backoff, Refusals
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, Connection
 from qmq.net.client.consumer.ack_file import Keeping
-from qmq.net.client.consumer.holder import Holder
+from qmq.net.client.consumer.acks import Holder
 from qmq.net.client.consumer.in_flight import Known, Place
 from qmq.net.client.consumer.solo_cursor import Progress, without_covered
 from qmq.net.client.departures import Departure

@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from qmq.errors import StorageFailed
 from qmq.format.packed import unpack
-from qmq.net.client.consumer.state_file import make_private, state_directory, write_all
+from qmq.net.client.consumer.ack_file import make_private, state_directory, write_all
 
 log = logging.getLogger("qmq.client")
 

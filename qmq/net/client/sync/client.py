@@ -15,12 +15,11 @@ from qmq.net.client.client import SubjectInfo, list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.everywhere import Admin
 from qmq.net.client.group_settings import GroupSettings, Mode, terms_of
-from qmq.net.client.options import Body, ClientOptions, Durability, body_of
+from qmq.net.client.options import Body, ClientOptions, Durability, body_of, deliver_at_of, expire_at_of
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
 from qmq.net.client.sync.consumer import SyncConsumer
 from qmq.net.client.sync.loop_thread import Session
-from qmq.net.client.timing import deliver_at_of, expire_at_of
 
 
 class SyncClient:

@@ -12,7 +12,7 @@ from typing import Any, Self, overload
 from qmq.errors import Fenced, InvalidOption
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
-from qmq.net.client.consumer.feed import Feed
+from qmq.net.client.consumer.consumer import Feed
 from qmq.net.client.consumer.message import Message, MessageBatch, each_message, messages_of
 from qmq.net.client.consumer.multi_broker import MergedPuller
 from qmq.net.client.consumer.pull import Puller
