@@ -2,6 +2,11 @@
 
 Nothing here looks at a message: the work is per batch and, where a batch has several runs, vectorised over runs. A
 batch of one run takes a ``struct`` path; numpy adds up its lengths where they are many.
+
+How far a batch's stamp was ahead of the wall clock when it was stored: a field that the broker adds to its table.
+
+Stamps may not go back, so after the wall clock was set back they go on ahead of it. Delays and expiries count from when
+a batch was really stored. Only batches for which that matters have the field, and only while it says something.
 """
 
 from __future__ import annotations
@@ -22,9 +27,13 @@ from qmq.format.layout import (
     BATCH_PREFIX_SIZE,
     BATCH_VERSION,
     CREATED_AT_END_US,
+    DELIVER_UNIT_US,
     ENTRY_BATCH_FLAGS,
     ENTRY_DTYPE,
     FIXED_COLUMN_BYTES,
+    HAS_DELIVER_AT,
+    HAS_EXPIRE_AT,
+    HAS_ORIGIN_ID,
     KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
@@ -42,7 +51,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
-from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
+from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 
 #: bytes a message takes in columns, by batch flags
 COLUMN_BYTES: Final = tuple(
@@ -371,3 +380,38 @@ def entries_of(
     entries["run_size"] = runs["size"]
     entries["batch_size"] = header.size
     return entries
+
+
+#: What is delayed, expires, or was delayed and is delivered now.
+_TIMED_FLAGS: Final = HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_ORIGIN_ID
+
+
+def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[memoryview, CheckedBatch]:
+    """The batch, which is to be stored with a stamp so far ahead: with the field if it needs one, else as it is."""
+    header = batch.header
+    if ahead_us < DELIVER_UNIT_US or not header.flags & _TIMED_FLAGS:
+        return view, batch
+    table = bytearray(table_of(batch.names))
+    assert table[0] == 0x81, "a map of one field"
+    table[0] += 1
+    table += AHEAD_FIELD + ahead_us.to_bytes(8, "big")
+    records = bytes(view[BATCH_HEADER_SIZE : BATCH_HEADER_SIZE + RUN_SIZE * header.runs])
+    data = view[header.data_start : header.size]
+    size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
+    fields = header._replace(size=size, table_size=len(table))
+    buffer = memoryview(bytearray(b"".join((BATCH_HEADER.pack(*fields), records, table, data))))
+    runs = None
+    if batch.runs is not None:
+        runs = np.frombuffer(buffer, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
+    return buffer, CheckedBatch(parse_header(buffer), batch.names, batch.run, runs)
+
+
+def clock_us_of(view: memoryview, header: Header, stored_at_us: int | None = None) -> int:
+    """When the stored batch that *view* begins with was stored by the wall clock of the broker. *stored_at_us* is its
+    stamp, where *header* was read before it had one.
+    """
+    stamp_us, end = header.stored_at_us if stored_at_us is None else stored_at_us, header.data_start
+    field = bytes(view[end - AHEAD_SIZE : end])
+    if not field.startswith(AHEAD_FIELD):
+        return stamp_us
+    return max(stamp_us - int.from_bytes(field[len(AHEAD_FIELD) :], "big"), 0)

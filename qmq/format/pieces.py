@@ -14,11 +14,11 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.ahead import clock_us_of
 from qmq.format.batch import (
     COLUMN_BYTES,
     Header,
     Runs,
+    clock_us_of,
     header_crc_of,
     parse_header,
     runs_of,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.format.build import RunContent, build_batch, make_header
-from qmq.format.cutting import cut_batch
+from qmq.format.build import RunContent, build_batch, cut_batch, make_header
 from qmq.format.pieces import bad_messages, stored_runs
 from tests.broker.harness import PRODUCER
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from qmq.errors import MessageTooLarge
 from qmq.format.batch import BatchLimits, check_batch, parse_header, runs_of
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.format.due import cut_due
-from qmq.format.joining import join_singles, single_of
+from qmq.format.due import cut_due, join_singles, single_of
 from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,

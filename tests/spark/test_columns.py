@@ -10,8 +10,8 @@ import pytest
 
 from qmq.format.batch import BatchLimits, check_batch, parse_header, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
+from qmq.format.due import join_singles, single_of
 from qmq.format.ids import MessageId
-from qmq.format.joining import join_singles, single_of
 from qmq.format.layout import KNOWN_FLAGS
 from qmq.format.pieces import stored_runs
 from qmq.format.private import private_batch

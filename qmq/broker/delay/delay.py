@@ -24,8 +24,16 @@ from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
-from qmq.format.ahead import clock_us_of
-from qmq.format.batch import BatchLimits, CheckedBatch, Header, check_batch, parse_header, runs_of, stored_names
+from qmq.format.batch import (
+    BatchLimits,
+    CheckedBatch,
+    Header,
+    check_batch,
+    clock_us_of,
+    parse_header,
+    runs_of,
+    stored_names,
+)
 from qmq.format.build import RunContent, build_batch
 from qmq.format.due import DUE_PRODUCER, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId

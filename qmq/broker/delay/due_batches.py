@@ -8,8 +8,7 @@ from qmq.broker.delay.items import Stretch
 from qmq.broker.ports.commands import Now
 from qmq.broker.publish.staging import Staged
 from qmq.errors import QmqError
-from qmq.format.due import Due
-from qmq.format.joining import Single, join_singles, single_of
+from qmq.format.due import Due, Single, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from qmq.broker.publish.staging import (
     Visibility,
 )
 from qmq.errors import QmqError, StorageError, SyncFailed
-from qmq.format.ahead import with_ahead
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     BatchLimits,
@@ -40,6 +39,7 @@ from qmq.format.batch import (
     entries_of,
     entry_of,
     stamp,
+    with_ahead,
 )
 from qmq.format.layout import HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED
 from qmq.format.private import PRIVATE

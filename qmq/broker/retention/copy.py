@@ -16,10 +16,9 @@ from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.retention.references import Found, Target
 from qmq.errors import BadBatch, BadBytes
-from qmq.format.ahead import clock_us_of
-from qmq.format.batch import header_crc_of, parse_header
-from qmq.format.copies import copied_batch
+from qmq.format.batch import clock_us_of, header_crc_of, parse_header
 from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.private import copied_batch
 from qmq.format.run import Run
 from qmq.storage.store import OldSegment
 

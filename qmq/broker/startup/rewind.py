@@ -20,9 +20,8 @@ from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import Kind, Verdict
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
-from qmq.format.copies import COPY_PRODUCER
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
-from qmq.format.private import private_subject
+from qmq.format.private import COPY_PRODUCER, private_subject
 from qmq.storage.store import Hole, Store
 
 #: A group moves on by these. (Retention drops only what a checkpoint has, so MOVED and FORWARD can be done anew.)

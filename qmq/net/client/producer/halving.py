@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qmq.format.cutting import cut_batch
+from qmq.format.build import cut_batch
 from qmq.net.client.producer.batch import BATCH_OVERHEAD, Outgoing, OutgoingRun, Part, Waiter
 
 #: Those who wait for messages of a run: the index of the first message, how many (0: one send), who.
