@@ -21,9 +21,8 @@ from bench.history.orders import Amount, total, write_orders
 from bench.history.queries import READY, Job
 from bench.parts import put_part
 from qmq.bench.children import Child
-from qmq.bench.errors import BenchFailed
 from qmq.bench.suite import machine
-from qmq.bench.values import Summary, Value
+from qmq.bench.values import BenchFailed, Summary, Value
 
 _ROOT = Path(__file__).parents[2]
 _OUT = _ROOT / "bench-results" / "history"

@@ -18,7 +18,7 @@ from qmq.archive.data_directory import open_data_directory
 from qmq.archive.files import Files
 from qmq.archive.locations import files_at
 from qmq.archive.write import archive_to, open_run
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet.archive import archive_parquet
 from tests.hdfs.cluster import Cluster

@@ -14,7 +14,7 @@ from bench.peers.moving import RATE
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
 from bench.peers.timing import MS
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _SIZE: Final = 100
 _SEED: Final = 1

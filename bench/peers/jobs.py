@@ -10,8 +10,7 @@ from typing import Any, Final
 from bench.peers.driving import Receiver, closing, driver
 from bench.peers.peer import Promise, Target
 from bench.peers.tally import Tally, bodies
-from qmq.bench.errors import BenchFailed
-from qmq.bench.values import latencies
+from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 
 #: A message on a schedule that is not acknowledged or has not come so long after the last was due is missing.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.bench.children import Worker
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 #: Stands where a broker's name does.
 NAME: Final = "loopback"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench.peers.driving import Receiver, closing, driver
 from bench.peers.jobs import target_of
 from bench.peers.tally import BODIES, bodies
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 
 _PATIENCE_S: Final = 0.2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _INTERRUPTING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 

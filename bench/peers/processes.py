@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from bench.peers.patience import undisturbed
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _START_S: Final = 120.0

@@ -16,7 +16,7 @@ from bench.peers import loopback
 from bench.peers.peer import Client, Peer, Promise, Tool
 from bench.peers.processes import Server
 from qmq.bench.children import Child, warm_memory
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 #: As sizes of bodies are called.
 SIZES: Final = {100: "100 B", 1_024: "1 KiB", 16_384: "16 KiB"}

@@ -21,8 +21,8 @@ from bench.peers.plan import Step, steps
 from bench.peers.results import numbers, rows_of
 from bench.peers.running import Amount, Row, running
 from bench.peers.works import WORKS
-from qmq.bench.errors import BenchFailed
 from qmq.bench.suite import machine
+from qmq.bench.values import BenchFailed
 from qmq.errors import InvalidOption
 
 Say = Callable[[str], None]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Final
 
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of
+from qmq.bench.values import BenchFailed
 
 #: Different bodies, which are sent over and over.
 BODIES: Final = 1_000

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 MS: Final = "ms"
 _SIZE: Final = 100

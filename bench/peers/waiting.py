@@ -13,7 +13,7 @@ from bench.peers import timing
 from bench.peers.moving import RATE
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _SIZE: Final = 100
 RATIO: Final = "of the same without"

@@ -9,7 +9,7 @@ import sys
 import uvloop
 
 from bench.peers import jobs, more_jobs
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 from qmq.bench.worker import gate
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import body_of
+from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.net.client.address import Address, parse_url

@@ -8,9 +8,9 @@ from itertools import cycle, islice, zip_longest
 from typing import Any, Final
 
 from qmq import connect
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of
 from qmq.bench.sending import SPRAYED_BODIES, fields_of, sprayed_subjects
+from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.message import MessageBatch

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 #: Longer than anything here may take: a process that is silent for so long hangs.
 PATIENCE_S: Final = 600.0

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from qmq.bench.children import BrokerProcess, broker_in, run_together
 from qmq.bench.context import KIB, Bench, rate
-from qmq.bench.errors import BenchFailed
 from qmq.bench.throughput import stored_bytes
-from qmq.bench.values import Value
+from qmq.bench.values import BenchFailed, Value
 
 MIB: Final = 1 << 20
 _RATE: Final = 1_000

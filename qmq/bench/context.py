@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from qmq.bench.children import BrokerProcess, broker_in, run_together
-from qmq.bench.errors import BenchFailed
-from qmq.bench.values import Value
+from qmq.bench.values import BenchFailed, Value
 
 KIB: Final = 1024
 #: Body sizes, as they are called.

@@ -12,8 +12,7 @@ from typing import Any, Final, Self, cast
 
 from crc32c import crc32c
 
-from qmq.bench.errors import BenchFailed
-from qmq.bench.values import latencies
+from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE

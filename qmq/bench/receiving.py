@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 
 from qmq import connect
 from qmq.bench.checking import SILENCE_S, Cycle, check_end, compare, missing
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of, body_of
-from qmq.bench.values import latencies
+from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 from qmq.net.client.consumer.consumer import Consumer
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from qmq import Client, connect
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of, body_of
-from qmq.bench.values import latencies
+from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]

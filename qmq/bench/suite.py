@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.bench import backlog, cold, footing, strangers, throughput, waiting
+from qmq.bench import backlog, cold, footing, throughput, waiting
+from qmq.bench import footing as strangers
 from qmq.bench.context import Bench, Measurement
 from qmq.bench.values import Summary, Value
 from qmq.errors import InvalidOption

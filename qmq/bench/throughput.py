@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
-from qmq.bench.errors import BenchFailed
-from qmq.bench.values import Value
+from qmq.bench.values import BenchFailed, Value
 
 RATE = "msg/s"
 RATIO = ""

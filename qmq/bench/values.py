@@ -1,10 +1,21 @@
-"""Numbers: what one round measured, what several rounds come to, and what was to be reached."""
+"""Numbers: what one round measured, what several rounds come to, and what was to be reached.
+
+What can go wrong in a measurement.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
+
+from qmq.errors import QmqError
+
+
+class BenchFailed(QmqError):
+    """A process of the bench ended early, or what was moved is not what was sent: no number of it counts."""
+
+    code = "bench_failed"
 
 
 class Value(NamedTuple):

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from qmq.bench.children import Worker, run_together
 from qmq.bench.context import DURABILITIES, Bench
-from qmq.bench.errors import BenchFailed
 from qmq.bench.throughput import WINDOWS, windowed
-from qmq.bench.values import Value
+from qmq.bench.values import BenchFailed, Value
 
 MS = "ms"
 

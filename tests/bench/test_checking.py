@@ -13,8 +13,8 @@ from qmq.bench import checking, receiving, sending
 from qmq.bench.checking import Cycle, Ledger, compare
 from qmq.bench.children import BrokerProcess
 from qmq.bench.context import Bench
-from qmq.bench.errors import BenchFailed
 from qmq.bench.raw import bodies_of, body_of
+from qmq.bench.values import BenchFailed
 from tests.bench.conftest import no_gate
 
 Read = Callable[[str, str, int], Awaitable[dict[str, Any]]]

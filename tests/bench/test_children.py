@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.bench.children import BrokerProcess, Child, broker_in
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 
 def child(tmp_path: Path, code: str) -> Child:

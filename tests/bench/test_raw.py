@@ -15,7 +15,7 @@ import pytest
 from qmq.bench import raw
 from qmq.bench.children import BrokerProcess, broker_in
 from qmq.bench.context import Bench
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import RunContent
 from qmq.net.protocol.frames import FLUSH, FRAME_SIZE, split_frames

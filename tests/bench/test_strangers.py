@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.bench import strangers
+from qmq.bench import footing
 from qmq.bench.attacks import ATTACKS
 from qmq.bench.children import BrokerProcess, Worker
 from qmq.bench.context import Bench
@@ -26,9 +26,9 @@ def test_each_attack_strikes(bench: Bench, broker: BrokerProcess, tmp_path: Path
 
 
 def test_what_an_attack_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "ATTACKS", ["floods"])
+    monkeypatch.setattr(footing, "ATTACKS", ["floods"])
     bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
-    found = {value.what: value.value for value in strangers.strangers(bench)}
+    found = {value.what: value.value for value in footing.strangers(bench)}
     print(found)
     assert found.pop("floods: rate, of alone") > 0
     assert found.pop("floods: strikes") > 0

@@ -11,8 +11,7 @@ import pytest
 
 from qmq.bench import children, cold, context, footing, suite, throughput, waiting
 from qmq.bench.context import Bench, rate
-from qmq.bench.errors import BenchFailed
-from qmq.bench.values import GOALS, summarize
+from qmq.bench.values import GOALS, BenchFailed, summarize
 from qmq.errors import InvalidOption
 from tests.bench.conftest import TINY
 

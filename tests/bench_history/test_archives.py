@@ -9,7 +9,7 @@ import pytest
 from bench.history import archives
 from bench.history.orders import Amount, write_orders
 from qmq.archive.files import LocalFiles
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from bench.peers.clients import qmq_client
 from bench.peers.driving import Tags, portions
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 (QMQ,) = PEERS["qmq"].clients
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.peers import loopback
 from qmq.bench.children import Worker
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 
 def test_a_copy_moves_what_was_asked_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.processes import Server, answers, descendants, free_ports
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 PARENT = """
 import subprocess, sys, pathlib

@@ -20,7 +20,7 @@ from bench.peers.registry import chosen
 from bench.peers.running import Amount, Row
 from bench.peers.suite import Suite
 from bench.peers.works import Work
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 from qmq.errors import InvalidOption
 
 

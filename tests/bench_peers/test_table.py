@@ -15,7 +15,7 @@ from bench.peers.peer import Installed, Peer, Promise
 from bench.peers.plan import Step
 from bench.peers.running import Amount, Row
 from bench.peers.suite import Suite, failure
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 
 def suite(tmp_path: Path, missing: Peer) -> Suite:

@@ -20,7 +20,7 @@ from bench.peers.processes import Server
 from bench.peers.registry import PEERS
 from bench.peers.running import Amount, Running
 from bench.peers.tally import Tally, bodies
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 QMQ = PEERS["qmq"]
 (CLIENT,) = QMQ.clients

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _JOINING_S: Final = 30.0
 _CONSUME: Final = 10_000

@@ -11,7 +11,7 @@ import pika
 
 from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender, Tags
 from bench.peers.peer import Target
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _SILENCE_S: Final = 10.0
 _IN_FLIGHT: Final = 10_000

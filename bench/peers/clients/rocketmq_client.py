@@ -21,7 +21,7 @@ from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message
 
 from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _IN_FLIGHT: Final = 1_000
 #: More at a time the proxy does not give.

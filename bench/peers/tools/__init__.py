@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _PATIENCE_S: Final = 600
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bench.peers.tally import text_of
 from bench.peers.tools import Load, counted, said
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _TOOLS: Final = "org.apache.kafka.tools"
 _PRODUCER: Final = ("acks=all", "linger.ms=50", "batch.size=1000000", "buffer.memory=134217728")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bench.peers.tally import text_of
 from bench.peers.tools import Load, said
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _CONNECTIONS: Final = 8
 _PIPELINE: Final = 64

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from bench.peers.tools import Load, said
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _EXAMPLES: Final = "org.apache.rocketmq.example.benchmark"
 _REPORT_MS: Final = 500

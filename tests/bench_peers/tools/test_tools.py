@@ -21,7 +21,7 @@ from bench.peers.tools.kafka import came_rate
 from bench.peers.tools.kafka import sent_rate as sent_by_kafka
 from bench.peers.tools.redis import sent_rate as sent_by_redis
 from bench.peers.tools.rocketmq import _sum_of, rates_in
-from qmq.bench.errors import BenchFailed
+from qmq.bench.values import BenchFailed
 
 _SENT = """62065 records sent, 12229.6 records/sec (1.17 MB/sec), 211.4 ms avg latency, 3468.0 ms max latency.
 1000 records sent, 500.5 records/sec (0.05 MB/sec), 80.89 ms avg latency, 3468.00 ms max latency, 69 ms 50th, \
