@@ -13,9 +13,9 @@ from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
+from tests.broker.delay.test_delay import delay
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
-from tests.broker.test_delaying import delay
 
 
 def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:

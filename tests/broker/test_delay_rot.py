@@ -23,8 +23,8 @@ from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.verify.report import Report
 from qmq.storage.verify.verify import verify
+from tests.broker.delay.test_delay import S, cancel, delay, follow
 from tests.broker.harness import Driven
-from tests.broker.test_delaying import S, cancel, delay, follow
 from tests.storage.disks import HastyDisk
 from tests.storage.histories import FILLS, Files, Rebooted, cut, quick_directory, write_files
 

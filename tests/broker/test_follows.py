@@ -15,10 +15,10 @@ from qmq.broker.ports.effects import Messages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
+from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, settle
+from tests.broker.retention.test_retention import send as fill
 from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
-from tests.broker.test_retention import HOUR_MS, driven_in, numbers, settle
-from tests.broker.test_retention import send as fill
 
 LAPSE_MS = 30_000
 STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])

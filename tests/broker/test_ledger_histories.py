@@ -14,7 +14,7 @@ from qmq.broker.groups.settings import GroupSettings
 from qmq.broker.journal.record_types import Leaving, Verdict
 from qmq.broker.ports.commands import Back
 from qmq.errors import Fenced
-from tests.broker.test_ledger import NEVER, Driven, everything_else, held_ids, ids_of
+from tests.broker.groups.test_group_state import NEVER, Driven, everything_else, held_ids, ids_of
 
 #: What befalls is what other tests try one by one: here no lines are counted.
 pytestmark = pytest.mark.no_cover

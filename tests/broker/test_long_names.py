@@ -18,11 +18,11 @@ from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
+from tests.broker.retention.test_retention import HOUR_MS, driven_in, segments, send, settle
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, killed
-from tests.broker.test_handovers import done, over
-from tests.broker.test_restores import RUN, begin, store
-from tests.broker.test_retention import HOUR_MS, driven_in, segments, send, settle
+from tests.broker.transfer.test_handover import done, over
+from tests.broker.transfer.test_restore import RUN, begin, store
 from tests.format.contents import CREATED_US
 from tests.format.test_private import run_of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.commands import Unsubscribe
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
+from tests.broker.delivery.test_at_most_once import joined, taken
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
-from tests.broker.test_most_once import joined, taken
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files
 

@@ -15,11 +15,11 @@ from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.effects import Messages, Refused, Subscribed
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify.verify import verify
+from tests.broker.delivery.test_at_most_once import joined, joining, skipped, taken
 from tests.broker.faulted import FaultedBroker
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
+from tests.broker.startup.test_rewind import spoil
 from tests.broker.test_consuming import filled, killed, many
-from tests.broker.test_most_once import joined, joining, skipped, taken
-from tests.broker.test_rewind import spoil
 from tests.broker.test_rotten_records import records
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files

@@ -15,9 +15,9 @@ from qmq.broker.retention.copy import Copying
 from qmq.broker.retention.references import Target
 from qmq.broker.retention.retention import Dropped
 from tests.broker.harness import Driven
+from tests.broker.retention.test_carry_forward import LIMITS
+from tests.broker.retention.test_retention import HOUR_MS, driven_in, send
 from tests.broker.test_consuming import Consumer
-from tests.broker.test_forwarding import LIMITS
-from tests.broker.test_retention import HOUR_MS, driven_in, send
 
 #: What a turn may do at most, by what the modules say: groups that follow one prefix each;
 #: pointers into the segment that are looked at; bytes that are appended, beside the last run of these.

@@ -15,10 +15,10 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.records import PullRecord, pull_file_path, read_pull_log
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
+from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, send
+from tests.broker.startup.test_rewind import spoil
 from tests.broker.test_consuming import Consumer, filled, killed, many
-from tests.broker.test_handovers import done, over
-from tests.broker.test_retention import HOUR_MS, driven_in, numbers, send
-from tests.broker.test_rewind import spoil
+from tests.broker.transfer.test_handover import done, over
 from tests.storage.stores import identity_of
 
 

@@ -16,7 +16,7 @@ from qmq.net.client.log_reader import LogReader
 from qmq.net.protocol.frames import Kind
 from tests.broker_process import running_broker
 from tests.faults.proxy import Fault, Passing, Proxy
-from tests.restoring.archived import orders_archive, restoring
+from tests.restore.archived import orders_archive, restoring
 
 #: Where a frame is cut, as a share of it.
 PLACES = (0.0, 0.5, 1.0)

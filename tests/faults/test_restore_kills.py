@@ -14,11 +14,11 @@ from typing import Final
 import pytest
 
 import qmq
+from tests.archive.archives import archive
 from tests.broker_process import BrokerProcess, broker_process
 from tests.faults.ledger import fresh_seed
 from tests.forks import SHARED, Fork
-from tests.history.archives import archive
-from tests.restoring.archived import Told, check_restored, told
+from tests.restore.archived import Told, check_restored, told
 from tests.storage.stores import Sender, close_cleanly, open_store
 
 #: Who is killed says nothing of the lines that it ran, and starts in half the time where nobody counts them.

@@ -12,9 +12,9 @@ from qmq.archive.file_table import FileTable, commit, read_table
 from qmq.archive.hdfs_read import HdfsFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.errors import DirectoryInUse
+from tests.archive.archives import GONE
+from tests.archive.orders import rows_in
 from tests.hdfs.trees import Killed, MortalFiles, beside, files_in
-from tests.history.archives import GONE
-from tests.history.orders import rows_in
 from tests.spark.parquet import archive_to, read_from, write_days
 
 

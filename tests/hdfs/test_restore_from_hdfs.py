@@ -10,11 +10,11 @@ from qmq.archive.lock import this_process
 from qmq.net.client.address import parse_url
 from qmq.restore.run import Restoring
 from qmq.restore.selection import Selection
+from tests.archive.archives import NOW_US
+from tests.archive.orders import write_orders
 from tests.broker_process import running_broker
 from tests.hdfs.trees import archive
-from tests.history.archives import NOW_US
-from tests.history.orders import write_orders
-from tests.restoring.archived import check_restored, told
+from tests.restore.archived import check_restored, told
 from tests.spark.parquet import archive_to, write_days
 
 

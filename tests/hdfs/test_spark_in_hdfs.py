@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq_spark.options import read_options
 from qmq_spark.stream import QmqStreamReader
+from tests.archive.orders import rows_in, write_orders
 from tests.hdfs.trees import archive
-from tests.history.orders import rows_in, write_orders
 
 
 def test_reads_an_archive_in_hdfs(spark: SparkSession, tree: WritableHdfsFiles, tmp_path: Path) -> None:

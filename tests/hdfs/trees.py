@@ -15,8 +15,8 @@ from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.archive.lock import ArchiveLock, Holder
 from qmq.archive.write import Archived, archive_segments
 from qmq.errors import StorageFailed
+from tests.archive.archives import GONE, NOW_US
 from tests.hdfs.cluster import Cluster
-from tests.history.archives import GONE, NOW_US
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store
 
 #: Of these tests' segments, so that each is copied in some pieces.

@@ -11,7 +11,7 @@ _SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handl
 
 _LOST: Final = "tests/broker/test_lost_records.py"
 
-_DURABLE: Final = ("tests/broker/test_durable.py",)
+_DURABLE: Final = ("tests/broker/journal/test_durable_replies.py",)
 
 CONSUMING: Final = (
     Mutant(
@@ -36,13 +36,13 @@ CONSUMING: Final = (
         "keep no answer back for acknowledgements that may wait",
         "Records.turn",
         always("all((type(effect) in _REST_ON_NONE for effect in self._effects))"),
-        ("tests/broker/test_records.py",),
+        ("tests/broker/journal/test_write_gate.py",),
     ),
     Mutant(
         "hand out what has just come only where nothing lies before it",
         "Straight._wanted",
         never("exact and first != expected"),
-        ("tests/broker/test_straight.py",),
+        ("tests/broker/delivery/test_fast_path.py",),
     ),
     Mutant(
         "count nothing that came after a record that the power took",
@@ -60,7 +60,7 @@ CONSUMING: Final = (
         "have another generation on disk before anything is written behind it",
         "PullLog._begin_file",
         (instead("self._disk.fdatasync(fd)", "pass"), skip("self._disk.fsync_directory(self._directory)")),
-        ("tests/storage/test_pull_log.py",),
+        ("tests/storage/pull_log/test_log.py",),
     ),
     Mutant(
         "pass blocks of most_once groups that came after a record that the power took",
@@ -154,13 +154,13 @@ CONSUMING: Final = (
         "count lapses of one message that is alone only",
         "Returning.lapse",
         instead("is_single", "1"),
-        ("tests/broker/test_ledger.py",),
+        ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "give a message up after max_lapses",
         "Returning.lapse",
         instead("lapses >= self.settings.max_lapses", "lapses > self.settings.max_lapses"),
-        ("tests/broker/test_ledger.py",),
+        ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "name no subject by a number that may change",

@@ -7,14 +7,14 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_SEGMENTS: Final = ("tests/broker/test_delay_segments.py",)
+_SEGMENTS: Final = ("tests/broker/delay/test_segments.py",)
 
 OF_DELAYS: Final = (
     Mutant(
         "show what falls due once that is on disk",
         "Intake.append",
         instead("True", "answer is not None", at=2),
-        ("tests/broker/test_delaying.py",),
+        ("tests/broker/delay/test_delay.py",),
     ),
     Mutant(
         "have two checkpoints find a segment idle",
@@ -41,30 +41,30 @@ OF_DELAYS: Final = (
             "[base for base, checkpoints in self._left.items() if checkpoints]",
             "[base for base, checkpoints in self._left.items()]",
         ),
-        ("tests/storage/test_removals.py",),
+        ("tests/storage/message_log/test_drop_removals.py",),
     ),
     Mutant(
         "keep what waits for a read in the checkpoint",
         "Delaying.packed",
         skip("late += [stretch.item().tobytes() for stretch in self._reading.cold]"),
-        ("tests/broker/test_delay_reading.py",),
+        ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(
         "read what is due beside the loop",
         "DelayReading._lacks",
         always("log is None or position == self._last[0] or position in self._found"),
-        ("tests/broker/test_delay_reading.py",),
+        ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(
         "fence who is leaving",
         "Consumers.caller",
         instead("not member.is_there", "member.closed"),
-        ("tests/broker/test_leaving.py",),
+        ("tests/broker/groups/test_membership_leaving.py",),
     ),
     Mutant(
         "go on with who is leaving after a start",
         "Members.restore",
         skip("self._leavers.resume(ledger, member)"),
-        ("tests/broker/test_leaving.py",),
+        ("tests/broker/groups/test_membership_leaving.py",),
     ),
 )

@@ -8,7 +8,7 @@ from tests.mutants.running import Mutant
 from tests.mutants.symbols import instead, never, skip
 
 _FOLLOWS: Final = ("tests/broker/test_follows.py",)
-_MODES: Final = ("tests/broker/test_modes.py",)
+_MODES: Final = ("tests/broker/groups/test_settings_modes.py",)
 
 FOLLOWING: Final = (
     Mutant(

@@ -7,8 +7,8 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import instead, never, skip
 
-_BROKER: Final = ("tests/broker/test_handovers.py",)
-_CLIENT: Final = ("tests/net/test_elsewhere.py",)
+_BROKER: Final = ("tests/broker/transfer/test_handover.py",)
+_CLIENT: Final = ("tests/net/client/failover/test_handover.py",)
 
 HANDING_OVER: Final = (
     Mutant(
@@ -65,7 +65,7 @@ HANDING_OVER: Final = (
         "leave in the spool what no broker took, and only that",
         "Spool.kept",
         skip("_replace(waiting, left)"),
-        ("tests/net/test_spool.py", *_CLIENT),
+        ("tests/net/client/failover/test_spool.py", *_CLIENT),
     ),
     Mutant(
         "take late acknowledgements for the same subscription only",
@@ -77,6 +77,6 @@ HANDING_OVER: Final = (
         "let go of spool files that were taken for who has left",
         "taken_in_thread",
         skip("for thing in taken:\n    give_back(thing)"),
-        ("tests/net/test_threads.py",),
+        ("tests/net/client/sync/test_threads.py",),
     ),
 )

@@ -7,8 +7,8 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_ARCHIVING: Final = ("tests/history/test_archiving.py",)
-_RECEIPTS: Final = ("tests/history/test_receipts.py",)
+_ARCHIVING: Final = ("tests/archive/test_write.py",)
+_RECEIPTS: Final = ("tests/archive/test_receipts.py",)
 _LOG_READS: Final = ("tests/broker/test_log_reads.py",)
 _READING: Final = ("tests/spark/test_reading.py",)
 
@@ -44,7 +44,7 @@ OF_HISTORY: Final = (
                 "    yield Run(open_data_directory(source), files, lock)"
             ),
         ),
-        ("tests/history/test_archive_run.py",),
+        ("tests/archive/test_archive_run.py",),
     ),
     Mutant(
         "let the copies of a run that has ended go no further",
@@ -89,7 +89,7 @@ OF_HISTORY: Final = (
         "take no receipt for a segment that has gone on",
         "Receipt.covers",
         always("self.end >= end"),
-        ("tests/storage/test_receipt.py", *_RECEIPTS),
+        ("tests/storage/message_log/test_archive_receipt.py", *_RECEIPTS),
     ),
     Mutant(
         "let an archive in HDFS be claimed by one run only",
@@ -125,13 +125,13 @@ OF_HISTORY: Final = (
             "held is not None and (not held.is_gone()) and (self._clock() - renewed_us < LAPSE_US)",
             "held is not None and False",
         ),
-        ("tests/history/test_archive_lock.py",),
+        ("tests/archive/test_lock.py",),
     ),
     Mutant(
         "take an index for one up to the end of its segment only",
         "index_pieces",
         always("header.covered >= end"),
-        ("tests/history/test_segments.py",),
+        ("tests/archive/test_segments.py",),
     ),
     Mutant(
         "read what may be of a time where not all batches are looked at",
@@ -143,7 +143,7 @@ OF_HISTORY: Final = (
         "leave what a broker is writing",
         "_Partition._scanned",
         never("not sealed"),
-        ("tests/history/test_data_directory.py",),
+        ("tests/archive/test_data_directory.py",),
     ),
     Mutant(
         "keep no more of a large segment in memory than of a small one",
@@ -191,7 +191,7 @@ OF_HISTORY: Final = (
         "take no list of batches that was damaged on its way",
         "log_reader:_checked",
         never("wire.unpack_meta(frame.meta).get('crc') != crc32c(frame.payload)"),
-        ("tests/net/test_log_reading.py",),
+        ("tests/net/client/test_log_reader.py",),
     ),
     Mutant(
         "let a stream say what was removed before it was read",

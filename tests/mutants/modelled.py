@@ -57,7 +57,7 @@ MODELLED: Final = (
         "keep in the checkpoint what a seek has dropped",
         "Ledger.drop_held",
         skip("self._changed = True"),
-        ("tests/broker/test_ledger.py",),
+        ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "count takeovers in a row only while something is held",
@@ -69,7 +69,7 @@ MODELLED: Final = (
         "count no lapse of one among several",
         "Returning.lapse",
         instead("member.alone and member.held.count == 1 and (member.held.pulls[-1].total == 1)", "member.alone"),
-        ("tests/broker/test_ledger.py",),
+        ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "count all that is skipped before any is passed",
@@ -81,7 +81,7 @@ MODELLED: Final = (
                 ("group.skipped += self._count(following, partition, row)\nself._pass_rows(following, partition, row)"),
             ),
         ),
-        ("tests/broker/test_most_once.py",),
+        ("tests/broker/delivery/test_at_most_once.py",),
     ),
     Mutant(
         "deliver nothing before its time",
@@ -93,6 +93,6 @@ MODELLED: Final = (
         "begin a broadcast's member at the end",
         "Subscriptions.join",
         never("command.mode == BROADCAST"),
-        ("tests/broker/test_modes.py",),
+        ("tests/broker/groups/test_settings_modes.py",),
     ),
 )

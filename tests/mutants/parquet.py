@@ -20,7 +20,7 @@ OF_PARQUET: Final = (
             "not files.claim(path_of(table.number), changes if changes is not None else table.pack())",
             "files.write(path_of(table.number), changes if changes is not None else table.pack())",
         ),
-        ("tests/history/test_file_table.py",),
+        ("tests/archive/test_file_table.py",),
     ),
     Mutant(
         "keep the table that is being read",
@@ -29,7 +29,7 @@ OF_PARQUET: Final = (
             "{table.number, table.number - 1, before.number if before is not None else 0}",
             "{table.number, before.number if before is not None else 0}",
         ),
-        ("tests/history/test_file_table.py",),
+        ("tests/archive/test_file_table.py",),
     ),
     Mutant(
         "write nothing twice",
@@ -115,18 +115,18 @@ OF_PARQUET: Final = (
         "say what a restore cannot bring",
         "only_in_files",
         instead("segment.end > ends.get(segment.key, 0)", "segment.key not in ends"),
-        ("tests/history/test_file_table.py",),
+        ("tests/archive/test_file_table.py",),
     ),
     Mutant(
         "keep twice what tables rest on",
         "commit",
         skip("_write_second(files, before)"),
-        ("tests/history/test_file_table.py",),
+        ("tests/archive/test_file_table.py",),
     ),
     Mutant(
         "write all anew where a base was lost",
         "file_table:_read",
         instead("replace(second.changed(table, gone), base=None)", "second.changed(table, gone)"),
-        ("tests/history/test_file_table.py",),
+        ("tests/archive/test_file_table.py",),
     ),
 )

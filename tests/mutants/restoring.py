@@ -7,10 +7,10 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_BROKER: Final = ("tests/broker/test_restores.py",)
-_RUN: Final = ("tests/restoring/test_target.py", "tests/restoring/test_run.py", "tests/faults/test_restore_kills.py")
-_FORMS: Final = ("tests/restoring/test_forms.py", "tests/restoring/test_parquet.py")
-_READING: Final = ("tests/restoring/test_reading.py",)
+_BROKER: Final = ("tests/broker/transfer/test_restore.py",)
+_RUN: Final = ("tests/restore/test_target.py", "tests/restore/test_run.py", "tests/faults/test_restore_kills.py")
+_FORMS: Final = ("tests/restore/test_forms.py", "tests/restore/test_parquet.py")
+_READING: Final = ("tests/restore/test_read.py",)
 
 OF_RESTORES: Final = (
     Mutant(
@@ -145,12 +145,12 @@ OF_RESTORES: Final = (
         "compare positions as whole numbers",
         "_by_place",
         instead("np.uint64(messages.end)", "messages.end"),
-        ("tests/broker/test_ranges.py",),
+        ("tests/broker/groups/test_message_ranges.py",),
     ),
     Mutant(
         "renew the lock while a broker or the archive takes long",
         "_renewing",
         skip("lock.renew()"),
-        ("tests/restoring/test_run.py",),
+        ("tests/restore/test_run.py",),
     ),
 )

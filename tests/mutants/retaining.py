@@ -7,8 +7,8 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_RETENTION: Final = ("tests/broker/test_retention.py",)
-_FORWARDING: Final = ("tests/broker/test_forwarding.py",)
+_RETENTION: Final = ("tests/broker/retention/test_retention.py",)
+_FORWARDING: Final = ("tests/broker/retention/test_carry_forward.py",)
 _TURNS: Final = ("tests/broker/test_retention_turns.py",)
 
 OF_RETENTION: Final = (
@@ -88,7 +88,7 @@ OF_RETENTION: Final = (
         "give no sequence again that was dropped",
         "_Opening._replay_sequences",
         instead("raised + identity.dropped_end if claims is None else raised", "raised"),
-        ("tests/storage/test_dropping.py",),
+        ("tests/storage/message_log/test_drop.py",),
     ),
     Mutant(
         "move groups past a segment without waiting for the disk",

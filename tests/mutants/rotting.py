@@ -7,10 +7,10 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_PULL_LOG: Final = ("tests/storage/test_pull_log.py",)
-_REWIND: Final = ("tests/broker/test_rewind.py",)
-_SCHEDULE: Final = ("tests/storage/test_runs.py",)
-_SCRUB: Final = ("tests/storage/test_scrub_groups.py",)
+_PULL_LOG: Final = ("tests/storage/pull_log/test_log.py",)
+_REWIND: Final = ("tests/broker/startup/test_rewind.py",)
+_SCHEDULE: Final = ("tests/storage/error_log/test_sorted_runs.py",)
+_SCRUB: Final = ("tests/storage/verify/test_scrub_groups.py",)
 
 ROTTING: Final = (
     Mutant(
@@ -119,6 +119,6 @@ ROTTING: Final = (
         "start without a checkpoint that makes no sense",
         "taken_over",
         instead("_SENSELESS", "ZeroDivisionError"),
-        ("tests/broker/test_kept.py",),
+        ("tests/broker/startup/test_checkpoint.py",),
     ),
 )

@@ -26,25 +26,25 @@ OF_GROUPS: Final = (
         instead(
             "np.maximum(ends - firsts, 0).sum() - np.maximum(high - low, 0).sum()", "np.maximum(ends - firsts, 0).sum()"
         ),
-        ("tests/storage/test_subjects.py",),
+        ("tests/storage/meta/test_subjects.py",),
     ),
     Mutant(
         "name the brokers that a list lacks",
         "Listing.begin",
         instead("missed", "[]", at=2),
-        ("tests/net/test_listing.py",),
+        ("tests/net/client/test_admin.py",),
     ),
     Mutant(
         "name a broker that goes while a list is read",
         "Listing.page",
         skip("self.lacks([*self.missed, str(link.address)])"),
-        ("tests/net/test_listing.py",),
+        ("tests/net/client/test_admin.py",),
     ),
     Mutant(
         "do nothing to all where nobody can be asked",
         "confirm",
         never("not can_ask()"),
-        ("tests/cli/test_asking.py",),
+        ("tests/cli/common/test_confirm.py",),
     ),
     Mutant(
         "take no ids for none of the dead letters",
@@ -60,12 +60,12 @@ OF_GROUPS: Final = (
                 "    raise click.UsageError(f'give the IDS of the dead letters to {action}, or --all')"
             ),
         ),
-        ("tests/cli/test_asking.py",),
+        ("tests/cli/common/test_confirm.py",),
     ),
     Mutant(
         "keep sockets off the standard descriptors",
         "prepare_streams",
         skip("os.open(os.devnull, flags)"),
-        ("tests/cli/test_streams.py",),
+        ("tests/cli/common/test_streams.py",),
     ),
 )

@@ -24,7 +24,7 @@ OF_ANSWERS: Final = (
         "leave no acknowledgement of a thread behind",
         "Crossing._take",
         skip("self._due = False"),
-        ("tests/net/test_crossing.py",),
+        ("tests/net/client/consumer/test_acks.py",),
     ),
     Mutant(
         "take no flipped bit for another durability",

@@ -7,8 +7,8 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_SHARING: Final = ("tests/broker/test_sharing.py",)
-_LEAVING: Final = ("tests/broker/test_leaving.py",)
+_SHARING: Final = ("tests/broker/delivery/test_eligibility.py",)
+_LEAVING: Final = ("tests/broker/groups/test_membership_leaving.py",)
 _COLD: Final = ("tests/broker/test_cold_reads.py",)
 
 OF_SHARING: Final = (
@@ -16,13 +16,13 @@ OF_SHARING: Final = (
         "ask again what is in memory",
         "AtHand._finds",
         instead("now_us < self._found_until_us", "self._found_until_us"),
-        ("tests/storage/test_at_hand.py",),
+        ("tests/storage/message_log/test_page_cache.py",),
     ),
     Mutant(
         "take no more for found than was in memory",
         "AtHand._finds",
         never("found_end < end"),
-        (*_COLD, "tests/storage/test_at_hand.py"),
+        (*_COLD, "tests/storage/message_log/test_page_cache.py"),
     ),
     Mutant(
         "hand out again to who follows it",
@@ -70,13 +70,13 @@ OF_SHARING: Final = (
         "take back some of what is overdue in each turn",
         "Overdue._take_back",
         instead("min(over[-1].first + over[-1].total, held.end_of_first(most))", "over[-1].first + over[-1].total"),
-        ("tests/broker/test_overdue.py",),
+        ("tests/broker/delivery/test_ack_deadline.py",),
     ),
     Mutant(
         "hand out named dead letters again in parts",
         "_Work.next_some",
         instead("(self.named[start:self.done], self.done < len(self.named))", "(self.named[start:], False)"),
-        ("tests/broker/test_reviving.py",),
+        ("tests/broker/error_log/test_reviving.py",),
     ),
     Mutant(
         "read beside the loop where a group is to go on",
@@ -88,7 +88,7 @@ OF_SHARING: Final = (
         "read beside the loop what is to be cancelled",
         "DelayReading.batch",
         never("self._is_looking"),
-        ("tests/broker/test_delay_reading.py",),
+        ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(
         "keep each message's time of creation",
@@ -100,18 +100,18 @@ OF_SHARING: Final = (
         "schedule again what is joined and could not be stored",
         "Delaying._deliver",
         instead("(*joining.parts, *left)", "left"),
-        ("tests/broker/test_due_batches.py",),
+        ("tests/broker/delay/test_due_batches.py",),
     ),
     Mutant(
         "look at a few groups in one turn",
         "Members.tick",
         instead("MOST_LOOKS", "1 << 30"),
-        ("tests/broker/test_members.py",),
+        ("tests/broker/groups/test_membership.py",),
     ),
     Mutant(
         "read a few blocks of retries at once",
         "Schedule.pop",
         always("self._blocks_read < until"),
-        ("tests/storage/test_schedule.py",),
+        ("tests/storage/error_log/test_timer_queue.py",),
     ),
 )

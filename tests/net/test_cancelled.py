@@ -21,10 +21,10 @@ from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from tests.broker_process import broker_process
+from tests.net.client.consumer.test_pull import batch
 from tests.net.scripted import STORE, Peer, scripted_broker
 from tests.net.several import PATIENCE_S, several, until
 from tests.net.stepping import CancelledAt, run, run_turns
-from tests.net.test_pulling import batch
 
 
 async def holding_three(client: qmq.Client, peer: Peer, **options: Any) -> tuple[qmq.Consumer, list[qmq.Message]]:

@@ -19,8 +19,8 @@ from qmq.net.client.consumer.in_flight import Verdict
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from tests.broker_process import running_broker
+from tests.net.client.consumer.test_pull import Subscribed, batch, subscribed
 from tests.net.scripted import PATIENCE_S, backs_of
-from tests.net.test_pulling import Subscribed, batch, subscribed
 
 
 @asynccontextmanager

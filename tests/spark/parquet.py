@@ -17,8 +17,8 @@ from qmq_spark.parquet.archive import ArchivedTables, archive_parquet
 from qmq_spark.parquet.read import FileDamage, PieceReader, plan_files
 from qmq_spark.read import Wanted
 from qmq_spark.schema import SCHEMA
-from tests.history.archives import NOW_US
-from tests.history.orders import SUBJECTS, Row, run_of
+from tests.archive.archives import NOW_US
+from tests.archive.orders import SUBJECTS, Row, run_of
 from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store
 

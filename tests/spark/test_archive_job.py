@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from qmq_spark import archive_job
+from tests.archive.orders import rows_in, write_orders
 from tests.hdfs.cluster import Cluster
-from tests.history.orders import rows_in, write_orders
 from tests.spark.session import environment_of, settings_of
 
 

@@ -14,8 +14,8 @@ from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of
 from qmq_spark.plan import Source, open_source
-from tests.history.archives import archive
-from tests.history.orders import write_orders
+from tests.archive.archives import archive
+from tests.archive.orders import write_orders
 
 WHOSE = (b"store!", 3)
 

@@ -23,9 +23,9 @@ from qmq.format.build import RunContent, make_header
 from qmq_spark.parquet import archive as parquet_archiving
 from qmq_spark.parquet import files as parquet_files
 from qmq_spark.parquet.archive import archive_parquet
-from tests.history.archives import GONE, NOW_US, SlowDisk, files_in
-from tests.history.mortal import Killed, MortalDisk
-from tests.history.orders import rows_in
+from tests.archive.archives import GONE, NOW_US, SlowDisk, files_in
+from tests.archive.mortal import Killed, MortalDisk
+from tests.archive.orders import rows_in
 from tests.spark.parquet import DAY_US, archive, files_of, read, table_of, write_days
 from tests.storage.disks import HastyDisk
 from tests.storage.faults import FaultyDisk

@@ -12,9 +12,9 @@ import pytest
 from qmq.archive.file_table import FileTable, ListedFile
 from qmq_spark.parquet import merge
 from qmq_spark.parquet.merge import MERGED, SIZES, groups_of
-from tests.history.archives import GONE
-from tests.history.mortal import Killed, MortalDisk
-from tests.history.orders import rows_in
+from tests.archive.archives import GONE
+from tests.archive.mortal import Killed, MortalDisk
+from tests.archive.orders import rows_in
 from tests.spark.parquet import archive, files_of, read, table_of, write_days
 from tests.storage.disks import HastyDisk
 

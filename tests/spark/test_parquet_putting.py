@@ -14,7 +14,7 @@ from qmq.errors import StorageFailed
 from qmq_spark.parquet.files import ParquetFile
 from qmq_spark.parquet.put import give_names, put, unfinished
 from qmq_spark.schema import SCHEMA
-from tests.history.archives import NOW_US
+from tests.archive.archives import NOW_US
 
 PATH = "parquet/date=2026-01-01/only_subject=a/run-0-0.parquet"
 

@@ -13,8 +13,8 @@ from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.plan import SourceView, open_source, plan
 from qmq_spark.read import Wanted
-from tests.history.archives import archive
-from tests.history.orders import rows_in, write_orders
+from tests.archive.archives import archive
+from tests.archive.orders import rows_in, write_orders
 from tests.spark import parquet
 from tests.spark.parquet import write_days
 from tests.spark.reads import read

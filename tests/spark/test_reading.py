@@ -14,9 +14,9 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark import read as reading
 from qmq_spark.plan import open_source
 from qmq_spark.read import Damage, Stretch, StretchReader, Wanted
+from tests.archive.archives import large_index
+from tests.archive.orders import rows_in, time_of, write_orders
 from tests.broker.harness import PRODUCER, START_US, Driven
-from tests.history.archives import large_index
-from tests.history.orders import rows_in, time_of, write_orders
 from tests.spark.reads import SCHEMA, read, schema_of
 from tests.storage.stores import NOW_US, Sent, damage, segment_files
 

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import qmq_spark
 from qmq_spark.options import COLUMNS
-from tests.history.archives import archive
-from tests.history.orders import Row, rows_in, write_orders
+from tests.archive.archives import archive
+from tests.archive.orders import Row, rows_in, write_orders
 from tests.storage.stores import Sender, Sent, close_cleanly, damage, open_store
 
 

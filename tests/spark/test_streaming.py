@@ -20,9 +20,9 @@ import qmq
 from qmq.errors import BadBytes
 from qmq_spark.options import read_options
 from qmq_spark.stream import Offset, QmqStreamReader
+from tests.archive.archives import archive
+from tests.archive.orders import Row, rows_in, time_of, write_orders
 from tests.broker_process import broker_process
-from tests.history.archives import archive
-from tests.history.orders import Row, rows_in, time_of, write_orders
 from tests.spark.session import environment_of
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files
 

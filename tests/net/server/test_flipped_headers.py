@@ -16,7 +16,7 @@ from qmq.net.client.consumer.nacks import packed
 from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from qmq.net.server.requests import decode_request
-from tests.broker.test_restores import RUN, frame_of
+from tests.broker.transfer.test_restore import RUN, frame_of
 from tests.net.frames import batch, frame
 
 REQUEST: Final = 7

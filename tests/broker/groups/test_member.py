@@ -1,0 +1,64 @@
+"""Who the consumers of a group are: by number and by name, and who is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.groups.member import Consumers
+from qmq.broker.journal.record_types import Leaving
+from qmq.errors import Fenced, TooManyConsumers
+from tests.broker.groups.test_group_state import Driven
+
+
+def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.groups.member.MAX_CONSUMERS", 3)
+    driven = Driven(tmp_path)
+    _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
+    with pytest.raises(TooManyConsumers, match="are there, the most it may have"):
+        driven.ledger.join("d", b"1", transient=False, now_us=0)
+    driven.ledger.leave(b, Leaving.LEFT, 1)
+    driven.ledger.join("d", b"1", transient=False, now_us=2)
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+    with pytest.raises(Fenced):
+        driven.ledger.member(b.number, b.incarnation)
+    driven.restart()
+    assert list(driven.ledger.by_name) == ["a", "c", "d"]
+
+
+def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing() -> None:
+    consumers = Consumers()
+    leaving = consumers.make("a", False, 7)
+    leaving.incarnation, leaving.closed = 4, False
+    leaving.held.skip_to(100)
+    following = consumers.follow_on(leaving)
+    assert (following.number, following.incarnation, following.since_us) == (2, 4, 7)
+    assert (following.held.next_sequence, following.held.count) == (100, 0)
+    assert consumers.by_name["a"] is following
+    consumers.forget(leaving)
+    assert consumers.by_name == {"a": following}
+    assert list(consumers.by_number) == [2]
+    again = Consumers()
+    again.restore(consumers.packed(), consumers.next_number)
+    assert again.next_number == 3
+    assert again.packed() == consumers.packed()
+
+
+def test_only_who_is_there_as_that_incarnation_may_call() -> None:
+    consumers = Consumers()
+    member = consumers.make("a", False, 0)
+    member.incarnation = 2
+    with pytest.raises(Fenced, match="consumer 'a' is incarnation 2 now, not 1"):
+        consumers.caller(member.number, 1)
+    for closed, leaving in ((True, 0), (False, 1)):
+        member.closed, member.leaving = closed, leaving
+        with pytest.raises(Fenced, match="consumer 'a' is not there any more: it left"):
+            consumers.caller(member.number, 2)
+    member.closed, member.leaving = False, 0
+    assert consumers.caller(member.number, 2) is member
+    with pytest.raises(Fenced, match="nobody now, not 1"):
+        consumers.caller(9, 1)
+    assert consumers.there(9) is None

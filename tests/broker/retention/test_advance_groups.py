@@ -1,0 +1,59 @@
+"""How many messages a group misses that is moved past a segment, for whatever it follows and however far it is."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.delivery.serve import waits
+from qmq.broker.retention.advance_groups import Moving
+from qmq.broker.retention.references import Target
+from qmq.storage.store import stretches_of
+from tests.broker.harness import Driven
+from tests.broker.retention.test_retention import numbers
+from tests.broker.test_consuming import Consumer
+
+FOLLOWS = (("",), ("a.",), ("a.x",), ("a.x", "b"), ("", "a.y"), ("a.", "a.x"))
+
+
+@pytest.mark.parametrize("follows", FOLLOWS)
+@pytest.mark.parametrize("start", ["first", "time", "sequence"])
+def test_it_is_what_it_would_have_been_given(tmp_path: Path, follows: tuple[str, ...], start: str) -> None:
+    rng = random.Random(str(follows) + start)
+    driven = Driven(tmp_path, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
+    for number in range(60):
+        driven.advance(1)
+        driven.send(rng.choice(("a.x", "a.y", "b")), (b"%d " % number).ljust(rng.choice((10, 600)), b"."))
+    driven.checkpoint()
+    base, end = driven.store.removable(0)[0]
+    rows = driven.store.old_segment(0, base).rows()
+    inside = int(rows["stored_at_us"][len(rows) // 2])
+    begin = {"first": None, "time": ("time", inside), "sequence": ("sequence", 3)}[start]
+    for pulled in (0, 1, 4, 9):
+        group = driven.broker._delivery.subscriptions.groups.get("g")
+        if group is not None:
+            driven.broker._changes.delete(group)
+        consumer = Consumer(driven, "c", *follows, nonce=b"%d" % pulled, start=begin)
+        given = set(numbers(consumer.pull(pulled))) if pulled else set()
+        all_of_it = set[int]()
+        group = driven.broker._delivery.subscriptions.groups["g"]
+        had = stretches_of(rows)
+        driven.store.leave(0, base, had)
+        moving = Moving(driven.store, Target(0, base, end, had), rows)
+        with waits(driven.store):
+            skipped = moving.move(group)
+            assert moving.move(group) == 0, "once"
+        assert group.skipped == skipped
+        while some := numbers(consumer.pull(100)):
+            all_of_it |= set(some)
+        driven.store.stay()
+        driven.broker._changes.delete(group)
+        free = Consumer(driven, "d", *follows, nonce=b"free%d" % pulled, start=begin)
+        wanted = set[int]()
+        while some := numbers(free.pull(100)):
+            wanted |= set(some)
+        assert all_of_it | given <= wanted
+        assert skipped == len(wanted - all_of_it - given), (pulled, sorted(wanted - all_of_it - given))
+    driven.close()

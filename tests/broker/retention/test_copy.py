@@ -1,0 +1,78 @@
+"""Ranges of messages found in a segment's own rows: the same that the broker finds, for parts of any size."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker.error_log.error_log import Retry
+from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.groups.message_ranges import prefix_of
+from qmq.broker.retention.copy import Asked, Copy, Copying, Lost
+from qmq.broker.retention.references import FoundLetter, Target
+from qmq.format.batch import parse_header
+from qmq.format.pieces import stored_runs
+from qmq.storage.store import stretches_of
+from tests.broker.harness import Driven
+from tests.broker.retention.test_carry_forward import named
+
+
+@pytest.mark.parametrize("follows", [("a.",), ("",), ("a.x",), ("b", "a.y")])
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
+    tmp_path: Path, follows: tuple[str, ...], seed: int
+) -> None:
+    rng = random.Random(seed)
+    driven = Driven(tmp_path, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
+    for number in range(120):
+        contents: dict[str, Any] = {
+            name: [b"%d%d" % (number, at) + bytes(rng.choice((1, 90))) for at in range(rng.randrange(1, 5))]
+            for name in rng.sample(("a.x", "a.y", "b", "c"), rng.randrange(1, 4))
+        }
+        driven.do(driven.send_command(contents))
+    driven.checkpoint()
+    driven.subscribe(*follows)
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    command = driven.pull_command(1, max_count=rng.randrange(100, 400))
+    driven.do(command)
+    assert group.ledger is not None
+    (member,) = group.ledger.members.values()
+    ranges = [one.messages for pull in member.held.pulls for one in pull.ranges]
+    base, end = driven.store.sealed(0)[0]
+    old = driven.store.old_segment(0, base)
+    target = Target(0, base, end, stretches_of(old.rows()))
+    driven.store.may_wait(True)
+    cut = [part for one in ranges for part in _cut(rng, one) if target.touches(part)]
+    assert cut
+    asked = [Asked(FoundLetter(Retry(1, 1, one, 1, 0, False, 0, 0, 1, "")), _matches(driven, one)) for one in cut]
+    copying = Copying(old, target, driven.store.sealed(0)[1].base, "g", asked)
+    assert not copying.step()
+    for (found, pieces), messages in zip(copying.made, cut, strict=True):
+        assert found.messages == messages
+        got = list[tuple[str, bytes]]()
+        for piece in pieces:
+            assert not isinstance(piece, Lost)
+            if isinstance(piece, Copy):
+                (run,) = stored_runs(memoryview(piece.batch), parse_header(memoryview(piece.batch)))
+                got += [(str(run.id(at)), run.body(at)) for at in range(piece.messages)]
+            else:
+                assert not target.touches(piece)
+                got += [(name, body) for name, _, body in named(driven, group, piece)]
+        assert got == [(name, body) for name, _, body in named(driven, group, messages)]
+    driven.store.may_wait(False)
+    driven.close()
+
+
+def _cut(rng: random.Random, messages: MessageRange) -> list[MessageRange]:
+    places = sorted({0, messages.total, *(rng.randrange(messages.total) for _ in range(3))})
+    return [messages.part(start, end) for start, end in pairwise(places)]
+
+
+def _matches(driven: Driven, messages: MessageRange) -> Any:
+    group = driven.broker._delivery.subscriptions.groups["g"]
+    following = group.following(prefix_of(messages)) if prefix_of(messages) else None
+    return None if following is None else following.matches(driven.store)

@@ -1,0 +1,198 @@
+"""Consumers, as programs use them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import qmq
+from qmq.format.pieces import read_answer
+from qmq.format.run import Run
+from qmq.net.client.consumer import prefetch
+from qmq.net.client.consumer.consumer import Feed
+from qmq.net.client.consumer.message import Message
+from qmq.net.client.consumer.pull import Puller
+from tests.broker_process import broker_process, running_broker
+from tests.net.client.consumer.test_pull import batch, bodies, subscribed
+from tests.net.scripted import stored_batch
+
+
+async def test_async_for_hands_out_message_after_message() -> None:
+    async with subscribed() as s:
+        came: list[bytes] = []
+
+        async def follow() -> None:
+            async for message in s.consumer:
+                came.append(message.body)
+                if len(came) == 3:
+                    break
+
+        following = asyncio.ensure_future(follow())
+        for number in (0, 1):
+            request, _ = await s.peer.pulled()
+            s.peer.messages(request, batch(b"%d" % number, b"x", at=number))
+        await following
+        assert came == [b"0", b"x", b"1"]
+        # What the loop was left before comes first.
+        assert bodies(await s.consumer.pull()) == [b"x"]
+
+
+async def test_pull_batch_also_begins_with_what_a_loop_left() -> None:
+    async with subscribed() as s:
+        following = asyncio.ensure_future(anext(aiter(s.consumer)))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1", b"2", b"3"))
+        assert (await following).body == b"1"
+        taken = await s.consumer.pull_batch(1)
+        assert taken.bodies == [b"2"]
+        assert [message.sequence for message in await s.consumer.pull()] == [2]
+
+
+class Bringing(Puller):
+    """Brings as many messages as are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.holder = None
+
+    async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
+        self.asked.append(max_count)
+        return read_answer(memoryview(stored_batch({"a": [b""] * max_count})))[0]
+
+
+async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    puller = Bringing()
+    feed = Feed(puller, Message)
+    now = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    for _ in range(8):
+        await feed.refill()
+        list(feed.ready)
+        now += 0.001
+    assert puller.asked == [16, 32, 64, 128, 256, 512, 1_024, 2_048]
+    now += 20.48  # 10 ms a message
+    await feed.refill()
+    list(feed.ready)
+    assert puller.asked[-1] in (9, 10)
+    now += 100
+    await feed.refill()
+    assert puller.asked[-1] == 1
+    for _ in range(40):
+        list(feed.ready)
+        await feed.refill()
+    assert max(puller.asked) == prefetch.MOST
+
+
+async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Whole(Bringing):
+        """Brings whole batches of 100, as many as fit."""
+
+        async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
+            self.asked.append(max_count)
+            count = max_count if max_count < 100 else max_count // 100 * 100
+            return read_answer(memoryview(stored_batch({"a": [b""] * count})))[0]
+
+    puller = Whole()
+    feed = Feed(puller, Message)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
+    for _ in range(12):
+        await feed.refill()
+        list(feed.ready)
+    assert puller.asked[-1] == 32_768
+
+
+async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
+    puller = Bringing()
+    feed = Feed(puller, Message)
+    await feed.refill()
+    await feed.refill()
+    assert len(list(feed.ready)) == sum(puller.asked)
+
+
+# --- a real broker ---------------------------------------------------------------------------------------------------
+
+
+async def test_consumers_of_a_group_share_and_each_message_comes_once(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url, durability="append") as client:
+        came: list[list[bytes]] = [[], [], []]
+        every = [b"%d" % number for number in range(600)]
+        done = asyncio.Event()
+
+        async def work(number: int) -> None:
+            async with client.subscribe("a.", group="g", consumer=f"c{number}") as consumer:
+                async for message in consumer:
+                    message.ack()
+                    came[number].append(message.body)
+                    if sum(map(len, came)) == len(every):
+                        done.set()
+
+        working = [asyncio.ensure_future(work(number)) for number in range(3)]
+        for body in every:
+            await client.send(f"a.{len(body)}", body)
+        async with asyncio.timeout(60):
+            await done.wait()
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        assert sorted(body for part in came for body in part) == sorted(every)
+        assert all(came)
+        async with client.subscribe("a.", group="g") as consumer:
+            assert await consumer.pull(timeout=0.02) == []
+
+
+async def test_starts_of_a_follower(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        receipts = [await client.send("a", b"%d" % number) for number in range(5)]
+        for start, wanted in (
+            ("first", [b"0", b"1", b"2", b"3", b"4"]),
+            (receipts[2].stored_at, [b"2", b"3", b"4"]),
+            (3, [b"3", b"4"]),
+            ("last", []),
+            (None, []),
+        ):
+            async with client.subscribe("a", start=start) as consumer:  # type: ignore[arg-type]
+                came: list[bytes] = []
+                while messages := await consumer.pull(timeout=0):
+                    came += bodies(messages)
+                assert came == wanted, start
+
+
+async def test_a_cancelled_pull_loses_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url, durability="append") as client:
+        async with client.subscribe("a", group="g", start="first") as consumer:
+            came: list[bytes] = []
+            for number in range(50):
+                pulling = asyncio.ensure_future(consumer.pull())
+                await asyncio.sleep(0)
+                sending = asyncio.ensure_future(client.send("a", b"%d" % number))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                pulling.cancel()
+                try:
+                    came += bodies(await pulling)
+                except asyncio.CancelledError:
+                    pass
+                await sending
+            while messages := await consumer.pull(timeout=0):
+                came += bodies(messages)
+        assert came == [b"%d" % number for number in range(50)]
+
+
+@pytest.mark.parametrize("prefixes", [("",), ("a.x", "b.")])
+async def test_a_follower_misses_and_doubles_nothing_over_kills(tmp_path: Path, prefixes: tuple[str, ...]) -> None:
+    with broker_process(tmp_path / "data") as broker:
+        async with qmq.connect(broker.url, durability="append") as client, client.subscribe(*prefixes) as consumer:
+            came: list[bytes] = []
+            for stretch in range(3):
+                sent = [b"%d %d" % (stretch, number) for number in range(400)]
+                await asyncio.gather(
+                    *(client.send("a.x" if number % 3 else "b.y", body) for number, body in enumerate(sent))
+                )
+                wanted = len(came) + (200 if stretch < 2 else 400) + (200 if stretch else 0)
+                while len(came) < wanted:
+                    came += bodies(await consumer.pull(wanted - len(came)))
+                broker.kill()
+                broker.start()
+        assert sorted(came) == sorted(b"%d %d" % (stretch, number) for stretch in range(3) for number in range(400))

@@ -1,0 +1,101 @@
+"""What a loop takes and has not come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from qmq.errors import Fenced
+from qmq.net.client.consumer import consumer as feed_module
+from qmq.net.client.consumer import pull as pulling_module
+from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.prefetch import Prefetch
+from qmq.net.protocol.frames import Kind
+from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subscribed
+from tests.net.scripted import Peer, backs_of
+
+
+async def released(peer: Peer) -> tuple[int, int]:
+    """The next frame, which hands messages back unstarted: their pull sequences."""
+    frame = await peer.frame(Kind.HAND_BACK)
+    (back,) = backs_of(frame)
+    assert back.verdict == Verdict.RELEASE
+    peer.answer(Kind.HANDED_BACK, frame.request)
+    return back.start, back.end
+
+
+@asynccontextmanager
+async def looping(count: int) -> AsyncIterator[tuple[Subscribed, asyncio.Queue[bytes], asyncio.Event]]:
+    """A loop over a group's messages that handles each when it may; it has taken *count* and is at the first."""
+    async with subscribed(group="g") as s:
+        came, may_go_on = asyncio.Queue[bytes](), asyncio.Event()
+
+        async def work() -> None:
+            async for message in s.consumer:
+                async with message:
+                    came.put_nowait(message.body)
+                    await may_go_on.wait()
+
+        working = asyncio.ensure_future(work())
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(*(b"%d" % number for number in range(count))))
+        assert await came.get() == b"0"
+        yield s, came, may_go_on
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
+    monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 600)
+    monkeypatch.setattr(Prefetch, "wanted", lambda self, now: 4)  # as after many that were handled fast
+    async with looping(4) as (s, came, may_go_on):
+        assert await released(s.peer) == (1, 4)
+        may_go_on.set()
+        request, _ = await acked_then_pulled(s.peer)
+        s.peer.messages(request, batch(b"4", at=1))
+        assert await came.get() == b"4"
+
+
+async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
+    """The next frames: an acknowledgement, and a pull."""
+    await peer.frame(Kind.ACK)
+    return await peer.pulled()
+
+
+async def test_what_is_not_held_any_more_does_not_come() -> None:
+    async with looping(4) as (s, came, _):
+        holder = s.consumer._puller.holders[0]
+        holder.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
+        await s.peer.subscribed()
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"again", at=1))
+        assert await came.get() == b"again"
+
+
+async def test_what_a_cancelled_pull_brings_is_handed_back_when_no_pull_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 0.02)
+    async with subscribed(group="g") as s:
+        pulling = asyncio.ensure_future(s.consumer.pull(5))
+        request, _ = await s.peer.pulled()
+        pulling.cancel()
+        await s.peer.frame(Kind.WITHDRAW)
+        s.peer.messages(request, batch(b"1", b"2", b"3"))
+        assert await released(s.peer) == (0, 3)
+        pulling = asyncio.ensure_future(s.consumer.pull(5))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"4", at=1))
+        assert bodies(await pulling) == [b"4"]
+
+
+async def test_what_a_loop_was_left_before_is_handed_back_when_no_pull_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
+    async with subscribed(group="g") as s:
+        following = asyncio.ensure_future(anext(aiter(s.consumer)))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, batch(b"1", b"2", b"3"))
+        assert (await following).body == b"1"
+        assert await released(s.peer) == (1, 3)

@@ -1,0 +1,327 @@
+"""Messages on their way into batches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qmq.errors import InvalidName, MessageTooLarge, QueueFull
+from qmq.format.batch import BatchLimits, check_batch
+from qmq.format.build import NO_HEADER, make_header
+from qmq.net.client.producer.accumulator import BATCH_BYTES, Gathering, SendLimits
+from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, Outgoing
+from tests.net.client.producer.test_batch import Waiting
+
+
+def gathering(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: SendLimits | None = None) -> Gathering:
+    made = Gathering(True, linger, max_queued_bytes)
+    made.set_limits(limits or SendLimits())
+    return made
+
+
+def nowait(into: Gathering, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
+    """As Client.send_nowait does it, short cut and all."""
+    place = into.plain.get(subject)
+    if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
+        into.room -= len(body) + MESSAGE_OVERHEAD
+        place[0].append(body)
+        into.ticket += 1
+        place[1].append(into.ticket)
+        return into.ticket
+    if place is None and flush and (ticket := into.add_single(subject, body)):
+        return ticket
+    into.check_nowait(subject, len(body), 0)
+    return into.add_nowait(subject, body, NO_HEADER, flush, now)
+
+
+def contents(batch: Outgoing) -> dict[str, list[bytes]]:
+    found = {}
+    for subject, run in batch.runs.items():
+        assert run is not None
+        found[subject] = [run] if isinstance(run, bytes) else list(run.bodies)
+    return found
+
+
+def all_batches(of: Gathering) -> list[Outgoing]:
+    batches = []
+    while (batch := of.take(0.0, hurry=True)) is not None:
+        batches.append(batch)
+    return batches
+
+
+def test_messages_gather_by_subject_in_their_order() -> None:
+    g = gathering()
+    tickets = [nowait(g, subject, body) for subject, body in [("a", b"1"), ("b", b"2"), ("a", b"3")]]
+    waiting = Waiting()
+    g.add("a", b"4", make_header("k"), True, waiting, 0.0)
+    assert tickets == [1, 2, 3]
+    (batch,) = all_batches(g)
+    assert contents(batch) == {"a": [b"1", b"3", b"4"], "b": [b"2"]}
+    assert batch.runs["a"].all_tickets() == [1, 3]
+    assert batch.waiters == [(batch.runs["a"], 2, 0, waiting)]
+    assert not g.has_any()
+
+
+def test_a_batch_never_mixes_durabilities_and_a_subject_keeps_its_order() -> None:
+    g = gathering()
+    for number, flush in enumerate([True, True, False, True]):
+        nowait(g, "a", b"%d" % number, flush)
+        nowait(g, f"other{flush}", b"%d" % number, flush)
+    batches = all_batches(g)
+    assert [batch.flush for batch in batches] == [True, False, True]
+    assert b"".join(b"".join(contents(batch).get("a", [])) for batch in batches) == b"0123"
+
+
+def test_durabilities_of_other_subjects_do_not_disturb_each_other() -> None:
+    g = gathering()
+    for number in range(100):
+        nowait(g, f"s{number % 2}", b"x", flush=bool(number % 2))
+    assert [sum(map(len, contents(batch).values())) for batch in all_batches(g)] == [50, 50]
+
+
+def test_full_batches_are_sealed() -> None:
+    g = gathering()
+    for _ in range(3_000):
+        nowait(g, "a", bytes(1_000))
+    assert g.has_sealed()
+    batches = all_batches(g)
+    assert len(batches) == 3
+    for batch in batches:
+        batch.build(0, bytes(16), 0)
+        assert batch.buffers is not None
+        assert sum(map(len, batch.buffers)) <= BATCH_BYTES
+
+
+def test_a_batch_has_at_most_65535_subjects() -> None:
+    g = gathering(limits=SendLimits(max_frame_bytes=1 << 28))
+    for number in range(65_540):
+        nowait(g, f"s{number}", b"")
+    assert max(len(batch.runs) for batch in all_batches(g)) <= 65_535
+
+
+def test_send_many_takes_as_few_batches_as_fit() -> None:
+    g = gathering()
+    waiting = Waiting()
+    bodies = [b"%06d" % number + bytes(94) for number in range(20_000)]
+    g.add_many("a", bodies, True, waiting, 0.0)
+    batches = all_batches(g)
+    assert len(batches) == 3
+    assert [body for batch in batches for body in contents(batch)["a"]] == bodies
+    for position, batch in enumerate(batches):
+        batch.build(0, bytes(16), 0)
+        batch.stored(position * 1_000_000, 1, 0, b"store1", (position * 1_000_000,))
+    assert len(waiting.result) == 20_000
+
+
+def test_uneven_sizes_stay_below_a_frame() -> None:
+    g = gathering(limits=SendLimits(max_frame_bytes=1 << 20, max_message_bytes=1 << 19))
+    bodies = [b"x"] * 5_000 + [bytes(500_000)] * 5 + [b"y"] * 5_000
+    g.add_many("a", bodies, True, Waiting(), 0.0)
+    batches = all_batches(g)
+    assert [body for batch in batches for body in contents(batch)["a"]] == bodies
+    for batch in batches:
+        batch.build(0, bytes(16), 0)
+        assert batch.buffers is not None
+        assert sum(map(len, batch.buffers)) + 16 <= 1 << 20
+
+
+def test_what_is_too_large_is_refused_before_anything_is_queued() -> None:
+    g = gathering(limits=SendLimits(max_frame_bytes=1 << 16, max_message_bytes=2_000))
+    for bad in (
+        lambda: g.add("a", bytes(2_001), NO_HEADER, True, Waiting(), 0.0),
+        lambda: nowait(g, "a", bytes(2_001)),
+        lambda: g.add("a", bytes(1_990), make_header("k" * 20), True, Waiting(), 0.0),
+        lambda: g.add_many("a", [bytes(2_000), bytes(2_001)], True, Waiting(), 0.0),
+    ):
+        with pytest.raises(MessageTooLarge, match="max_message_bytes"):
+            bad()
+    assert not g.has_any()
+    nowait(g, "a", bytes(2_000))
+    for _ in range(100):
+        with pytest.raises(MessageTooLarge):
+            nowait(g, "a", bytes(2_001))  # also where the short cut could take it
+        nowait(g, "a", b"small")
+
+
+def test_a_message_of_a_whole_frame_fits_or_is_refused() -> None:
+    limits = SendLimits(max_frame_bytes=1 << 16, max_message_bytes=1 << 20)
+    g = gathering(limits=limits)
+    largest = 0
+    for size in range((1 << 16) - 400, 1 << 16):
+        try:
+            g.add("s" * 200, bytes(size), NO_HEADER, True, Waiting(), 0.0)
+        except MessageTooLarge:
+            continue
+        largest = size
+    for batch in all_batches(g):
+        batch.build(0, bytes(16), 0)
+        assert batch.buffers is not None
+        frame = b"".join(batch.buffers)
+        assert len(frame) + 16 <= limits.max_frame_bytes
+        check_batch(memoryview(frame), BatchLimits(limits.max_message_bytes))
+    assert largest > (1 << 16) - 450
+
+
+@pytest.mark.parametrize("subject", ["", "a..b", "a b", "ä", "~g", "a.", "a" * 201, 7])
+def test_bad_subjects_are_refused(subject: str) -> None:
+    g = gathering()
+    for bad in (
+        lambda: g.add(subject, b"", NO_HEADER, True, Waiting(), 0.0),
+        lambda: nowait(g, subject, b""),
+        lambda: g.add_many(subject, [b""], True, Waiting(), 0.0),
+    ):
+        with pytest.raises(InvalidName, match="subject"):
+            bad()
+    assert not g.has_any()
+
+
+def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes() -> None:
+    g = gathering()
+    g.check("b", 0, 0)
+    g.check("c", 0, 0)
+    assert [nowait(g, subject, body) for subject, body in (("a", b"1"), ("b", b"2"), ("c", b"3"), ("b", b"4"))] == [
+        1, 2, 3, 4,
+    ]  # fmt: skip
+    (batch,) = g.unfinished
+    assert batch.runs["c"] == b"3"
+    assert contents(batch) == {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]}
+    assert not g.add_single("b", b"5")  # there are more
+    assert not g.add_single("d", b"5")  # nobody has looked at the name
+    before = g.queued_bytes
+    assert nowait(g, "b", b"6", flush=False) == 5  # another durability: what the subject has comes first
+    assert g.has_sealed()
+    assert g.queued_bytes > before
+    assert nowait(g, "c", b"7") == 6
+    assert [contents(batch) for batch in all_batches(g)] == [
+        {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]},
+        {"b": [b"6"]},
+        {"c": [b"7"]},
+    ]
+
+
+def test_a_second_message_keeps_both_tickets_and_its_size() -> None:
+    g = gathering()
+    for subject in ("a", "b"):
+        g.check(subject, 0, 0)
+        nowait(g, subject, b"1")
+    before = g.queued_bytes
+    assert g.add_single("b", b"234") == 3
+    assert g.queued_bytes == before + 3 + MESSAGE_OVERHEAD
+    assert g.plain["b"] == ([b"1", b"234"], [2, 3])
+    assert nowait(g, "b", b"5") == 4
+    (batch,) = all_batches(g)
+    failures = batch.failed(QueueFull("a test"), unknown=False)
+    assert [(failure.subject, failure.ticket) for failure in failures] == [("a", 1), ("b", 2), ("b", 3), ("b", 4)]
+
+
+def test_a_second_message_that_does_not_fit_goes_another_way() -> None:
+    g = gathering()
+    nowait(g, "a", b"0")
+    g.check("b", 0, 0)
+    assert g.add_single("b", b"1") == 2
+    assert not g.add_single("b", bytes(BATCH_BYTES - 200))
+    assert nowait(g, "b", bytes(BATCH_BYTES - 200)) == 3
+    assert [len(contents(batch)["b"][0]) for batch in all_batches(g)] == [1, BATCH_BYTES - 200]
+
+
+def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
+    g = gathering(max_queued_bytes=10_000)
+    for _ in range(81):
+        nowait(g, "a", bytes(100))
+    with pytest.raises(QueueFull, match=r"max_queued_bytes is 10000; drain\(\)"):
+        nowait(g, "a", bytes(100))
+    assert 9_500 < g.queued_bytes <= 10_000
+    assert g.is_crowded()
+    (batch,) = all_batches(g)
+    with pytest.raises(QueueFull):
+        nowait(g, "a", bytes(100))  # taken, but not ended
+    g.ended(batch)
+    assert g.queued_bytes == 0
+    assert g.is_drained()
+    assert not g.unfinished
+    nowait(g, "a", bytes(100))
+    with pytest.raises(QueueFull):
+        g.check_nowait("a", 100, 0, elsewhere=9_900)
+
+
+def test_messages_linger_until_their_time_or_a_hurry() -> None:
+    g = gathering(linger=5.0)
+    nowait(g, "a", b"1", now=100.0)
+    nowait(g, "b", b"2", flush=False, now=101.0)
+    assert g.take(104.9, hurry=False) is None
+    assert g.next_at() == 105.0
+    batch = g.take(105.0, hurry=False)
+    assert batch is not None
+    assert contents(batch) == {"a": [b"1"]}
+    assert g.next_at() == 106.0
+    hurried = g.take(105.1, hurry=True)
+    assert hurried is not None
+    assert contents(hurried) == {"b": [b"2"]}
+    assert g.next_at() is None
+    assert g.take(1e9, hurry=True) is None
+
+
+def test_batches_that_wait_too_long_can_be_removed() -> None:
+    g = gathering(linger=1.0)
+    for now in (0.0, 10.0, 20.0):
+        nowait(g, "a", bytes(1 << 20), now=now)
+    assert [batch.opened_at for batch in g.remove(lambda since: since <= 10.0)] == [0.0, 10.0]
+    assert [batch.opened_at for batch in g.remove(lambda since: since <= 20.0)] == []
+    assert [batch.opened_at for batch in g.remove(lambda since: since <= 21.0)] == [20.0]
+    assert not g.has_any()
+
+
+SUBJECTS = st.sampled_from(["a", "b", "c.d"])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("nowait"), SUBJECTS, st.booleans(), st.integers(0, 400_000)),
+            st.tuples(st.just("keyed"), SUBJECTS, st.booleans(), st.integers(0, 300)),
+            st.tuples(st.just("many"), SUBJECTS, st.booleans(), st.integers(1, 2_000)),
+            st.tuples(st.just("take"), SUBJECTS, st.booleans(), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_nothing_is_lost_or_reordered_and_the_books_balance(steps: list[tuple[str, str, bool, int]]) -> None:
+    g = gathering()
+    sent: dict[str, list[tuple[int, bool]]] = {}
+    came: dict[str, list[tuple[int, bool]]] = {}
+    number = 0
+
+    def take(batch: Outgoing) -> None:
+        size = batch.size
+        for subject, bodies in contents(batch).items():
+            came.setdefault(subject, []).extend((int(body[:8]), batch.flush) for body in bodies)
+        batch.build(0, bytes(16), 0)
+        assert batch.buffers is not None
+        checked = check_batch(memoryview(b"".join(batch.buffers)), BatchLimits())
+        assert checked.header.messages == batch.count
+        assert checked.header.size <= size
+        assert checked.header.size + 16 <= SendLimits().max_frame_bytes
+        g.ended(batch)
+
+    for kind, subject, flush, size in steps:
+        if kind == "take":
+            batch = g.take(0.0, hurry=True)
+            if batch is not None:
+                take(batch)
+            continue
+        count = size if kind == "many" else 1
+        numbers = range(number, number + count)
+        number += count
+        sent.setdefault(subject, []).extend((each, flush) for each in numbers)
+        bodies = [b"%08d" % each + bytes(size if kind != "many" else 90) for each in numbers]
+        if kind == "many":
+            g.add_many(subject, bodies, flush, Waiting(), 0.0)
+        elif kind == "keyed":
+            g.add(subject, bodies[0], make_header("key"), flush, Waiting(), 0.0)
+        else:
+            nowait(g, subject, bodies[0], flush)
+    for batch in all_batches(g):
+        take(batch)
+    assert came == sent
+    assert g.queued_bytes == 0

@@ -1,0 +1,101 @@
+"""Receipts beside segments: read as they were written, of one segment only, and no stranger to anybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
+from qmq.format.checked import pack_checked
+from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, receipt_path, write_receipt
+from qmq.storage.message_log.segment import Owner, base_of
+from qmq.storage.verify.repair import repair
+from tests.storage.disks import HastyDisk
+from tests.storage.faults import FaultyDisk
+from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files, verified
+from tests.storage.verify.test_verify import notes
+
+STORE = bytes.fromhex("7f0000015191")
+MADE = Receipt(STORE.hex(), 3, 1 << 60, (1 << 60) + 1_000, 1_000, 0xFFFF_FFFF, "hdfs://host:8020/qmq", NOW_US)
+
+
+def test_written_and_read_again(tmp_path: Path) -> None:
+    disk = HastyDisk()
+    assert read_receipt(disk, tmp_path, MADE.base) is None
+    write_receipt(disk, tmp_path, MADE)
+    assert read_receipt(disk, tmp_path, MADE.base) == MADE
+    longer = replace(MADE, end=MADE.end + 1)
+    write_receipt(disk, tmp_path, longer)
+    assert read_receipt(disk, tmp_path, MADE.base) == longer
+    assert [path.name for path in tmp_path.iterdir()] == ["1000000000000000.receipt"]
+
+
+def test_is_about_one_segment_up_to_its_end() -> None:
+    owner = Owner(STORE, 3)
+    assert MADE.covers(owner, MADE.base, MADE.end)
+    assert MADE.covers(owner, MADE.base, MADE.end - 1)
+    assert not MADE.covers(owner, MADE.base, MADE.end + 1)
+    assert not MADE.covers(owner, MADE.base + 1, MADE.end)
+    assert not MADE.covers(Owner(STORE, 4), MADE.base, MADE.end)
+    assert not MADE.covers(Owner(bytes(6), 3), MADE.base, MADE.end)
+    assert not replace(MADE, destination="").covers(owner, MADE.base, MADE.end)
+
+
+def test_what_is_none_is_refused(tmp_path: Path) -> None:
+    path = receipt_path(tmp_path, MADE.base)
+    write_receipt(HastyDisk(), tmp_path, MADE)
+    packed = path.read_bytes()
+    for at in range(len(packed) - 1):
+        path.write_bytes(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
+        with pytest.raises(BadBytes, match=f"{path} .*the next run of qmq archive"):
+            read_receipt(HastyDisk(), tmp_path, MADE.base)
+    for content in ({}, {**vars(MADE), "store_id": "7f"}, {**vars(MADE), "end": "1"}):
+        path.write_bytes(pack_checked(1, content))
+        with pytest.raises(BadBytes, match="is no receipt"):
+            read_receipt(HastyDisk(), tmp_path, MADE.base)
+    path.write_bytes(pack_checked(2, vars(MADE)))
+    with pytest.raises(ForeignFile, match="version 2"):
+        read_receipt(HastyDisk(), tmp_path, MADE.base)
+
+
+def test_what_the_system_refuses_is_said_and_leaves_the_old_one(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    write_receipt(disk, tmp_path, MADE)
+    for operation in ("pwritev", "fsync", "rename"):
+        disk.fail(operation)
+        with pytest.raises((StorageFull, StorageFailed), match="receipt"):
+            write_receipt(disk, tmp_path, replace(MADE, end=0))
+        assert read_receipt(disk, tmp_path, MADE.base) == MADE
+    disk.fail("pread")
+    with pytest.raises(StorageFailed, match="cannot read"):
+        read_receipt(disk, tmp_path, MADE.base)
+    assert disk.still_open() == []
+
+
+def test_lie_beside_segments_and_disturb_nobody(tmp_path: Path) -> None:
+    """Neither a start nor what runs, verify nor repair; a rotten one is named, and nobody's fault."""
+    store = open_store(tmp_path)
+    sender = Sender(store)
+    for _ in range(30):
+        sender.send("a", *[b"body" * 50] * 10)
+    for path in segment_files(tmp_path):
+        base = base_of(path.name)
+        assert base is not None
+        write_receipt(HastyDisk(), path.parent, replace(MADE, store_id=store.store_id.hex(), partition=0, base=base))
+    for _ in range(30):
+        sender.send("a", *[b"body" * 50] * 10)
+    close_cleanly(store)
+    receipts = sorted((tmp_path / "log-0").glob("*.receipt"))
+    assert len(receipts) > 1
+    verified(tmp_path)
+    assert notes(tmp_path) == []
+    repair(tmp_path, HastyDisk(), NOW_US)
+    close_cleanly(open_store(tmp_path))
+    assert sorted((tmp_path / "log-0").glob("*.receipt")) == receipts
+    receipts[0].write_bytes(b"{}")
+    receipts[1].with_name(receipts[1].name + ".tmp").write_bytes(b"")
+    rotten, left = notes(tmp_path)
+    assert "is no receipt, or a rotten one" in rotten
+    assert "was left by a write that was interrupted" in left
