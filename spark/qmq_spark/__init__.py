@@ -4,7 +4,7 @@
     qmq_spark.register(spark)
     spark.read.format("qmq").load("/var/lib/qmq").groupBy("subject").count().show()
 
-Of QMQ it sees the format, and segments as ``qmq.history`` finds them: no broker, no sockets.
+Of QMQ it sees the format, and segments as ``qmq.archive`` finds them: no broker, no sockets.
 """
 
 from __future__ import annotations

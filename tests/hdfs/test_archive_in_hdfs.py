@@ -14,9 +14,9 @@ from qmq.archive.hdfs_read import HdfsFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.archive.lock import this_process
 from qmq.errors import DirectoryInUse, StorageError
+from tests.archive import archives
 from tests.archive.orders import write_orders
 from tests.hdfs.trees import Killed, MortalFiles, archive, beside, files_in, places, positions_in, write_large
-from tests.history import archives
 
 
 def test_holds_what_a_local_one_holds(tree: WritableHdfsFiles, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
 from qmq.restore.forms import assign, settle, settled_with
 from qmq.restore.progress import Progress
+from tests.archive import archives
 from tests.broker_process import running_broker
-from tests.history import archives
 from tests.restore.archived import check_restored, restoring, told
 from tests.spark import parquet
 from tests.spark.parquet import write_days

@@ -14,8 +14,8 @@ from qmq_spark.options import read_options
 from qmq_spark.plan import open_source, plan
 from qmq_spark.read import Wanted
 from qmq_spark.tasks import Part, parts_of, read_part
+from tests.archive import archives
 from tests.archive.orders import rows_in, write_orders
-from tests.history import archives
 from tests.spark.parquet import archive, table_of, write_days
 from tests.storage.stores import damage
 
