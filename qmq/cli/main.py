@@ -8,31 +8,39 @@ with ending_at_once():  # this module is where the command begins
     import errno
     import importlib
     import sys
-    from typing import Any, Final
+    from typing import Any, Final, NamedTuple
 
     import click
 
     from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
     from qmq.cli.common.streams import end_streams, failure_of, prepare_streams
 
-#: Each command is a click command of its own name in the module qmq.cli.NAME; here in the order of ``qmq --help``,
-#: with its one line there, so that the list loads none of them.
+
+class Command(NamedTuple):
+    """A command: the folder of qmq.cli that has its module, and its line in ``qmq --help``."""
+
+    folder: str
+    help: str
+
+
+#: The commands in the order of ``qmq --help``. Each is a click command of its own name in a module of that name; the
+#: help stands here, so that the list loads none of them.
 COMMANDS: Final = {
-    "serve": "Run a broker on a data directory.",
-    "config": "Show every setting of serve, its default and what it does.",
-    "ping": "See whether a broker is there.",
-    "produce": "Send the lines of stdin as messages.",
-    "consume": "Print messages as they come.",
-    "cancel": "Cancel a delayed message.",
-    "subjects": "List subjects and how many messages each keeps.",
-    "groups": "List groups, set, seek and delete them.",
-    "consumers": "List the consumers of a group.",
-    "dead-letters": "List, redrive and delete dead letters.",
-    "verify": "Check every file of a data directory.",
-    "repair": "Make derived files of a data directory again.",
-    "archive": "Copy sealed segments of a data directory to an archive.",
-    "restore": "Send messages of an archive to a broker again.",
-    "bench": "Measure how fast QMQ is on this machine.",
+    "serve": Command("operate", "Run a broker on a data directory."),
+    "config": Command("operate", "Show every setting of serve, its default and what it does."),
+    "ping": Command("manage", "See whether a broker is there."),
+    "produce": Command("messages", "Send the lines of stdin as messages."),
+    "consume": Command("messages", "Print messages as they come."),
+    "cancel": Command("messages", "Cancel a delayed message."),
+    "subjects": Command("manage", "List subjects and how many messages each keeps."),
+    "groups": Command("manage", "List groups, set, seek and delete them."),
+    "consumers": Command("manage", "List the consumers of a group."),
+    "dead-letters": Command("manage", "List, redrive and delete dead letters."),
+    "verify": Command("operate", "Check every file of a data directory."),
+    "repair": Command("operate", "Make derived files of a data directory again."),
+    "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
+    "restore": Command("operate", "Send messages of an archive to a broker again."),
+    "bench": Command("operate", "Measure how fast QMQ is on this machine."),
 }
 
 
@@ -47,13 +55,13 @@ class LazyGroup(click.Group):
             return None
         name = cmd_name.replace("-", "_")
         with ending_at_once():
-            command = getattr(importlib.import_module(f"qmq.cli.{name}"), name)
+            command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[cmd_name].folder}.{name}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         main: Any = super().main

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from qmq.cli.main import COMMANDS, cli
+from qmq.cli.main import COMMANDS, Command, cli
 from qmq.errors import ConnectionLost, InvalidName, InvalidOption, QmqError, StorageFull
 
 
@@ -23,22 +23,22 @@ def put_command(monkeypatch: pytest.MonkeyPatch, raises: BaseException) -> None:
     def falling() -> None:
         raise raises
 
-    module = types.ModuleType("qmq.cli.falling")
+    module = types.ModuleType("qmq.cli.messages.falling")
     module.falling = falling  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "qmq.cli.falling", module)
-    monkeypatch.setitem(COMMANDS, "falling", "Fall.")
+    monkeypatch.setitem(sys.modules, "qmq.cli.messages.falling", module)
+    monkeypatch.setitem(COMMANDS, "falling", Command("messages", "Fall."))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_there_and_says_in_the_list_what_its_own_help_says(name: str) -> None:
     python_name = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"qmq.cli.{python_name}"), python_name)
+    command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name}"), python_name)
     assert isinstance(command, click.Command)
     assert command.name == name
     shown = CliRunner().invoke(cli, [name, "--help"])
     assert shown.exit_code == 0
     assert shown.output.startswith(f"Usage: cli {name}")
-    assert command.get_short_help_str(limit=200) == COMMANDS[name]
+    assert command.get_short_help_str(limit=200) == COMMANDS[name].help
 
 
 def test_help_lists_all_commands() -> None:
@@ -94,7 +94,7 @@ def test_handlers_of_signals_are_put_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 WAITING = """
 import asyncio, sys, types, click, uvloop
-from qmq.cli.main import COMMANDS, cli
+from qmq.cli.main import COMMANDS, Command, cli
 
 async def wait():
     try:
@@ -107,10 +107,10 @@ async def wait():
 def waiting():
     {run}
 
-module = types.ModuleType("qmq.cli.waiting")
+module = types.ModuleType("qmq.cli.messages.waiting")
 module.waiting = waiting
-sys.modules["qmq.cli.waiting"] = module
-COMMANDS["waiting"] = "Wait."
+sys.modules["qmq.cli.messages.waiting"] = module
+COMMANDS["waiting"] = Command("messages", "Wait.")
 cli(["waiting"])
 """
 

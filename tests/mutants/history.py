@@ -135,7 +135,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "read what may be of a time where not all batches are looked at",
-        "planning:_stretches",
+        "plan:_stretches",
         instead("not is_whole and low > 0", "0"),
         ("tests/spark/test_planning.py",),
     ),
@@ -147,7 +147,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "keep no more of a large segment in memory than of a small one",
-        "restoring/reading:WINDOW_BYTES",
+        "restore/read:WINDOW_BYTES",
         instead("8 << 20", "1 << 30"),
         ("tests/spark/test_memory.py",),
     ),

@@ -107,7 +107,7 @@ OF_PARQUET: Final = (
     ),
     Mutant(
         "tell of what was bad when it was archived",
-        "parts:parts_of",
+        "tasks:parts_of",
         instead("Part([], first, gone)", "Part([], first)"),
         ("tests/spark/test_parts.py",),
     ),

@@ -89,7 +89,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "restore only what fits its checksum",
-        "reading:_sound_parts",
+        "read:_sound_parts",
         skip("kept[bad] = False"),
         _READING,
     ),

@@ -153,11 +153,11 @@ SAFEGUARDS: Final = (
         "look before a checkpoint whether the directories are there",
         "Checkpoints._take",
         skip("await self.worker.run(self._store.check_there)"),
-        ("tests/test_wiring.py",),
+        ("tests/daemon/test_main.py",),
     ),
     Mutant(
         "look whether a lock that was got is still the one of its name",
-        "state_file:_locked",
+        "ack_file:_locked",
         always("_is_at(lock, path)"),
         ("tests/net/client/consumer/test_ack_file_state_file.py",),
     ),
@@ -297,7 +297,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "lock a state file",
-        "state_file:_locked",
+        "ack_file:_locked",
         skip("fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("tests/net/client/consumer/test_ack_file_state_file.py",),
     ),

@@ -12,13 +12,13 @@ OF_ANSWERS: Final = (
         "have a large answer written piece by piece",
         "Connection.write",
         never("size > PIECE_BYTES"),
-        ("tests/net/server/test_writing.py",),
+        ("tests/net/server/test_write_queue.py",),
     ),
     Mutant(
         "have the last word come behind the rest of an answer",
         "Connection.end",
         never("(size := self._rest.size)"),
-        ("tests/net/server/test_writing.py",),
+        ("tests/net/server/test_write_queue.py",),
     ),
     Mutant(
         "leave no acknowledgement of a thread behind",

@@ -1,6 +1,4 @@
-"""qmq/cli/common/arguments.py, and every option and argument of every command: whatever they are given, a command ends with a
-line that says so, and never with a traceback.
-"""
+"""qmq/cli/common/arguments.py, and each option and argument of each command: a wrong value ends in one line."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ CALLS: dict[str, list[str]] = {
 def command_of(name: str) -> click.Command:
     first, _, second = name.partition(" ")
     module = first.replace("-", "_")
-    command: click.Command = getattr(importlib.import_module(f"qmq.cli.{module}"), module)
+    command: click.Command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[first].folder}.{module}"), module)
     if second:
         assert isinstance(command, click.Group)
         command = command.commands[second]

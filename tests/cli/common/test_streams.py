@@ -1,4 +1,4 @@
-"""qmq/cli/common/streams.py: commands whose standard streams are closed, full or of few letters, as processes of their own."""
+"""qmq/cli/common/streams.py: commands with standard streams that are closed, full or of few letters, as processes."""
 
 from __future__ import annotations
 
