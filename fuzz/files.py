@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
+from tests.storage.disks import HastyDisk
 
 from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
@@ -25,7 +26,6 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
 
 NOW: Final = Now(1_000_000, 1_700_000_000_000_000)
 OPTIONS: Final = StoreOptions(segment_bytes=64 << 10, reserve_bytes=1 << 20, max_frame_bytes=32 << 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from itertools import count
 from pathlib import Path
@@ -23,6 +22,7 @@ from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import pack_index_header
+from tests.fake_disk import FakeDisk, Operation
 
 NOW_US: Final = 1_800_000_000_000_000
 #: One that has ended.
@@ -54,8 +54,10 @@ def large_index(directory: Path, count: int) -> tuple[LocalFiles, SegmentSource]
     return LocalFiles(directory), SegmentSource(*owner, 0, end, "large.messages", "large.index", None)
 
 
-class SlowDisk(Disk):
-    """An archive's, which holds one kind of call for files with that ending until the lock was renewed many times."""
+class SlowArchive:
+    """Archives on a disk that holds one kind of call for files with that ending until the lock was renewed many times,
+    and a clock by which it is always time to renew it.
+    """
 
     def __init__(self, operation: str, ending: str) -> None:
         self.held = 0
@@ -63,36 +65,24 @@ class SlowDisk(Disk):
         self._ending = ending
         self._renewed = threading.Semaphore(0)
         self._times_us = count(NOW_US, RENEW_US)
+        self._disk = FakeDisk()
+        self._disk.before, self._disk.after = self._hold, self._note
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Be the disk of all archives, whose locks are looked at all the time."""
-        patch.setattr(history_files, "Disk", lambda: self)
+        """Be where all archives are, whose locks are looked at all the time."""
+        patch.setattr(history_files, "Disk", lambda: self._disk)
         patch.setattr(archive_lock, "_LOOK_EVERY_S", 0.0001)
 
     def clock(self) -> int:
         """It is always time to renew."""
         return next(self._times_us)
 
-    def fsync(self, fd: int) -> None:
-        self._hold("fsync", os.readlink(f"/proc/self/fd/{fd}"))
-        super().fsync(fd)
-
-    def close(self, fd: int) -> None:
-        self._hold("close", os.readlink(f"/proc/self/fd/{fd}"))
-        super().close(fd)
-
-    def link(self, source: Path, target: Path) -> None:
-        self._hold("link", target.name)
-        super().link(source, target)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._hold("rename", target.name)
-        super().rename(source, target)
-        if target.name == LOCK:
+    def _note(self, operation: Operation) -> None:
+        if operation.kind == "rename" and Path(operation.path).name == LOCK:
             self._renewed.release()
 
-    def _hold(self, operation: str, name: str) -> None:
-        if operation == self._operation and name.endswith(self._ending):
+    def _hold(self, operation: Operation) -> None:
+        if operation.kind == self._operation and operation.path.endswith(self._ending):
             while self._renewed.acquire(blocking=False):
                 """Those from before."""
             assert all(self._renewed.acquire(timeout=30) for _ in range(10))

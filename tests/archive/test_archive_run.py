@@ -10,10 +10,10 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock
 from qmq.archive.write import archive_to
 from qmq.errors import DirectoryInUse, InvalidOption, StorageFull
-from tests.archive.archives import NOW_US, SlowDisk
+from tests.archive.archives import NOW_US, SlowArchive
 from tests.archive.orders import write_orders
 from tests.archive.test_lock import ELSEWHERE
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def test_archives_to_a_place(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_lock_is_renewed_however_long_a_call_takes(
 ) -> None:
     """Nobody tells of bytes meanwhile."""
     write_orders(tmp_path / "data", 5)
-    disk = SlowDisk(operation, ending)
+    disk = SlowArchive(operation, ending)
     disk.use(monkeypatch)
     assert archive_to(tmp_path / "data", str(tmp_path / "archive"), disk.clock).copied
     assert disk.held
@@ -51,7 +51,7 @@ def test_the_lock_is_renewed_however_long_a_call_takes(
 
 def test_a_lock_that_cannot_be_given_back_hides_no_error(tmp_path: Path) -> None:
     """The first error says what happened."""
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     lock = ArchiveLock(LocalFiles(tmp_path, disk), lambda: NOW_US, ELSEWHERE)
     lock.__enter__()
     disk.fail_always("open")

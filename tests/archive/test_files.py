@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from qmq.archive.files import COPY_BYTES, LocalFiles, draft_of, local_path
 from qmq.errors import InvalidOption, StorageFailed, StorageFull
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def test_copies_in_pieces(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_one_of_two_claims_a_name(tmp_path: Path) -> None:
 def test_what_is_not_claimed_yet_is_nobodys(tmp_path: Path) -> None:
     assert draft_of("tables/7.table", b"\1\2") == "tables/_7.table.0102"
     assert draft_of("_lock", b"\1") == "__lock.01"
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail("unlink")
     files = LocalFiles(tmp_path, disk)
     with pytest.raises(StorageFailed):
@@ -67,7 +67,7 @@ def test_renames_onto_what_is_there(tmp_path: Path) -> None:
 
 
 def test_what_the_system_refuses_is_said(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     files = LocalFiles(tmp_path, disk)
     files.write("a", b"a")
     for operation, doing in (("open", "open"), ("pread", "read")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.write import archive_segments
 from qmq.errors import BadBytes
-from qmq.storage.disk.disk import Buffer
 from qmq.storage.message_log.archive_receipt import Receipt
 from tests.archive.archives import NOW_US, archive, files_in
 from tests.archive.orders import write_orders
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, close_cleanly, open_store, verified
 
 
@@ -108,37 +106,14 @@ def test_another_archive_gets_receipts_of_its_own(tmp_path: Path) -> None:
     assert {receipt.destination for receipt in receipts_of(source) if receipt} == {str(tmp_path / "first")}
 
 
-class _LyingDisk(HastyDisk):
-    """Writes a wrong byte into copies of segments, and says nothing."""
-
-    def __init__(self, suffix: str) -> None:
-        self._suffix = suffix
-        self._wrong: set[int] = set()
-
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        fd = super().open(path, flags, mode)
-        if path.name.startswith("_") and path.name.endswith(self._suffix):
-            self._wrong.add(fd)
-        return fd
-
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        if fd not in self._wrong:
-            return super().pwritev(fd, buffers, offset)
-        whole = bytearray(b"".join(buffers))
-        whole[len(whole) // 2] ^= 1
-        return super().pwritev(fd, [whole], offset)
-
-    def close(self, fd: int) -> None:
-        self._wrong.discard(fd)
-        super().close(fd)
-
-
 @pytest.mark.parametrize("suffix", [".messages", ".index"])
 def test_a_copy_that_differs_is_found_out_before_it_gets_its_name(tmp_path: Path, suffix: str) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
     write_orders(source, 20)
+    disk = FakeDisk()
+    disk.flips = suffix
     with pytest.raises(BadBytes, match=rf"_.*{suffix} in .* has .* bytes with checksum .*run it again"):
-        archive(source, to, _LyingDisk(suffix))
+        archive(source, to, disk)
     assert manifests(LocalFiles(to)) == []
     assert list(source.rglob("*.receipt")) == []
     archive(source, to)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,9 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.write import _Ended, _Run
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
-from qmq.storage.disk.disk import Buffer, Disk
 from tests.archive.archives import GONE, NOW_US, archive, files_in
-from tests.archive.mortal import Killed, MortalDisk
 from tests.archive.orders import write_orders
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk, Killed, Operation
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store, segment_files, verified
 
 
@@ -121,7 +118,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
     whole = files_in(tmp_path / "whole")
     killed = leftovers = 0
     for last in range(1_000):
-        to, disk = tmp_path / f"archive-{last}", MortalDisk(last)
+        to, disk = tmp_path / f"archive-{last}", FakeDisk().kill_at(last)
         try:
             archive(source, to, disk, GONE)
         except Killed:
@@ -166,7 +163,7 @@ def test_killed_while_it_replaces_a_segment(tmp_path: Path) -> None:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_bytes(data)
         try:
-            archive(source, to, MortalDisk(last), GONE)
+            archive(source, to, FakeDisk().kill_at(last), GONE)
         except Killed:
             killed += 1
         else:
@@ -179,7 +176,7 @@ def test_killed_while_it_replaces_a_segment(tmp_path: Path) -> None:
 def test_a_full_or_failing_disk_ends_the_run_with_an_error(tmp_path: Path, operation: str) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
     sent = write_orders(source, 20)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always(operation, path_part=".messages")
     with pytest.raises(StorageFull, match="archive"):
         archive(source, to, disk)
@@ -194,18 +191,15 @@ def test_a_run_that_lost_its_lock_puts_nothing_in_place(tmp_path: Path) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
     write_orders(source, 5)
 
-    class Thief(Disk):
-        def rename(self, source: Path, target: Path) -> None:
-            assert "segments" not in str(target)
-            super().rename(source, target)
+    def steal(operation: Operation) -> None:
+        assert operation.kind != "rename" or "segments" not in operation.path
+        if operation.path.endswith(".manifest"):
+            (to / "_lock").write_text('{"host": "elsewhere", "process": 7, "started": "now", "renewed_at_us": 0}')
 
-        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-            if path.name.endswith(".manifest"):
-                (to / "_lock").write_text('{"host": "elsewhere", "process": 7, "started": "now", "renewed_at_us": 0}')
-            return super().open(path, flags, mode)
-
+    disk = FakeDisk()
+    disk.before = steal
     with pytest.raises(DirectoryInUse, match="process 7 on elsewhere"):
-        archive(source, to, Thief())
+        archive(source, to, disk)
     assert "elsewhere" in (to / "_lock").read_text()
 
 
@@ -219,22 +213,19 @@ def test_copies_get_their_names_in_order_though_two_are_made_at_once(tmp_path: P
     close_cleanly(store)
     bases = [path.stem for path in segment_files(source)]
 
-    class Slow(Disk):
+    def wait(operation: Operation) -> None:
         """The copy of the first segment waits for that of the second one."""
+        path = Path(operation.path)
+        if path.name == f"_{bases[0]}.messages" and operation.kind == "open":
+            assert second_is_whole.wait(60)
+        if path.name == f"_{bases[1]}.index" and operation.kind == "open":
+            second_is_whole.set()
+        if path.suffix == ".manifest" and operation.kind == "rename":
+            order.append(path.stem)
 
-        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-            if path.name == f"_{bases[0]}.messages" and flags & os.O_CREAT:
-                assert second_is_whole.wait(60)
-            if path.name == f"_{bases[1]}.index":
-                second_is_whole.set()
-            return super().open(path, flags, mode)
-
-        def rename(self, source: Path, target: Path) -> None:
-            if target.suffix == ".manifest":
-                order.append(target.stem)
-            super().rename(source, target)
-
-    assert archive(source, to, Slow()).copied == 4
+    disk = FakeDisk()
+    disk.before = wait
+    assert archive(source, to, disk).copied == 4
     assert order == bases
     assert positions_in(to) == places(sender.sent)
 
@@ -244,18 +235,16 @@ def test_a_full_disk_gets_the_room_back_that_copies_took(tmp_path: Path) -> None
     write_orders(source, 60)
     first, second, *_ = segment_files(source)
 
-    class Full(FaultyDisk):
-        """Full at the first copy, once the second one is under way."""
+    def wait(operation: Operation) -> None:
+        """It is full at the first copy, once the second one is under way."""
+        name = Path(operation.path).name
+        if operation.kind == "pwritev" and name == f"_{second.name}":
+            begun.set()
+        elif operation.kind == "pwritev" and name == f"_{first.name}":
+            assert begun.wait(60)
 
-        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-            name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
-            if name == f"_{second.name}":
-                begun.set()
-            elif name == f"_{first.name}":
-                assert begun.wait(60)
-            return super().pwritev(fd, buffers, offset)
-
-    disk = Full()
+    disk = FakeDisk()
+    disk.before = wait
     disk.fail_always("pwritev", path_part=f"_{first.name}")
     with pytest.raises(StorageFull):
         archive(source, to, disk)
@@ -267,23 +256,23 @@ def test_where_there_is_room_for_one_copy_they_are_made_one_by_one(tmp_path: Pat
     sent = write_orders(source, 60)
     first, second, *others = segment_files(source)
 
-    class Small(Disk):
-        def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-            fd = super().open(path, flags, mode)
-            if path.name == f"_{second.name}":
-                second_begins.set()
-            return fd
+    def opened(operation: Operation) -> None:
+        if operation.kind == "open" and Path(operation.path).name == f"_{second.name}":
+            second_begins.set()
 
-        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-            if path.name == f"_{first.name}":
-                assert second_begins.wait(60)
-            if path.suffix == ".messages" and len(list(to.rglob("_*.messages"))) > 1:
-                struck.append(path.name)
-                raise OSError(errno.ENOSPC, "full")
-            return super().pwritev(fd, buffers, offset)
+    def refuse(operation: Operation) -> None:
+        path = Path(operation.path)
+        if operation.kind != "pwritev":
+            return
+        if path.name == f"_{first.name}":
+            assert second_begins.wait(60)
+        if path.suffix == ".messages" and len(list(to.rglob("_*.messages"))) > 1:
+            struck.append(path.name)
+            raise OSError(errno.ENOSPC, "full")
 
-    done = archive(source, to, Small())
+    disk = FakeDisk()
+    disk.before, disk.after = refuse, opened
+    done = archive(source, to, disk)
     print(f"the disk was full {len(struck)} times")
     assert struck
     assert done.copied == 2 + len(others) + len(segment_files(source, 1))
@@ -328,7 +317,7 @@ def test_a_segment_that_was_cut_is_archived_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     (tmp_path / "segments").mkdir()
     disk.fail("listdir")
     with pytest.raises(StorageFailed, match="cannot list"):

@@ -18,7 +18,7 @@ from qmq.storage.recovery.decide import Source
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 #: Small, so that a short workload rolls segments and renews reserves.
 OPTIONS = {"segment_bytes": 16 << 10, "max_frame_bytes": 6 << 10, "reserve_bytes": 48 << 10, "partitions": 2}
@@ -29,7 +29,7 @@ GROUPS = {"all": "", "one": "a"}
 class FaultedBroker(Driven):
     """What a sync or a checkpoint raises is noted and handed in, as the wiring does it."""
 
-    def __init__(self, directory: Path, disk: FaultyDisk) -> None:
+    def __init__(self, directory: Path, disk: FakeDisk) -> None:
         self.errors: list[QmqError] = []
         super().__init__(directory, disk=disk, **OPTIONS)
 
@@ -96,7 +96,7 @@ class _CouldNotStart(Exception):
 class World:
     """One data directory, its broker while one runs, and what its clients were told."""
 
-    def __init__(self, directory: Path, disk: FaultyDisk) -> None:
+    def __init__(self, directory: Path, disk: FakeDisk) -> None:
         self.directory = directory
         self.disk = disk
         self.driven: FaultedBroker
@@ -142,7 +142,7 @@ class World:
     def copied(self, directory: Path) -> World:
         """The same clients, with a copy of the directory, while no broker runs."""
         shutil.copytree(self.directory, directory)
-        other = World(directory, FaultyDisk())
+        other = World(directory, FakeDisk("boot-1"))
         other.batches = [replace(batch) for batch in self.batches]
         other.got = defaultdict(list, {group: list(bodies) for group, bodies in self.got.items()})
         other.expected = dict(self.expected)

@@ -18,7 +18,7 @@ from qmq.broker.ports.commands import Ack, Administer, Unsubscribe
 from qmq.broker.ports.effects import Messages
 from qmq.broker.ports.limits import BrokerLimits
 from tests.broker.harness import Driven
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 
 LAPSE_MS = 30_000
 #: Messages a batch, and so a range of what is held.
@@ -36,7 +36,7 @@ class Turns(NamedTuple):
 
 def holding(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
     """A broker with a consumer that holds so many messages, and has acknowledged so many, scattered among them."""
-    driven = Driven(directory, BrokerLimits(lapse_ms=LAPSE_MS), disk=HastyDisk())
+    driven = Driven(directory, BrokerLimits(lapse_ms=LAPSE_MS), disk=FakeDisk())
     subscription = driven.subscribe("a", group="g")
     settings = {"max_unacked": messages, "max_unacked_bytes": 1 << 40}
     driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "settings": settings}))

@@ -15,7 +15,7 @@ from pathlib import Path
 from qmq.broker.ports.commands import Send
 from qmq.format.build import RunContent, build_batch, make_header
 from tests.broker.harness import PRODUCER, Driven
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 
 BATCH = 5_000
 YEAR_S = 365 * 86_400
@@ -44,7 +44,7 @@ def main(messages: int) -> None:
     """Send, wait, start, deliver."""
     chance = random.Random(1)
     with tempfile.TemporaryDirectory() as directory:
-        driven = Driven(Path(directory) / "data", disk=HastyDisk())
+        driven = Driven(Path(directory) / "data", disk=FakeDisk())
         before = anonymous_mib()
         begun = time.process_time()
         for _ in range(messages // BATCH):

@@ -11,7 +11,7 @@ from qmq.broker.ports.commands import Send, SyncBroken
 from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import SyncFailed
 from tests.broker.harness import Driven, bodies_of
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 SMALL = {"segment_bytes": 64 << 10, "max_frame_bytes": 16 << 10}
 LEFT = ["killed", "killed, and the pages gone", "without power"]
@@ -19,7 +19,7 @@ LEFT = ["killed", "killed, and the pages gone", "without power"]
 
 def break_partition(driven: Driven) -> None:
     """Have the sync that is wanted fail."""
-    assert isinstance(driven.disk, FaultyDisk)
+    assert isinstance(driven.disk, FakeDisk)
     (wanted,) = driven.wanted
     driven.wanted.clear()
     driven.disk.fail("fdatasync")
@@ -34,21 +34,21 @@ def break_partition(driven: Driven) -> None:
 
 def started_again(driven: Driven, left: str) -> Driven:
     """Another broker, on what is left of the directory."""
-    assert isinstance(driven.disk, FaultyDisk)
+    assert isinstance(driven.disk, FakeDisk)
     directory = driven.directory.with_name("left")
     if left == "killed":
         shutil.copytree(driven.directory, directory)
     else:
         driven.disk.without_power(driven.directory, directory)
     driven.store.close(clean=False)
-    disk = FaultyDisk("boot-2" if left == "without power" else driven.disk.boot)
+    disk = FakeDisk("boot-2" if left == "without power" else driven.disk.boot)
     return Driven(directory, disk=disk, partitions=driven.store.partitions, **SMALL)
 
 
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_what_failed_to_sync_can_be_sent_again_after_a_restart(tmp_path: Path, partitions: int, left: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(tmp_path / "first")
     driven = Driven(tmp_path / "first", disk=disk, auto_sync=False, partitions=partitions, **SMALL)
     driven.do(driven.send_command({"a": [b"a0"], "b": [b"b0"]}))
@@ -91,7 +91,7 @@ def test_what_failed_to_sync_can_be_sent_again_after_a_restart(tmp_path: Path, p
 
 
 def test_a_kill_soon_after_a_failed_sync_gives_no_place_again(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(tmp_path / "first")
     driven = Driven(tmp_path / "first", disk=disk, auto_sync=False, **SMALL)
     seen = driven.send("a", b"seen", flush=False)
@@ -111,7 +111,7 @@ def test_producers_that_are_not_packed_each_time_are_packed_then(
     tmp_path: Path, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.broker.broker._PRODUCERS_AT_ONCE_BYTES", 0)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(tmp_path / "first")
     driven = Driven(tmp_path / "first", disk=disk, auto_sync=False, **SMALL)
     failed = driven.send_command({"a": [b"a0"]})

@@ -20,14 +20,14 @@ from qmq.storage.disk.disk import PAGE
 from tests.broker.cut_files import BATCHES, SUBJECTS
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 
 BODY = bytes(3_000)
 
 
-def cold(tmp_path: Path, messages: int = 12, partitions: int = 1) -> tuple[Driven, ForgetfulDisk, list[bytes]]:
+def cold(tmp_path: Path, messages: int = 12, partitions: int = 1) -> tuple[Driven, FakeDisk, list[bytes]]:
     """A broker whose messages have all been forgotten, reads to be done by hand."""
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10, partitions=partitions)
     bodies = [b"%d." % number + BODY for number in range(messages)]
     for body in bodies:
@@ -167,7 +167,7 @@ def test_what_is_forgotten_at_once_is_served_a_little_at_a_time(tmp_path: Path, 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def old(tmp_path: Path, messages: int = 60, partitions: int = 1) -> tuple[Driven, ForgetfulDisk, list[bytes]]:
+def old(tmp_path: Path, messages: int = 60, partitions: int = 1) -> tuple[Driven, FakeDisk, list[bytes]]:
     """A broker that has just started on several sealed segments, of which nothing is in memory."""
     driven, disk, bodies = cold(tmp_path, messages, partitions)
     driven.checkpoint()  # seals
@@ -355,7 +355,7 @@ def ask(driven: Driven, action: str, **fields: object) -> Administer:
 
 @pytest.mark.parametrize("disconnects", [False, True])
 def test_a_group_that_goes_to_a_time_that_is_not_in_memory_waits_for_a_read(tmp_path: Path, disconnects: bool) -> None:
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     stamps = [driven.send("a.x", b"%d." % number + BODY).stored_at_us for number in range(60)]
     subscription = driven.subscribe("a.")
@@ -378,7 +378,7 @@ def test_a_group_that_goes_to_a_time_that_is_not_in_memory_waits_for_a_read(tmp_
 
 
 def test_dead_letters_that_are_not_in_memory_are_listed_as_they_are_read(tmp_path: Path) -> None:
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     for number in range(60):
         driven.send("a.x", b"%d." % number + BODY)

@@ -14,8 +14,7 @@ from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from tests.broker.harness import PRODUCER, START_US, Driven, bodies_of, runs_of_answer
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import segment_files
 
 SEVERAL = {"a.x": [b"0", b"1", b"2"], "a.y": [b"3", b"4"], "b": [b"5"]}
@@ -46,7 +45,7 @@ def rot(driven: Driven, position: int, offset: int) -> None:
 
 
 def test_what_is_sound_is_told_so(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     assert report(driven, position).found == "sound"
     assert report(driven, position, 1, 3).found == "sound"
@@ -56,7 +55,7 @@ def test_what_is_sound_is_told_so(tmp_path: Path) -> None:
 
 
 def test_what_is_bad_is_told_of_once_and_served_no_more(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     size = driven.store.read_entry(0, 1)[10]
     rot(driven, position, size - 17)  # in the run of a.y, or the last: its columns or bodies
@@ -80,7 +79,7 @@ def test_what_is_bad_is_told_of_once_and_served_no_more(tmp_path: Path) -> None:
 
 
 def test_one_bad_message_leaves_the_others_of_its_run(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     bodies = [b"message %02d" % number for number in range(50)]
     position = driven.send("a", *bodies).position
     size = driven.store.read_entry(0, 0)[10]
@@ -97,7 +96,7 @@ def test_one_bad_message_leaves_the_others_of_its_run(tmp_path: Path) -> None:
 
 
 def test_a_rotten_header_costs_its_batch(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     rot(driven, position, 40)
     assert report(driven, position).found == "bad"
@@ -106,7 +105,7 @@ def test_a_rotten_header_costs_its_batch(tmp_path: Path) -> None:
 
 
 def test_a_pull_that_comes_upon_a_bad_header_tells_of_it_once(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     rot(driven, position, 40)
     for group in ("one", "two"):
@@ -117,7 +116,7 @@ def test_a_pull_that_comes_upon_a_bad_header_tells_of_it_once(tmp_path: Path) ->
 
 
 def test_headers_that_nobody_can_decode_are_bad(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     headers = [MessageHeader(b"\x81\xa1k\x91\xa1k", 0, 0), MessageHeader(b"\xc1junk", 0, 0), MessageHeader(b"", 0, 0)]
     parts = build_batch(
         [RunContent("a", [b"0", b"1", b"2"], headers)],
@@ -136,14 +135,14 @@ def test_headers_that_nobody_can_decode_are_bad(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("partition", "shift"), [(0, 1), (0, 1 << 40), (7, 0)])
 def test_places_where_no_batch_begins_are_unknown(tmp_path: Path, partition: int, shift: int) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     assert report(driven, position + shift, partition=partition).found == "unknown"
     driven.close()
 
 
 def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     position = sent_batch(driven)
     disk.fail_always("open", errno.EMFILE, ".messages")
@@ -159,7 +158,7 @@ def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path) -> None:
 
 
 def test_reports_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
     monkeypatch.setattr(damage, "MAX_ALL_REPORTS", damage.MAX_REPORTS + 1)
 
@@ -184,7 +183,7 @@ def test_reports_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_report_of_the_current_segment(tmp_path: Path) -> None:
     """What was written a moment ago can be checked as well."""
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     position = driven.send("a", b"now").position
     assert report(driven, position).found == "sound"
     driven.close()
@@ -205,7 +204,7 @@ def spoil(driven: Driven, position: int) -> None:
 @pytest.mark.parametrize("lost", [1, 6])
 def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str | None, lost: int) -> None:
     """The first answer has it, whole as it lies; the next one all others."""
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     before = driven.send("a.x", b"before").position
     position = driven.store.end(0)
     driven.do(driven.send_command(SEVERAL if lost > 1 else {"a.x": [b"one"]}))

@@ -25,8 +25,8 @@ from qmq.storage.verify.report import Report
 from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import S, cancel, delay, follow
 from tests.broker.harness import Driven
-from tests.storage.disks import HastyDisk
-from tests.storage.histories import FILLS, Files, Rebooted, cut, quick_directory, write_files
+from tests.fake_disk import REBOOTED, FakeDisk
+from tests.storage.histories import FILLS, Files, cut, quick_directory, write_files
 
 SMALL: Final = {"segment_bytes": 2_048, "max_frame_bytes": 1_536, "reserve_bytes": 1 << 20}
 LATER_MS: Final = 1_000_000
@@ -53,7 +53,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.due: dict[str, int] = {}
         self.cancelled: set[str] = set()
-        self.driven = Driven(path, disk=HastyDisk(), **SMALL)
+        self.driven = Driven(path, disk=FakeDisk(), **SMALL)
         self._send(16, 5, 500)
         self.driven.checkpoint()
         self._send(4, 3, 600)
@@ -112,7 +112,7 @@ def kind_of(name: str) -> str:
 def survive(directory: Path, files: Files, moment: Moment, lost: set[str], disk: Disk | None = None) -> Report:
     """A broker starts on these files and delivers all that falls due, but maybe for *lost*; what verify says after."""
     write_files(directory, files)
-    driven = Driven(directory, disk=disk if disk is not None else HastyDisk(), **SMALL)
+    driven = Driven(directory, disk=disk if disk is not None else FakeDisk(), **SMALL)
     driven.now = driven.now._replace(wall_us=moment.now_us)
     for milliseconds in (1_000, *[LATER_MS] * 8):
         driven.advance(milliseconds)
@@ -234,5 +234,5 @@ def test_some_files_are_older_or_newer_than_the_others(history: History, quick: 
 
 
 def test_loss_of_power_takes_what_was_not_synced_and_no_more(history: History, quick: Path) -> None:
-    report = survive(quick / "reboot", history.newer.files, history.newer, set(), Rebooted())
+    report = survive(quick / "reboot", history.newer.files, history.newer, set(), FakeDisk(REBOOTED))
     assert not [one for one in report.findings if one.severity == "fault"]

@@ -12,13 +12,13 @@ from qmq.broker.ports.commands import LastSequence, Send, SyncBroken
 from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import BadBatch, InvalidName, StorageError, StorageFull, SyncFailed, TooManySubjects
 from tests.broker.harness import Driven, batch_of, bodies_of
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 OTHER = b"o" * 16
 
 
 def test_a_checkpoint_remembers_no_batch_that_is_not_stored(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path / "one", disk=disk)
     driven.send("a", b"0")
     driven.broker.handle(driven.send_command({"a": [b"1"]}), driven.now)  # its turn is not over
@@ -94,7 +94,7 @@ def test_a_subject_named_twice_in_one_batch_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("operation", ["pwritev", "open", "ftruncate", "map"])
 def test_a_send_that_fails_anywhere_can_be_repeated(tmp_path: Path, operation: str, code: int, nth: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk, segment_bytes=16 << 10, max_frame_bytes=8 << 10, partitions=2)
     disk.fail(operation, nth, code)
     bodies = [b"%d." % number + bytes(1_500) for number in range(24)]
@@ -124,7 +124,7 @@ def test_a_send_that_fails_anywhere_can_be_repeated(tmp_path: Path, operation: s
 
 
 def test_a_batch_on_its_way_does_not_overtake_one_that_was_refused(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     first, second, third = (driven.send_command({"a": [b"%d" % number]}) for number in range(3))
     disk.fail("pwritev", 1, errno.ENOSPC)
@@ -142,7 +142,7 @@ def test_a_batch_on_its_way_does_not_overtake_one_that_was_refused(tmp_path: Pat
 
 
 def test_a_batch_that_is_given_up_keeps_later_ones_back_once(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     given_up, second = driven.send_command({"a": [b"0"]}), driven.send_command({"a": [b"1"]})
     disk.fail("pwritev", 1, errno.ENOSPC)
@@ -172,7 +172,7 @@ def _again(command: Send) -> Send:
 
 def _left_behind(directory: Path, *contents: dict[str, list[bytes]], partitions: int = 1) -> tuple[Driven, list[Send]]:
     """A broker whose last write failed behind the first of several batches, and left that one in the log."""
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(directory, disk=disk, partitions=partitions)
     driven.send("a", b"before", flush=False)
     commands = [driven.send_command(content) for content in contents]
@@ -252,7 +252,7 @@ def test_nothing_of_a_broken_partition_is_acknowledged_when_it_is_asked_for_agai
 
 def test_other_partitions_go_on_with_the_subjects_of_a_broken_one(tmp_path: Path) -> None:
     """Batches that they take are acknowledged, so they are handed out, in order, and so is what lies before them."""
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, auto_sync=False, disk=disk, partitions=2)
     driven.do(driven.send_command({"a": [b"a0"]}))
     driven.sync()

@@ -18,8 +18,8 @@ import pytest
 from qmq.broker.ports.effects import Messages, Refused, Sent
 from qmq.errors import StorageError, StorageFailed, StorageFull, SyncFailed
 from tests.broker.faulted import GROUPS, World
+from tests.fake_disk import FAILING, FakeDisk
 from tests.faults.ledger import fresh_seed
-from tests.storage.faults import FAILING, FaultyDisk
 
 #: Each with how many operations it strikes in the normal run, once and for good.
 SAMPLES = {
@@ -41,7 +41,7 @@ LATELY = 24
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A directory whose broker was killed: sealed segments, a checkpoint, a tail behind it, groups in the middle."""
-    world = World(tmp_path_factory.mktemp("killed"), FaultyDisk())
+    world = World(tmp_path_factory.mktemp("killed"), FakeDisk("boot-1"))
     world.open()
     for number in range(10):
         one_round(world, number)
@@ -97,7 +97,7 @@ def check_reads(world: World) -> None:
 def check_after(world: World, clean: bool) -> None:
     """Everything that was acknowledged is there, once, in order, where its client was told; nothing refused is."""
     world.verified()
-    world.disk = FaultyDisk()
+    world.disk = FakeDisk("boot-1")
     world.open()
     found = world.drain("audit")
     assert len(found) == len(set(found))

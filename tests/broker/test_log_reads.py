@@ -15,15 +15,14 @@ from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 from tests.broker.test_cold_reads import cold
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import segment_files
 
 
 def filled(path: Path, batches: int = 30, disk: Disk | None = None) -> tuple[Driven, list[int]]:
     """A broker with some segments; where its batches begin."""
     driven = Driven(
-        path, disk=disk if disk is not None else HastyDisk(), segment_bytes=16 << 10, max_frame_bytes=8 << 10
+        path, disk=disk if disk is not None else FakeDisk(), segment_bytes=16 << 10, max_frame_bytes=8 << 10
     )
     places = [driven.send("a", b"x" * 500, b"y" * 500).position for _ in range(batches)]
     return driven, places
@@ -145,7 +144,7 @@ def test_rows_that_are_not_in_memory_are_read_first(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_does_not_give_is_an_error(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven, places = filled(tmp_path, 3, disk)
     disk.fail("pread")
     (answer,) = driven.do(ReadLog(1, driven.request(), 0, places[0], 100))

@@ -18,8 +18,7 @@ from qmq.broker.ports.commands import Ack, Disconnected, Send, Unsubscribe, With
 from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent, Unsubscribed
 from qmq.errors import Fenced, StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
-from tests.storage.faults import FaultyDisk
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 
 SUBJECTS = ["a.x", "a.y", "a.x.z", "b", "b.x"]
 PREFIXES = [(prefix,) for prefix in ["", "a.", "a.x", "a.x.", "b"]] + [("a.", "b"), ("b", "a.x", "b.x")]
@@ -120,7 +119,7 @@ def test_histories(history: list[tuple], partitions: int, forgets: float | None,
         driven = Driven(
             Path(directory, "first"),
             auto_sync=False,
-            disk=FaultyDisk() if forgets is None else ForgetfulDisk(seed, forgets),
+            disk=FakeDisk("boot-1") if forgets is None else FakeDisk("boot-1", forgets=forgets, seed=seed),
             partitions=partitions,
             segment_bytes=64 << 10,
             max_frame_bytes=16 << 10,
@@ -170,7 +169,7 @@ def run_step(driven: Driven, model: Model, number: int, step: tuple) -> None:  #
             model.take(driven.sync())
         case ("read",):
             model.take(driven.read())
-        case ("forget",) if isinstance(driven.disk, ForgetfulDisk):
+        case ("forget",) if isinstance(driven.disk, FakeDisk):
             driven.disk.forget()
         case ("advance",):
             model.take(driven.advance(50))
@@ -202,7 +201,7 @@ def send(driven: Driven, model: Model, number: int, batches: list[tuple[dict[str
         commands.append(driven.send_command(contents, flush))
         sent[commands[-1].request] = Batch(commands[-1], contents)
     model.batches += sent.values()
-    assert isinstance(driven.disk, FaultyDisk)
+    assert isinstance(driven.disk, FakeDisk)
     if failing:
         driven.disk.fail("pwritev", failing, errno.ENOSPC)
     said = driven.do(*commands)

@@ -21,10 +21,9 @@ from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.startup.test_rewind import spoil
 from tests.broker.test_consuming import filled, killed, many
 from tests.broker.test_rotten_records import records
+from tests.fake_disk import FakeDisk
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
-from tests.storage.disks import FullDisk
-from tests.storage.faults import FaultyDisk
 
 #: Blocks are small, so that there are many.
 BLOCK = 2
@@ -78,7 +77,7 @@ def test_a_rotten_reserve(tmp_path: Path, copies: tuple[int, ...], prefix: str, 
 
 
 def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None:
-    disk = FullDisk()
+    disk = FakeDisk()
     driven = filled(tmp_path, COUNT)
     driven.store.close(clean=False)
     driven.disk = disk
@@ -86,7 +85,7 @@ def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None
     subscription = joined(driven, "a.", max_unacked=BLOCK)
     got, refused = taken(driven, subscription, 2), 0
     disk.full = True
-    disk._allocated.clear()  # what was allocated is used up as well
+    disk.use_up_allocated()  # what was allocated is used up as well
     for _ in range(6):
         (answer,) = driven.do(driven.pull_command(subscription, max_count=3))
         if isinstance(answer, Refused):
@@ -158,8 +157,8 @@ def test_power_is_lost_at_each_operation() -> None:
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 def test_each_operation_fails(tmp_path: Path, code: int, lasting: bool) -> None:
-    def filled_on(path: Path) -> tuple[FaultyDisk, FaultedBroker]:
-        disk = FaultyDisk()
+    def filled_on(path: Path) -> tuple[FakeDisk, FaultedBroker]:
+        disk = FakeDisk("boot-1")
         driven = FaultedBroker(path, disk)
         for body in many(COUNT):
             driven.send("a.x", body)

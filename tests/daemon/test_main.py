@@ -27,44 +27,16 @@ from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import Kind
 from qmq.net.server.listening import CannotListen
 from qmq.settings import Settings
-from qmq.storage.disk.disk import Disk
 from tests.broker_process import running
+from tests.fake_disk import FakeDisk
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
-from tests.storage.disks import FullDisk
-from tests.storage.faults import FaultyDisk
 
 FLUSH, APPEND = wire.FLUSH, 0
 
 
-class WatchedDisk(Disk):
-    """Lets a test count syncs, hold them up and make them fail."""
-
-    def __init__(self) -> None:
-        self.syncs = 0
-        self.may_sync = threading.Event()
-        self.may_sync.set()
-        self.error = 0
-        self.renamed: list[str] = []
-        self.rename_error = 0
-        self.failed_renames = 0
-
-    def fdatasync(self, fd: int) -> None:
-        self.may_sync.wait()
-        self.syncs += 1
-        if self.error:
-            raise OSError(self.error, os.strerror(self.error))
-        super().fdatasync(fd)
-
-    def rename(self, source: Path, target: Path) -> None:
-        if self.rename_error:
-            self.failed_renames += 1
-            raise OSError(self.rename_error, os.strerror(self.rename_error))
-        super().rename(source, target)
-        self.renamed.append(target.name)
-
-    @property
-    def checkpoints(self) -> int:
-        return sum(name.startswith("checkpoint") for name in self.renamed)
+def checkpoints(disk: FakeDisk) -> int:
+    """How many checkpoints were taken."""
+    return sum(name.startswith("checkpoint") for name in disk.renamed)
 
 
 def send(request: int, durability: int, body: bytes = b"x", subject: str = "a.b") -> bytes:
@@ -89,14 +61,14 @@ async def until(happened: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("durability", [FLUSH, APPEND])
 @on_uvloop
 async def test_what_is_sent_is_stored_and_can_be_pulled(tmp_path: Path, durability: int) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client = await RawClient.connect(broker.address)
-        before = disk.syncs
+        before = disk.calls["fdatasync"]
         client.send(send(1, durability, b"first"))
         _, _, partition, store_id, sequences = sent_fields(await client.read())
         assert (partition, store_id, sequences) == (0, broker.store.store_id, (0,))
-        assert disk.syncs - before == (durability == FLUSH)
+        assert disk.calls["fdatasync"] - before == (durability == FLUSH)
         subscription = await subscribe(client)
         client.send(pull(2, subscription, timeout_ms=10_000))
         assert b"first" in bytes((await client.read()).payload)
@@ -148,7 +120,7 @@ async def test_a_restart_goes_on_where_the_last_one_stopped(tmp_path: Path) -> N
 
 @on_uvloop
 async def test_several_partitions_sync_each_for_itself(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, partitions=3, checkpoint_ms=3_600_000) as broker:
         client = await RawClient.connect(broker.address)
         used = set()
@@ -259,7 +231,7 @@ async def test_a_directory_that_others_may_read_stays_so_and_works(tmp_path: Pat
 
 @on_uvloop
 async def test_a_full_disk_refuses_sends_serves_reads_and_takes_sends_again(tmp_path: Path) -> None:
-    disk = FullDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client = await RawClient.connect(broker.address)
         client.send(send(1, FLUSH, b"before"))
@@ -280,15 +252,15 @@ async def test_a_full_disk_refuses_sends_serves_reads_and_takes_sends_again(tmp_
 async def test_after_a_failed_sync_nothing_more_is_acknowledged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client = await RawClient.connect(broker.address)
         client.send(send(1, FLUSH, b"before"))
         await client.read()
-        disk.error = errno.EIO
+        disk.fail_always("fdatasync", errno.EIO)
         client.send(send(2, FLUSH))
         assert await client.error() == (2, "sync_failed")
-        disk.error = 0
+        disk.heal()
         client.send(send(3, FLUSH), send(4, APPEND))
         assert [await client.error(), await client.error()] == [(3, "sync_failed"), (4, "sync_failed")]
         subscription = await subscribe(client)
@@ -426,7 +398,7 @@ async def test_a_delay_log_that_goes_stops_delayed_messages_only(tmp_path: Path)
 
 @on_uvloop
 async def test_a_sync_that_could_not_begin_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
     async with running(tmp_path, disk, checkpoint_ms=3_600_000, **small) as broker:
         client = await RawClient.connect(broker.address)
@@ -446,7 +418,7 @@ async def test_a_sync_that_could_not_begin_is_tried_again(tmp_path: Path, caplog
 
 @on_uvloop
 async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     async with running(tmp_path, disk, partitions=2, checkpoint_ms=10) as broker:
         client = await RawClient.connect(broker.address)
         disk.fail("fdatasync")
@@ -464,13 +436,13 @@ async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp
 
 @on_uvloop
 async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
         client.send(send(1, APPEND, b"seen"))
         await client.read()
         subscription = await subscribe(other)
-        disk.may_sync.clear()
+        disk.stall("fdatasync")
         client.send(send(2, FLUSH, b"waits"))
         other.send(pull(3, subscription))
         assert b"seen" in bytes((await other.read()).payload)
@@ -478,7 +450,7 @@ async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path
         assert (await other.read()).kind == Kind.SENT
         other.send(pull(5, subscription))
         assert len((await other.read()).payload) == 0  # nothing passes what is not on disk
-        disk.may_sync.set()
+        disk.go_on()
         assert (await client.read()).kind == Kind.SENT
         other.send(pull(6, subscription, timeout_ms=10_000, least=2))
         assert b"waits" in bytes((await other.read()).payload)
@@ -486,37 +458,21 @@ async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path
         await other.close()
 
 
-class PartlyStalledDisk(Disk):
-    """Whose files below *part* cannot be synced while ``may_sync`` is not set."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-        self.may_sync = threading.Event()
-        self.may_sync.set()
-        self.waiting = 0
-
-    def fdatasync(self, fd: int) -> None:
-        if self._part in os.readlink(f"/proc/self/fd/{fd}"):
-            self.waiting += not self.may_sync.is_set()
-            self.may_sync.wait(60)  # or a test that fails would never end
-        super().fdatasync(fd)
-
-
 @on_uvloop
 async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: Path) -> None:
-    disk = PartlyStalledDisk("log-0")
+    disk = FakeDisk()
     bounds = {"partitions": 2, "checkpoint_bytes": "256 KiB", "max_unsynced_bytes": "1 MiB"}
     async with running(tmp_path, disk, **bounds) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
-        disk.may_sync.clear()
+        disk.stall("fdatasync", "log-0")
         for request in range(1, 51):  # 10 MiB, ten times what may be unsynced
             client.send(send(request, APPEND, request.to_bytes() * 200_000, "a.0" if request % 2 else "a.1"))
             assert (await client.read()).kind == Kind.SENT
-        assert disk.waiting
+        assert disk.stalled
         assert broker.store.end(0) - broker.store.synced(0) < 1 << 20
         other.send(frame(Kind.SEND, 1, batch(b"y", subject="b.1", producer=b"q" * 16), flags=FLUSH))
         assert sent_fields(await other.read())[2] == 1
-        disk.may_sync.set()
+        disk.go_on()
         subscription = await subscribe(other)
         found = b""
         while len(found) < 50 * 200_000:
@@ -532,9 +488,9 @@ async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: P
 
 @on_uvloop
 async def test_a_send_that_waits_for_a_stalled_disk_ends_as_unknown(tmp_path: Path) -> None:
-    disk = PartlyStalledDisk("log-0")
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
-        disk.may_sync.clear()
+        disk.stall("fdatasync", "log-0")
         try:
             async with qmq.connect(broker.url, send_timeout=0.5) as client:
                 await client.send("a.b", b"seen", durability="append")
@@ -542,10 +498,10 @@ async def test_a_send_that_waits_for_a_stalled_disk_ends_as_unknown(tmp_path: Pa
                     await client.send("a.b", b"waits")
                 async with client.subscribe("a.", group="g") as consumer:
                     assert [message.body for message in await consumer.pull(timeout=20)] == [b"seen"]
-                    disk.may_sync.set()
+                    disk.go_on()
                     assert [message.body for message in await consumer.pull(timeout=20)] == [b"waits"]
         finally:
-            disk.may_sync.set()
+            disk.go_on()
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -553,48 +509,48 @@ async def test_a_send_that_waits_for_a_stalled_disk_ends_as_unknown(tmp_path: Pa
 
 @on_uvloop
 async def test_checkpoints_come_while_something_changes_and_not_else(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=10) as broker:
         client = await RawClient.connect(broker.address)
         client.send(send(1, APPEND))
         await client.read()
-        await until(lambda: disk.checkpoints == 1)
+        await until(lambda: checkpoints(disk) == 1)
         await until(lambda: broker.store.synced(0) == broker.store.end(0))
         # An idle broker writes nothing: a connection, its pulls that bring nothing, and time change nothing to keep.
         subscription = await subscribe(client, prefix="b.")
-        await until(lambda: disk.checkpoints == 2)
+        await until(lambda: checkpoints(disk) == 2)
         for request in range(10, 16):
             client.send(pull(request, subscription, timeout_ms=10))
             await client.read()
-        assert disk.checkpoints == 2
+        assert checkpoints(disk) == 2
         client.send(send(2, APPEND))  # of one that waits for a sync a checkpoint may see the bytes and miss the answer
         await client.read()
-        await until(lambda: disk.checkpoints == 3)
+        await until(lambda: checkpoints(disk) == 3)
         await client.close()
-    assert disk.checkpoints == 4
+    assert checkpoints(disk) == 4
 
 
 @on_uvloop
 async def test_many_bytes_bring_a_checkpoint_before_its_time(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000, checkpoint_bytes=65_536) as broker:
         client = await RawClient.connect(broker.address)
         client.send(send(1, APPEND, bytes(60_000)))
         await client.read()
-        assert disk.checkpoints == 0
+        assert checkpoints(disk) == 0
         client.send(send(2, APPEND, bytes(60_000)))
         await client.read()
-        await until(lambda: disk.checkpoints == 1)
+        await until(lambda: checkpoints(disk) == 1)
         await client.close()
 
 
 @on_uvloop
 async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     settings = {"checkpoint_ms": 3_600_000, "checkpoint_bytes": 1 << 20, "max_unsynced_bytes": 2 << 20}
     async with running(tmp_path, disk, **settings) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
-        disk.may_sync.clear()
+        disk.stall("fdatasync")
         for request in range(1, 40):
             client.send(send(request, APPEND, bytes(300_000)))
         await until(lambda: broker.server._sends_held)
@@ -603,7 +559,7 @@ async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
             other.send(frame(Kind.SUBJECTS, request))
             assert (await other.read()).kind == Kind.SUBJECT_LIST
         assert broker.store.end(0) == held_at
-        disk.may_sync.set()
+        disk.go_on()
         for request in range(1, 40):
             assert (await client.read()).request == request
         await client.close()
@@ -614,21 +570,21 @@ async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
 async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     caplog.set_level(logging.INFO)
     async with running(tmp_path, disk, checkpoint_ms=10, max_unsynced_bytes=1 << 20) as broker:
         client = await RawClient.connect(broker.address)
-        disk.rename_error = errno.ENOSPC
+        disk.fail_always("rename")
         client.send(send(1, APPEND))
         await client.read()
         await until(lambda: "no checkpoint could be taken" in caplog.text)
         for request in range(2, 12):  # far over max_unsynced_bytes, but waiting would be for nothing
             client.send(send(request, APPEND, bytes(300_000)))
             await client.read()
-        tries = disk.failed_renames
-        await until(lambda: disk.failed_renames > tries + 2)
+        tries = disk.calls["rename"]
+        await until(lambda: disk.calls["rename"] > tries + 2)
         assert caplog.text.count("no checkpoint could be taken") == 1
-        disk.rename_error = 0
+        disk.heal()
         await until(lambda: "checkpoints can be taken again" in caplog.text)
         await client.close()
 
@@ -663,18 +619,18 @@ async def test_a_checkpoint_that_fails_as_nobody_foresaw_is_tried_again_too(
 
 @on_uvloop
 async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> None:
-    disk = WatchedDisk()
+    disk = FakeDisk()
     broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
     await broker.start()
     sender, parked = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
     subscription = await subscribe(parked, prefix="other.")
     parked.send(pull(5, subscription, timeout_ms=60_000))
-    disk.may_sync.clear()
+    disk.stall("fdatasync")
     sender.send(send(1, FLUSH))
     await until(lambda: broker.broker.waiting_for_sync() == 1 and broker.broker.parked_pulls() == 1)
     stopping = asyncio.create_task(broker.stop())
     assert await parked.error() == (5, "broker_stopping")
-    disk.may_sync.set()
+    disk.go_on()
     assert sent_fields(await sender.read())[4] == (0,)
     for client in (sender, parked):
         assert await client.error() == (0, "broker_stopping")
@@ -688,18 +644,18 @@ async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> Non
 @on_uvloop
 async def test_a_stop_does_not_wait_for_a_disk_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "_PATIENCE_S", 0.3)
-    disk = WatchedDisk()
+    disk = FakeDisk()
     broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
     await broker.start()
     client = await RawClient.connect(broker.address)
-    disk.may_sync.clear()
+    disk.stall("fdatasync")
     client.send(send(1, FLUSH, b"kept"))
     await until(lambda: broker.broker.waiting_for_sync() == 1)
     with pytest.raises(StorageError, match="did not answer"):
         await broker.stop()
     with pytest.raises(DirectoryInUse):  # its threads may write yet, so no other broker may
         RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"))
-    disk.may_sync.set()
+    disk.go_on()
     await until(lambda: "qmq-close" not in {thread.name for thread in threading.enumerate()})
     monkeypatch.undo()  # a loaded machine needs longer for a good stop
     assert await client.error() == (0, "broker_stopping")

@@ -16,8 +16,7 @@ from qmq.broker.damage import TellRate
 from qmq.daemon.main import RunningBroker
 from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from tests.broker_process import running
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import segment_files
 
 PATIENCE_S: Final = 20
@@ -61,7 +60,7 @@ def place_in(file: Path, body: bytes) -> int:
 
 async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "qmq.broker")
-    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+    async with running(tmp_path, FakeDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
         files = segment_files(tmp_path)[:-1]
         assert len(files) >= 3
@@ -95,7 +94,7 @@ async def test_a_run_of_an_error_log_is_read_again_as_well(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", 30)
-    async with running(tmp_path, HastyDisk(), **SMALL) as broker, qmq.connect(broker.url) as client:
+    async with running(tmp_path, FakeDisk(), **SMALL) as broker, qmq.connect(broker.url) as client:
         await client.send_many("a.b", [b"%d" % number for number in range(50)])
         async with client.subscribe("a.", group="g") as consumer:
             for message in await consumer.pull(50):
@@ -117,7 +116,7 @@ async def test_of_more_than_a_log_can_hold_some_are_named(
 ) -> None:
     monkeypatch.setattr("qmq.daemon.main._TOLD_AT_ONCE", 3)
     monkeypatch.setattr("qmq.daemon.main._TOLD_EVERY_US", 3_600_000_000)
-    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+    async with running(tmp_path, FakeDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
         file = segment_files(tmp_path)[0]
         for body in bodies[:20]:
@@ -137,7 +136,7 @@ def test_a_rate_is_kept_and_nothing_is_saved_up_beyond_its_burst() -> None:
 
 
 async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path, HastyDisk(), **SMALL) as broker:
+    async with running(tmp_path, FakeDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
         first, second, *_ = segment_files(tmp_path)
         first.rename(tmp_path / "elsewhere")
@@ -154,7 +153,7 @@ async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.L
 
 
 async def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     async with running(tmp_path, disk, **SMALL) as broker:
         await fill(broker.url, 200)
         disk.fail_always("preadv", errno.EMFILE)
@@ -174,20 +173,20 @@ async def test_a_new_broker_does_not_wait_a_round_for_its_first_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.daemon.scrubber._EMPTY_US", 1_000)
-    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_round_ms": 3_600_000})) as broker:
+    async with running(tmp_path, FakeDisk(), **(SMALL | {"scrub_round_ms": 3_600_000})) as broker:
         await fill(broker.url, 200)
         await rounds(broker, 1 - broker.counters.scrub_rounds)
 
 
 async def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_bytes_per_s": 0})) as broker:
+    async with running(tmp_path, FakeDisk(), **(SMALL | {"scrub_bytes_per_s": 0})) as broker:
         await fill(broker.url, 200)
     assert (broker.counters.scrubbed_bytes, broker.counters.scrub_rounds) == (0, 0)
 
 
 async def test_the_rate_is_bounded(tmp_path: Path) -> None:
     """By the clock of the broker: no more was read than the time allows."""
-    async with running(tmp_path, HastyDisk(), **(SMALL | {"scrub_bytes_per_s": 1 << 20})) as broker:
+    async with running(tmp_path, FakeDisk(), **(SMALL | {"scrub_bytes_per_s": 1 << 20})) as broker:
         await fill(broker.url, 300)
         loop = asyncio.get_running_loop()
         begun, before = loop.time(), broker.counters.scrubbed_bytes

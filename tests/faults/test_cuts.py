@@ -25,11 +25,11 @@ from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
+from tests.fake_disk import FakeDisk
 from tests.faults.brokers import until
 from tests.faults.ledger import Ledger, drain, fresh_seed
 from tests.faults.proxy import Passing
 from tests.faults.wires import CUT_PORT, SPARED_PORT, Wires
-from tests.storage.disks import HastyDisk
 
 #: A thousand sessions of what other tests do once: they run several times as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -91,7 +91,7 @@ class World:
     async def start(self) -> None:
         """Have a broker on the directory."""
         settings = Settings.model_validate({"data_dir": self._path, "listen": "127.0.0.1:0", **SMALL})
-        broker = RunningBroker(settings, HastyDisk())
+        broker = RunningBroker(settings, FakeDisk())
         await broker.start()
         self.wires.broker = broker
 

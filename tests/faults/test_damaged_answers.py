@@ -13,8 +13,8 @@ import pytest
 import qmq
 from qmq.net.protocol.frames import FRAME_SIZE, Kind
 from tests.broker_process import running
+from tests.fake_disk import FakeDisk
 from tests.faults.proxy import TO_CLIENT, Fault, Passing, Proxy
-from tests.storage.disks import HastyDisk
 
 SEED: Final = 5
 FLIPS: Final = 150
@@ -62,7 +62,7 @@ async def test_damage_on_the_way_loses_nothing(
     monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     print(f"seed {SEED}")
     plan = FlipOne(SEED)
-    async with running(tmp_path, HastyDisk(), scrub_bytes_per_s=0) as broker:
+    async with running(tmp_path, FakeDisk(), scrub_bytes_per_s=0) as broker:
         sent = await fill(broker.url)
         expected = sorted(body for subject, body in sent if subject.startswith(prefix))
         async with Proxy(broker.address[1], plan) as proxy, qmq.connect(proxy.url) as client:
@@ -93,7 +93,7 @@ async def test_a_damaged_frame_header_ends_the_connection_at_most(
     monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.05)
     monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     plan = FlipOne()
-    async with running(tmp_path, HastyDisk(), scrub_bytes_per_s=0) as broker:
+    async with running(tmp_path, FakeDisk(), scrub_bytes_per_s=0) as broker:
         sent = await fill(broker.url)
         expected = [body for subject, body in sent if subject.startswith("a.0")]
         missed = Counter[int]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-import threading
 import time
 from itertools import product
 from pathlib import Path
@@ -18,13 +17,12 @@ from qmq.net.client import broker_link as link
 from qmq.net.client.options import Durability
 from qmq.net.client.producer import window as sending
 from qmq.net.protocol.frames import FLUSH, Kind
-from qmq.storage.disk.disk import Disk
 from tests.broker_process import running
+from tests.fake_disk import FakeDisk
 from tests.faults.brokers import broker_in, stored, until
 from tests.faults.ledger import Ledger, drain, fresh_seed
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Fault, Passing, Proxy, SeededFaults, swallow_answers
 from tests.net.frames import RawClient, batch, frame, sent_fields
-from tests.storage.faults import FaultyDisk
 
 DURABILITIES: Final[tuple[Durability, ...]] = ("append", "flush")
 WHERE: Final = ("before", "within", "after")
@@ -366,7 +364,7 @@ async def test_a_silent_broker_is_left_and_what_it_stored_is_not_stored_again(
 
 
 async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_room(tmp_path: Path) -> None:
-    disk, ledger = FaultyDisk(), Ledger()
+    disk, ledger = FakeDisk("boot-1"), Ledger()
     async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=60) as client:
         entries = [ledger.open("a") for _ in range(5)]
         ledger.acknowledged(entries, await client.send_many("a", [entry.body for entry in entries]))
@@ -383,7 +381,7 @@ async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_ro
 
 
 async def test_a_disk_that_stays_full_ends_in_an_error_that_names_it(tmp_path: Path) -> None:
-    disk, ledger = FaultyDisk(), Ledger()
+    disk, ledger = FakeDisk("boot-1"), Ledger()
     async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=PATIENT_S) as client:
         disk.fail_always("pwritev", errno.ENOSPC, ".messages")
         entry, unawaited = ledger.open("a", key="k"), ledger.open("a")
@@ -404,7 +402,7 @@ async def test_a_disk_that_stays_full_ends_in_an_error_that_names_it(tmp_path: P
 
 
 async def test_a_failed_sync_is_unknown_and_nothing_is_acknowledged_until_a_restart(tmp_path: Path) -> None:
-    disk, ledger = FaultyDisk(Disk().boot_id()), Ledger()  # of this boot: nothing is lost but the sync
+    disk, ledger = FakeDisk(), Ledger()  # of this boot: nothing is lost but the sync
     async with running(tmp_path / "data", disk, checkpoint_ms=3_600_000) as broker, qmq.connect(broker.url) as client:
         first = ledger.open("a")
         ledger.acknowledged([first], [await client.send("a", first.body)])
@@ -491,39 +489,13 @@ async def test_one_who_follows_from_now_on_misses_nothing_whatever_its_clock_say
                 assert plan.is_done
 
 
-class SlowDisk(Disk):
-    """Syncs of one directory wait, while ``slow``, until they are let go."""
-
-    def __init__(self, directory: str) -> None:
-        self.slow = False
-        self.waiting = False
-        self._directory = directory
-        self._paths: dict[int, str] = {}
-        self._go = threading.Event()
-
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        fd = super().open(path, flags, mode)
-        self._paths[fd] = str(path)
-        return fd
-
-    def fdatasync(self, fd: int) -> None:
-        if self.slow and self._directory in self._paths[fd]:
-            self.waiting = True
-            assert self._go.wait(30)
-        super().fdatasync(fd)
-
-    def let_go(self) -> None:
-        """Let them all through."""
-        self._go.set()
-
-
 @pytest.mark.parametrize("following", [("",), ("a.", "b."), ("a.x", "b.x"), ("silent", "b.", "a.")])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_one_who_follows_several_partitions_misses_nothing_while_one_disk_is_slow(
     tmp_path: Path, following: tuple[str, ...], when: str
 ) -> None:
     """What lies on the slow disk was stored earlier and comes later than what lies on the other."""
-    disk, plan = SlowDisk("log-0"), OneCut()
+    disk, plan = FakeDisk(), OneCut()
     async with (
         running(tmp_path / "data", disk, partitions=2, checkpoint_ms=3_600_000) as broker,
         Proxy(broker.address[1], plan) as proxy,
@@ -534,19 +506,19 @@ async def test_one_who_follows_several_partitions_misses_nothing_while_one_disk_
         await sender.send("a.x", b"a")
         await sender.send("b.x", b"b")
         came = await consumer.pull(min_count=2, timeout=20)
-        disk.slow = True
+        disk.stall("fdatasync", "log-0")
         slow = [asyncio.create_task(sender.send("a.x", b"slow %d" % number)) for number in range(3)]
-        await until(lambda: disk.waiting, "the disk is slow")
+        await until(lambda: disk.stalled > 0, "the disk is slow")
         await sender.send("b.x", b"quick", durability="append")
         came += await consumer.pull(timeout=20)
         assert [message.body for message in came[2:]] == [b"quick"]
         if when == "before":
-            disk.let_go()
+            disk.go_on()
             await asyncio.gather(*slow)
             came += await consumer.pull(max_count=1, timeout=20)
         plan.arm((TO_BROKER, Kind.PULL, "before"))
         came += await consumer.pull(timeout=0.2)
-        disk.let_go()
+        disk.go_on()
         await asyncio.gather(*slow)
         while len(came) < 6:
             more = await consumer.pull(timeout=20)

@@ -3,65 +3,49 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qmq.storage.disk.disk import Buffer, Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
+from tests.fake_disk import FakeDisk, Operation
 from tests.storage.stores import Sender, close_cleanly, open_store, positions
 
 
-class CopyingDisk(Disk):
-    """Copies the directory after every step that changes it, while ``target`` is set: what a kill there leaves."""
+class Copies:
+    """Copies of a directory after every step that changes it, while ``target`` is set: what a kill there leaves."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
         self.target: Path | None = None
         self.copies: list[Path] = []
+        self.disk = FakeDisk()
+        self.disk.after = self._copy
 
-    def _copy(self) -> None:
+    def _copy(self, operation: Operation) -> None:
         if self.target is not None:
             self.copies.append(self.target / str(len(self.copies)))
             shutil.copytree(self.source, self.copies[-1])
-
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        fd = super().open(path, flags, mode)
-        self._copy()
-        return fd
-
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        written = super().pwritev(fd, buffers, offset)
-        self._copy()
-        return written
-
-    def ftruncate(self, fd: int, length: int) -> None:
-        super().ftruncate(fd, length)
-        self._copy()
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        self._copy()
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_kill_between_any_two_steps_of_a_roll_leaves_no_gap(tmp_path: Path, together: bool) -> None:
     source = tmp_path / "source"
-    disk = CopyingDisk(source)
-    store = open_store(source, disk)
+    copied = Copies(source)
+    store = open_store(source, copied.disk)
     sender = Sender(store)
     sender.send("a.b", b"first")
-    disk.target = tmp_path / "copies"
+    copied.target = tmp_path / "copies"
     for number in range(6):  # two rolls, in one write or in one each
         sender.stage(("a.b", [b"%d" % number * 25_000]))
         if not together:
             sender.write()
     sender.write()
-    disk.target = None
+    copied.target = None
     store.close(clean=False)
-    assert len(disk.copies) > 8
-    for copy in disk.copies:
+    assert len(copied.copies) > 8
+    for copy in copied.copies:
         assert verify(copy, Disk()).faults == 0
         for _ in range(2):
             stored = assert_no_gap(copy)
@@ -103,11 +87,11 @@ def test_a_kill_between_any_two_steps_of_a_start_leaves_no_gap(tmp_path: Path, l
             file.write(b"half of a batch that was being written")
     elif left == "a segment to be":
         segment.with_name(f"{end:016x}.messages.tmp").write_bytes(b"")
-    disk = CopyingDisk(source)
-    disk.target = tmp_path / "copies"
-    open_store(source, disk).close(clean=False)
-    assert len(disk.copies) > 8
-    for copy in disk.copies:
+    copied = Copies(source)
+    copied.target = tmp_path / "copies"
+    open_store(source, copied.disk).close(clean=False)
+    assert len(copied.copies) > 8
+    for copy in copied.copies:
         assert assert_no_gap(copy) == sent
         close_cleanly(open_store(copy))
         assert not verify(copy, Disk()).findings

@@ -43,9 +43,9 @@ from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints
 from qmq.storage.verify.verify import verify
 from tests.broker_process import running
+from tests.fake_disk import FakeDisk
 from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail
 from tests.faults.ledger import drain
-from tests.storage.faults import FaultyDisk
 
 BODIES: Final = [b"%d" % number * 10_000 for number in range(30)]
 SMALL: Final[dict[str, Any]] = {
@@ -183,7 +183,7 @@ async def test_a_start_that_the_disk_refuses_names_the_cause_and_works_later(
             await filled(path)
         elif there == "nothing":
             shutil.rmtree(path, ignore_errors=True)
-        disk = FaultyDisk(Disk().boot_id())
+        disk = FakeDisk()
         disk.fail("pwritev", step, code)
         error = await start_refused(path, disk)
         if error is not None:

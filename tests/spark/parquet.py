@@ -19,7 +19,7 @@ from qmq_spark.read import Wanted
 from qmq_spark.schema import SCHEMA
 from tests.archive.archives import NOW_US
 from tests.archive.orders import SUBJECTS, Row, run_of
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, Sent, close_cleanly, open_store
 
 DAY_US: Final = 86_400_000_000
@@ -31,7 +31,7 @@ def write_days(directory: Path, days: int, batches: int, seed: int = 1) -> list[
     """A stopped store of two partitions with so many random batches a day, on a new start each day."""
     dice, sent = random.Random(seed), list[Sent]()
     for day in range(days):
-        store = open_store(directory, HastyDisk(), partitions=2)
+        store = open_store(directory, FakeDisk(), partitions=2)
         sender = Sender(store)
         sender.pass_time(DAY_US * min(day, 1))
         for _ in range(batches):

@@ -23,12 +23,10 @@ from qmq.format.build import RunContent, make_header
 from qmq_spark.parquet import archive as parquet_archiving
 from qmq_spark.parquet import files as parquet_files
 from qmq_spark.parquet.archive import archive_parquet
-from tests.archive.archives import GONE, NOW_US, SlowDisk, files_in
-from tests.archive.mortal import Killed, MortalDisk
+from tests.archive.archives import GONE, NOW_US, SlowArchive, files_in
 from tests.archive.orders import rows_in
+from tests.fake_disk import FakeDisk, Killed
 from tests.spark.parquet import DAY_US, archive, files_of, read, table_of, write_days
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
 from tests.storage.stores import Sender, close_cleanly, damage, open_store, verified
 
 
@@ -166,7 +164,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
     rows = rows_in(source)
     killed = partly = leftovers = removed = 0
     for last in range(1_000):
-        to, disk = tmp_path / f"archive-{last}", MortalDisk(last)
+        to, disk = tmp_path / f"archive-{last}", FakeDisk().kill_at(last)
         try:
             archive(source, to, disk, GONE)
         except Killed:
@@ -178,7 +176,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
             assert found == ([row for row in rows if row in found[0]], [])
             partly += 0 < len(found[0]) < len(rows)
             leftovers += bool(files_of(to) - {file.path for file in table_of(to).files})
-        removed += archive(source, to, HastyDisk(), run="again").removed > 0
+        removed += archive(source, to, FakeDisk(), run="again").removed > 0
         assert read(to) == (rows, [])
         assert files_of(to) == {file.path for file in table_of(to).files}
         assert not [name for name in files_in(to) if "/_" in name or name.startswith("_")]
@@ -193,7 +191,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
 def test_a_full_or_failing_disk_ends_the_run_with_an_error(tmp_path: Path, operation: str, place: str) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
     write_days(source, 1, 6)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always(operation, path_part=place)
     with pytest.raises(StorageFull, match="archive"):
         archive(source, to, disk)
@@ -247,7 +245,7 @@ def test_the_lock_is_renewed_however_long_a_call_takes(
     operation: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one file is synced nobody tells of bytes."""
-    source, to, disk = tmp_path / "data", tmp_path / "archive", SlowDisk(operation, ending)
+    source, to, disk = tmp_path / "data", tmp_path / "archive", SlowArchive(operation, ending)
     write_days(source, 1, 6)
     disk.use(monkeypatch)
     with open_run(source, str(to), disk.clock) as run:
@@ -331,13 +329,13 @@ def test_any_messages_come_back(tmp_path_factory: pytest.TempPathFactory, stays:
     directory = tmp_path_factory.mktemp("any")
     source, to = directory / "data", directory / "archive"
     for number, batches in enumerate(stays):
-        store = open_store(source, HastyDisk(), partitions=2)
+        store = open_store(source, FakeDisk(), partitions=2)
         sender = Sender(store)
         for runs, partition, later in batches:
             sender.pass_time(DAY_US * later)
             sender.stage(*runs, partition=partition)
             sender.write()
         close_cleanly(store)
-        archive(source, to, HastyDisk(), run=f"run-{number}")
+        archive(source, to, FakeDisk(), run=f"run-{number}")
     check(source, to)
     shutil.rmtree(directory)

@@ -13,10 +13,9 @@ from qmq.archive.file_table import FileTable, ListedFile
 from qmq_spark.parquet import merge
 from qmq_spark.parquet.merge import MERGED, SIZES, groups_of
 from tests.archive.archives import GONE
-from tests.archive.mortal import Killed, MortalDisk
 from tests.archive.orders import rows_in
+from tests.fake_disk import FakeDisk, Killed
 from tests.spark.parquet import archive, files_of, read, table_of, write_days
-from tests.storage.disks import HastyDisk
 
 LARGEST = SIZES[-1]
 
@@ -29,7 +28,7 @@ def write_runs(directory: Path, first: int, behind: int) -> None:
     """A store that is archived after each of its stays, of one day."""
     for number in range(first, behind):
         write_days(directory / "data", 1, 1, seed=number)
-        archive(directory / "data", directory / "archive", HastyDisk(), run=f"run-{number}")
+        archive(directory / "data", directory / "archive", FakeDisk(), run=f"run-{number}")
 
 
 def directories(table: FileTable) -> Counter[str]:
@@ -88,7 +87,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
         to = tmp_path / f"archive-{last}"
         shutil.copytree(tmp_path / "archive", to)
         try:
-            archive(tmp_path / "data", to, MortalDisk(last), GONE, run="merging")
+            archive(tmp_path / "data", to, FakeDisk().kill_at(last), GONE, run="merging")
         except Killed:
             killed += 1
         else:
@@ -97,8 +96,8 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
         assert (len(found), damages) == (table_of(to).messages, [])
         assert found == [row for row in rows if row in found]
         unmerged[len(table_of(to).files) > 1] += 1
-        archive(tmp_path / "data", to, HastyDisk(), run="again")
-        archive(tmp_path / "data", to, HastyDisk(), run="once-more")
+        archive(tmp_path / "data", to, FakeDisk(), run="again")
+        archive(tmp_path / "data", to, FakeDisk(), run="once-more")
         assert read(to) == (rows, [])
         assert len(table_of(to).files) == 1
         assert files_of(to) == {file.path for file in table_of(to).files}

@@ -22,7 +22,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.report import Report
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 
 OPTIONS: Final = {"segment_bytes": 4 << 10, "max_frame_bytes": 3 << 10, "reserve_bytes": 1 << 20, "partitions": 2}
 GROUP: Final = "billing"
@@ -80,7 +80,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self._batches: list[Batch] = []
         self._given: set[Message] = set()
-        self._driven = driven = Driven(path, disk=HastyDisk(), **OPTIONS)
+        self._driven = driven = Driven(path, disk=FakeDisk(), **OPTIONS)
         subscription = driven.subscribe("", group=GROUP, start="first")
         self._send(24, "early")
         self._given |= set(drained(driven, subscription, 5, 900).messages)
@@ -190,13 +190,6 @@ def drained_around(driven: Driven, subscription: int, batches: list[Batch], spoi
     )
 
 
-class Rebooted(HastyDisk):
-    """The machine has been started again."""
-
-    def boot_id(self) -> str:
-        return "another boot"
-
-
 def survive(
     history: History,
     directory: Path,
@@ -217,7 +210,7 @@ def survive(
 
     Gives what verify says of it after a clean stop, and how often a client left out bad bytes.
     """
-    driven = Driven(directory, disk=disk if disk is not None else HastyDisk(), **OPTIONS)
+    driven = Driven(directory, disk=disk if disk is not None else FakeDisk(), **OPTIONS)
     try:
         expected = messages_of(moment.batches) - lost
         fresh = driven.subscribe("", group="fresh", start="first")

@@ -7,15 +7,8 @@ from typing import Any
 
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, Sent, check_stored, checkpoint, close_cleanly, kill, open_store, verified
-
-
-class Rebooted(HastyDisk):
-    """The machine has been started again."""
-
-    def boot_id(self) -> str:
-        return "another boot"
 
 
 def fill(sender: Sender, count: int, partitions: int = 1, size: int = 300) -> None:
@@ -33,7 +26,7 @@ def fill(sender: Sender, count: int, partitions: int = 1, size: int = 300) -> No
 
 def killed(path: Path, before: int = 40, after: int = 10, **changes: int) -> Sender:
     """A store that was killed with *after* batches behind its checkpoint."""
-    sender = Sender(open_store(path, HastyDisk(), **changes))
+    sender = Sender(open_store(path, FakeDisk(), **changes))
     fill(sender, before, changes.get("partitions", 1))
     checkpoint(sender.store, {"broker": b"state"})
     fill(sender, after, changes.get("partitions", 1))
@@ -43,7 +36,7 @@ def killed(path: Path, before: int = 40, after: int = 10, **changes: int) -> Sen
 
 def reopened(path: Path, sender: Sender, batches: list[Sent] | None = None, disk: Disk | None = None) -> Store:
     """Open again, check that exactly *batches* are there and that more can be sent, close, and verify."""
-    store = open_store(path, disk if disk is not None else HastyDisk())
+    store = open_store(path, disk if disk is not None else FakeDisk())
     kept = sender.sent if batches is None else batches
     check_stored(store, kept)
     more = Sender(store)
@@ -56,6 +49,6 @@ def reopened(path: Path, sender: Sender, batches: list[Sent] | None = None, disk
 
 def open_again(path: Path, **changes: Any) -> Store:
     """Open, kill and open once more."""
-    store = open_store(path, HastyDisk(), **changes)
+    store = open_store(path, FakeDisk(), **changes)
     kill(store)
-    return open_store(path, HastyDisk(), **changes)
+    return open_store(path, FakeDisk(), **changes)

@@ -15,7 +15,7 @@ from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import PAGE
 from qmq.storage.message_log.cold_reads import NotAtHand, Residence
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, open_store, verified
 
@@ -34,7 +34,7 @@ class Cold:
 
     def __init__(self, directory: Path) -> None:
         self.feed = Feed()
-        self.disk = ForgetfulDisk()
+        self.disk = FakeDisk("boot-1", forgets=0.0)
         self.directory = directory / "0"
         self.log = ConsumerLog.open(self.disk, self.directory, 0, STORE)
         self.log.load([], 0, reread=self.reread)
@@ -160,7 +160,7 @@ def test_rows_that_cannot_be_read_before_they_are_sealed_are_made_again_then(tmp
 
 @pytest.mark.parametrize("suffix", ["entries", "order", "index"])
 def test_a_start_makes_again_what_it_cannot_read(tmp_path: Path, suffix: str) -> None:
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     store = open_store(tmp_path, disk)
     sender = Sender(store)
     for number in range(80):

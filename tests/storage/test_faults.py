@@ -17,7 +17,7 @@ import pytest
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store
-from tests.storage.faults import FaultyDisk, copy_killed
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, Sent, check_stored, checkpoint, open_store, positions, verified
 
 PARTITIONS = 2
@@ -35,7 +35,7 @@ class World:
         self.seen_positions: set[tuple[int, int]] = set()
         self.seen_ends: dict[str, int] = {}
         self.path = path / "life-0"
-        self.disk = FaultyDisk("boot-0")
+        self.disk = FakeDisk("boot-0")
         self.disk.track(self.path)
         self.open()
 
@@ -123,13 +123,13 @@ class World:
         self.recover(power=power)
         verified_copy = self.root / "copy"
         checkpoint(self.store)
-        copy_killed(self.path, verified_copy)
+        shutil.copytree(self.path, verified_copy)
         (verified_copy / "lock").unlink()
         verified(verified_copy)
         shutil.rmtree(verified_copy)
 
-    def next_disk(self, *, power: bool) -> FaultyDisk:
-        disk = FaultyDisk(f"boot-{self.boot}")
+    def next_disk(self, *, power: bool) -> FakeDisk:
+        disk = FakeDisk(f"boot-{self.boot}")
         if power:
             disk.track(self.path, synced=True)
         else:

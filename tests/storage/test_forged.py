@@ -16,7 +16,7 @@ from qmq.storage.message_log.reader import candidates
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.store import Store
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import (
     NOW_US,
     PRODUCER,
@@ -63,7 +63,7 @@ def _moved(data: bytes, position: int) -> bytes:
 @pytest.fixture
 def log(tmp_path: Path) -> Sender:
     """A log whose second batch holds forged ones."""
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     first = sender.send("a.order", b"1")
     store = sender.store
     body, place = b"", store.end(0) + len(first.data) - 1  # what is not body is as long as in the first
@@ -93,7 +93,7 @@ def test_a_forged_batch_fools_nobody(tmp_path: Path, log: Sender, part: str, whe
     elif when == "no checkpoint":
         checkpoint_path(tmp_path, list_checkpoints(Disk(), tmp_path)[0]).unlink()
     assert verify(tmp_path, Disk()).counts["messages"].records == 2
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert store.subject_number("bank.transfer") is None
     is_vouched = when == "clean" or (when == "rows made again" and part == "data")
     if not is_vouched:  # else the rows of the bad batch are there, as they were, and who reads it finds it bad

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
-from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import Hole
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk, copy_killed
-from tests.storage.stops import Rebooted, fill, killed, reopened
+from tests.fake_disk import REBOOTED, FakeDisk
+from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (
     Sender,
     check_stored,
@@ -41,7 +39,7 @@ SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_sco
 def test_after_kill_everything_that_was_written_is_there(tmp_path: Path, partitions: int) -> None:
     sender = killed(tmp_path, 200, 200, partitions=partitions)
     ends = sender.store.ends[: sender.store.subject_count].copy()
-    store = open_store(tmp_path, HastyDisk(), partitions=partitions)
+    store = open_store(tmp_path, FakeDisk(), partitions=partitions)
     check_stored(store, sender.sent)
     assert store.ends[: store.subject_count].tolist() == ends.tolist()
     assert store.recovery.raised_by == 0
@@ -56,7 +54,7 @@ def test_after_kill_everything_that_was_written_is_there(tmp_path: Path, partiti
 
 def test_the_unsynced_tail_is_written_again_and_synced_before_anything_is_served(tmp_path: Path) -> None:
     sender = killed(tmp_path)
-    disk = FaultyDisk(boot=Disk().boot_id())
+    disk = FakeDisk()
     disk.track(tmp_path)
     store = open_store(tmp_path, disk)
     tail = b"".join(sent.data for sent in sender.sent[-10:])
@@ -76,7 +74,7 @@ def test_a_last_batch_cut_at_any_byte_is_gone_and_all_before_stays(tmp_path: Pat
     counts = Counter[str]()
     for cut in [*range(1, 200, 7), *range(200, len(last.data), 97), len(last.data) - 1]:
         path = tmp_path / f"cut-{cut}"
-        copy_killed(base, path)
+        shutil.copytree(base, path)
         with (path / file.relative_to(base)).open("r+b") as opened:
             if kind in ("nothing", "end"):
                 opened.truncate(start + cut)
@@ -104,12 +102,12 @@ def test_a_last_batch_cut_at_any_byte_is_gone_and_all_before_stays(tmp_path: Pat
 def test_a_tail_that_was_cut_does_not_come_back_with_the_batch_behind_it(tmp_path: Path) -> None:
     sender = killed(tmp_path, 3, 6)
     damage(tmp_path, sender.sent[-1], 0, bytes(len(sender.sent[-1].data)))
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, sender.sent[:-1])
     again = Sender(store)
     again.send("a.0", b"short")  # at the place of the lost one, shorter
     kill(store)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, [*sender.sent[:-1], *again.sent])
     kill(store)
 
@@ -119,7 +117,7 @@ def test_a_bad_batch_in_the_tail_is_a_hole_and_its_sequences_are_not_given_again
     bad = sender.sent[14]
     damage(tmp_path, bad, len(bad.data) - 1)
     ends = sender.store.ends[: sender.store.subject_count].tolist()
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, [sent for sent in sender.sent if sent is not bad])
     assert store.recovery.partitions[0].holes == [Hole(bad.position, bad.position + len(bad.data))]
     assert store.recovery.raised_by == 0
@@ -130,7 +128,7 @@ def test_a_bad_batch_in_the_tail_is_a_hole_and_its_sequences_are_not_given_again
         assert store.message_count(number, first, first + count) == 0
     close_cleanly(store)
     verified(tmp_path)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert store.recovery.partitions[0].holes == []  # reported once
     kill(store)
 
@@ -140,7 +138,7 @@ def test_a_bad_header_in_the_tail_raises_every_sequence_past_what_it_may_have_he
     bad = sender.sent[14]
     damage(tmp_path, bad, 20)
     ends = sender.store.ends[: sender.store.subject_count].tolist()
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, [sent for sent in sender.sent if sent is not bad])
     assert store.recovery.raised_by == len(bad.data)
     assert all(after >= before for after, before in zip(store.ends.tolist(), ends, strict=False))
@@ -152,7 +150,7 @@ def test_a_whole_last_batch_that_has_rotten_is_a_hole_and_keeps_its_place(tmp_pa
     sender = killed(tmp_path, 3, 6)
     bad = sender.sent[-1]
     damage(tmp_path, bad, 250)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, sender.sent[:-1])
     assert store.recovery.partitions[0].holes == [Hole(bad.position, bad.position + len(bad.data))]
     sent = Sender(store).send("a.0", b"next")
@@ -162,7 +160,7 @@ def test_a_whole_last_batch_that_has_rotten_is_a_hole_and_keeps_its_place(tmp_pa
 
 
 def test_a_body_cannot_pass_for_a_batch(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     first = sender.send("a", b"x" * 200)
     second_position = first.position + len(first.data)
     forged = bytearray(first.data)
@@ -175,13 +173,13 @@ def test_a_body_cannot_pass_for_a_batch(tmp_path: Path) -> None:
     last = sender.send("a", b"y")
     kill(sender.store)
     damage(tmp_path, bad, 3)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, [first, last])
     kill(store)
 
 
 def test_a_hole_over_the_end_of_a_segment(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     fill(sender, 3)
     checkpoint(sender.store)
     fill(sender, 500)
@@ -190,7 +188,7 @@ def test_a_hole_over_the_end_of_a_segment(tmp_path: Path) -> None:
     assert len(files) > 2
     ends_first = [sent for sent in sender.sent if file_of(tmp_path, sent)[0] == files[0]][-1]
     damage(tmp_path, ends_first, 20)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     rest = [sent for sent in sender.sent if sent is not ends_first]
     check_stored(store, rest)
     assert store.recovery.partitions[0].holes == [Hole(ends_first.position, int(files[1].stem, 16))]
@@ -219,7 +217,7 @@ def test_whatever_happens_to_the_tail_what_is_whole_is_kept(
         or data[file_of(path, sent)[1] : file_of(path, sent)[1] + len(sent.data)] == sent.data
     ]
     file.write_bytes(data)
-    store = open_store(path, Rebooted() if rebooted else HastyDisk())
+    store = open_store(path, FakeDisk(REBOOTED) if rebooted else FakeDisk())
     check_stored(store, whole)
     seen = {sent.position for sent in sender.sent}
     new = Sender(store).send("a.0", b"new")
@@ -234,7 +232,7 @@ def test_whatever_happens_to_the_tail_what_is_whole_is_kept(
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_after_loss_of_power_positions_and_sequences_go_on_past_what_was_seen(tmp_path: Path, partitions: int) -> None:
     path, lost = tmp_path / "a", tmp_path / "b"
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(path)
     sender = Sender(open_store(path, disk, partitions=partitions))
     fill(sender, 30, partitions)
@@ -248,7 +246,7 @@ def test_after_loss_of_power_positions_and_sequences_go_on_past_what_was_seen(tm
     disk.without_power(path, lost)
     kill(sender.store)
 
-    after = FaultyDisk("boot-2")
+    after = FakeDisk("boot-2")
     store = open_store(lost, after, partitions=partitions)
     assert store.recovery.power_loss
     check_stored(store, kept + synced)
@@ -275,7 +273,7 @@ def test_two_losses_of_power_before_a_checkpoint_raise_twice(tmp_path: Path) -> 
     sender = killed(tmp_path)
     ends = []
     for boot in ("2", "3", "4"):
-        disk = FaultyDisk(boot)
+        disk = FakeDisk(boot)
         store = open_store(tmp_path, disk)
         check_stored(store, sender.sent)
         number = store.subject_number("a.0")
@@ -283,7 +281,7 @@ def test_two_losses_of_power_before_a_checkpoint_raise_twice(tmp_path: Path) -> 
         ends.append(int(store.ends[number]))
         kill(store)
     assert ends[0] < ends[1] < ends[2]
-    store = open_store(tmp_path, FaultyDisk("4"))  # and kill -9 does not raise
+    store = open_store(tmp_path, FakeDisk("4"))  # and kill -9 does not raise
     assert int(store.ends[number]) == ends[2]
     kill(store)
 
@@ -291,8 +289,8 @@ def test_two_losses_of_power_before_a_checkpoint_raise_twice(tmp_path: Path) -> 
 def test_a_crash_at_any_operation_during_recovery_loses_and_repeats_nothing(tmp_path: Path) -> None:
     base = tmp_path / "base"
     sender = killed(base, 20, 30)
-    counting = FaultyDisk("boot-2")
-    copy_killed(base, tmp_path / "whole")
+    counting = FakeDisk("boot-2")
+    shutil.copytree(base, tmp_path / "whole")
     kill(open_store(tmp_path / "whole", counting))
     seen = max(sent.position for sent in sender.sent)
     for operation in (
@@ -308,13 +306,13 @@ def test_a_crash_at_any_operation_during_recovery_loses_and_repeats_nothing(tmp_
     ):
         for nth in range(1, counting.calls[operation] + 1):
             path = tmp_path / f"{operation}-{nth}"
-            copy_killed(base, path)
-            disk = FaultyDisk("boot-2")
+            shutil.copytree(base, path)
+            disk = FakeDisk("boot-2")
             disk.fail(operation, nth)
             try:
                 store = open_store(path, disk)
             except StorageError:
-                store = open_store(path, FaultyDisk("boot-2"))
+                store = open_store(path, FakeDisk("boot-2"))
             check_stored(store, sender.sent)
             assert Sender(store).send("a.0", b"x").position > seen + 500_000, (operation, nth)
             close_cleanly(store)

@@ -24,7 +24,7 @@ from qmq.storage.meta.checkpoint import Hole, checkpoint_path, list_checkpoints,
 from qmq.storage.meta.identity import COPY_NAMES, pack_identity
 from qmq.storage.recovery.decide import Source
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (
     Sender,
@@ -60,7 +60,7 @@ def _rot(path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["rotten", "missing", "empty"])
 def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], source: Source, how: str) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=2))
+    sender = Sender(open_store(tmp_path, FakeDisk(), partitions=2))
     for part in (b"1", b"2", b"3"):
         fill(sender, 100, 2)
         checkpoint(sender.store, {"part": part})
@@ -77,7 +77,7 @@ def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], sour
             file.write_bytes(b"")
         else:
             _rot(file)
-    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    store = open_store(tmp_path, FakeDisk(), partitions=2)
     if how != "missing":
         assert store.recovery.source is source
     names = {store.subject_name(number): int(store.ends[number]) for number in range(store.subject_count)}
@@ -132,7 +132,7 @@ def test_a_wrong_secret_does_not_cut_the_log(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"".join(pack_identity(identity)))
     before = [file.read_bytes() for file in segment_files(tmp_path)]
     with pytest.raises(BadBytes, match="mark"):
-        open_store(tmp_path, HastyDisk())
+        open_store(tmp_path, FakeDisk())
     assert before == [file.read_bytes() for file in segment_files(tmp_path)]
 
 
@@ -160,7 +160,7 @@ def test_a_newer_version_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def _many(path: Path) -> Sender:
-    sender = Sender(open_store(path, HastyDisk()))
+    sender = Sender(open_store(path, FakeDisk()))
     fill(sender, 900)
     checkpoint(sender.store)
     fill(sender, 10)
@@ -192,7 +192,7 @@ def test_a_rotten_header_of_a_segment_is_written_again(tmp_path: Path, place: in
 
 def test_an_empty_last_segment_goes_on(tmp_path: Path) -> None:
     sender = _many(tmp_path)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     end = store.end(0)
     kill(store)
     (tmp_path / "log-0" / f"{end:016x}.messages").write_bytes(b"")
@@ -208,7 +208,7 @@ def test_a_segment_that_is_gone_is_a_hole(tmp_path: Path) -> None:
     gone.unlink()
     store = reopened(tmp_path, sender, rest)
     assert store.recovery.partitions[0].damaged == [Hole(int(gone.stem, 16), end)]
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert store.recovery.partitions[0].damaged == []  # reported once
     kill(store)
 
@@ -218,17 +218,17 @@ def test_rot_met_while_rows_are_made_again_is_reported(tmp_path: Path, offset: i
     """A bad header takes its batch away for good; of a batch with a bad body the other runs may still be served."""
     sender = _many(tmp_path)
     bad = next(sent for sent in sender.sent if file_of(tmp_path, sent)[0] == segment_files(tmp_path)[1])
-    close_cleanly(open_store(tmp_path, HastyDisk()))
+    close_cleanly(open_store(tmp_path, FakeDisk()))
     damage(tmp_path, bad, offset % len(bad.data))
     shutil.rmtree(tmp_path / "consumer-log")
     rest = [sent for sent in sender.sent if sent != bad]
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert store.recovery.partitions[0].damaged == [Hole(bad.position, bad.position + len(bad.data))]
     if blind:
         check_stored(store, rest)
     close_cleanly(store)
     assert verify(tmp_path, Disk()).is_good == blind, "what is recorded is no fault any more"
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert store.recovery.partitions[0].damaged == []
     kill(store)
 
@@ -238,7 +238,7 @@ def test_a_last_segment_that_is_gone_does_not_give_its_positions_again(tmp_path:
     gone = segment_files(tmp_path)[-1]
     rest = [sent for sent in sender.sent if file_of(tmp_path, sent)[0] != gone]
     gone.unlink()
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, rest)
     more = Sender(store)
     assert more.send("a.0", b"x").position > max(sent.position for sent in sender.sent)
@@ -247,14 +247,14 @@ def test_a_last_segment_that_is_gone_does_not_give_its_positions_again(tmp_path:
 
 
 def test_a_log_cut_below_the_checkpoint_does_not_give_its_positions_again(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     fill(sender, 40)
     checkpoint(sender.store)
     kill(sender.store)
     file, start = file_of(tmp_path, sender.sent[30])
     with file.open("r+b") as opened:
         opened.truncate(start + 10)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     more = Sender(store)
     assert more.send("a.0", b"x").position > sender.sent[-1].position + 500_000
     assert bytes(store.view(0, sender.sent[29].position, len(sender.sent[29].data))) == sender.sent[29].data
@@ -298,7 +298,7 @@ def _derived(path: Path) -> dict[str, bytes]:
 
 
 def _sealed_and_settled(path: Path, partitions: int) -> dict[str, bytes]:
-    store = open_store(path, HastyDisk(), partitions=partitions)
+    store = open_store(path, FakeDisk(), partitions=partitions)
     checkpoint(store, store.state)
     checkpoint(store, store.state)
     store.close(clean=True)
@@ -343,7 +343,7 @@ def test_derived_files_ahead_behind_or_rotten_are_made_again(
     before = _sealed_and_settled(tmp_path, 1)
     for file in tmp_path.rglob(f"*{suffix}"):
         change(file)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     check_stored(store, sender.sent)
     number = store.subject_number("a.x")
     assert number is not None
@@ -376,7 +376,7 @@ def test_names_that_the_registry_has_lost_are_found_in_the_log(tmp_path: Path, h
         file.unlink()
     else:
         file.write_bytes(b"\xff" * len(data))
-    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    store = open_store(tmp_path, FakeDisk(), partitions=2)
     assert [store.subject_name(number) for number in range(store.subject_count)] == names
     assert store.ends[: len(names)].tolist() == ends
     assert any("found again in the message log" in note for note in store.recovery.notes)
@@ -386,13 +386,13 @@ def test_names_that_the_registry_has_lost_are_found_in_the_log(tmp_path: Path, h
 
 
 def test_a_name_that_no_row_tells_keeps_its_number(tmp_path: Path) -> None:
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     sender = Sender(store)
     store.add_subject("never.used")
     sender.send("used", b"x")
     close_cleanly(store)
     (tmp_path / "subjects").unlink()
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert [store.subject_name(number) for number in range(store.subject_count)] == ["~lost-0", "used"]
     assert store.subject_number("never.used") is None
     assert store.subject_numbers(["used", "~lost-0"]) == [1, None]  # nobody can send to it
@@ -407,7 +407,7 @@ def test_registry_and_checkpoints_lost_together(tmp_path: Path) -> None:
     (tmp_path / "subjects").unlink()
     for number in list_checkpoints(Disk(), tmp_path):
         checkpoint_path(tmp_path, number).unlink()
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert ends == {store.subject_name(n): int(store.ends[n]) for n in range(store.subject_count)}
     assert len(list(store.headers_since([]))) == len(sender.sent)
     close_cleanly(store)

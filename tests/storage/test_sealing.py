@@ -9,8 +9,7 @@ import pytest
 
 from qmq.errors import StorageFull
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, segment_files, verified
 
 
@@ -20,7 +19,7 @@ def positions(sender: Sender) -> list[int]:
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_what_was_written_is_closed_and_nothing_more_than_that(tmp_path: Path, partitions: int) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=partitions))
+    sender = Sender(open_store(tmp_path, FakeDisk(), partitions=partitions))
     store = sender.store
     assert [store.seal(partition) for partition in range(partitions)] == [store.end(n) - 64 for n in range(partitions)]
     assert not store.sealed(0), "there is nothing to close"
@@ -44,7 +43,7 @@ def test_what_was_written_is_closed_and_nothing_more_than_that(tmp_path: Path, p
 @pytest.mark.parametrize("checkpoints", [0, 1])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, goes_on: bool) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     sender.send("a", b"1")
     end = sender.store.seal(0)
     for _ in range(checkpoints):
@@ -53,7 +52,7 @@ def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, 
         sender.send("b", b"2")
     before = positions(sender)
     kill(sender.store)
-    sender.store = open_store(tmp_path, HastyDisk())
+    sender.store = open_store(tmp_path, FakeDisk())
     assert positions(sender) == before
     assert [(part.damaged, part.holes) for part in sender.store.recovery.partitions] == [([], [])]
     assert sender.store.seal(0) == (sender.store.sealed(0)[-1].end if goes_on else end)
@@ -63,7 +62,7 @@ def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, 
 
 
 def test_a_full_disk_leaves_it_open(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     sender.send("a", b"1")
     disk.fail_always("open", errno.ENOSPC, "log-0")

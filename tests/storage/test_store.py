@@ -18,8 +18,7 @@ from qmq.errors import (
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import open_again
 from tests.storage.stores import (
     NOW_US,
@@ -38,7 +37,7 @@ from tests.storage.stores import (
 
 
 def test_batches_lie_one_after_another_and_are_written_with_one_call(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     start = sender.store.end(0)
     before = disk.calls["pwritev"]
@@ -56,7 +55,7 @@ def test_batches_lie_one_after_another_and_are_written_with_one_call(tmp_path: P
 
 
 def test_more_batches_than_one_call_takes(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), segment_bytes=1 << 20))
+    sender = Sender(open_store(tmp_path, FakeDisk(), segment_bytes=1 << 20))
     for number in range(2_500):
         sender.stage(("a", [b"%d" % number]))
     sender.write()
@@ -65,7 +64,7 @@ def test_more_batches_than_one_call_takes(tmp_path: Path) -> None:
 
 
 def test_writes_that_come_short_are_finished(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     disk.short = 100
     sender.stage(("a", [b"x" * 300]))
@@ -77,7 +76,7 @@ def test_writes_that_come_short_are_finished(tmp_path: Path) -> None:
 
 
 def test_writing_nothing_is_nothing(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     store = open_store(tmp_path, disk)
     before, end = disk.calls["pwritev"], store.end(0)
     store.write(0)
@@ -86,7 +85,7 @@ def test_writing_nothing_is_nothing(tmp_path: Path) -> None:
 
 
 def test_a_segment_is_filled_then_the_next_one_begins_where_it_ends(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     while len(segment_files(tmp_path)) < 3:
         sender.send("a", b"x" * 5_000)
     files = segment_files(tmp_path)
@@ -99,7 +98,7 @@ def test_a_segment_is_filled_then_the_next_one_begins_where_it_ends(tmp_path: Pa
 
 
 def test_one_write_may_go_on_in_a_new_segment(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for _ in range(30):
         sender.stage(("a", [b"x" * 9_000]))
     sender.write()
@@ -110,7 +109,7 @@ def test_one_write_may_go_on_in_a_new_segment(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for body in (b"x", b"l" * 200_000, b"y", b"l" * 100_000, b"l" * 300_000, b"z" * 1_000):
         sender.send("a", body)
     check_stored(sender.store, sender.sent)
@@ -122,7 +121,7 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> No
 
 
 def test_too_many_subjects(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), max_subjects=2))
+    sender = Sender(open_store(tmp_path, FakeDisk(), max_subjects=2))
     sender.send("a", b"x")
     sender.send("b", b"x")
     with pytest.raises(TooManySubjects, match=r"2 subjects.*max_subjects"):
@@ -136,7 +135,7 @@ def test_too_many_subjects(tmp_path: Path) -> None:
 
 
 def test_nothing_is_readable_before_it_is_published(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     store = sender.store
     first = sender.stage(("a", [b"1"]))
     second = sender.stage(("a", [b"2"]))
@@ -153,7 +152,7 @@ def test_nothing_is_readable_before_it_is_published(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "size"), [(1, 10), (0, 1 << 20)])
 def test_views_outside_the_log_are_refused(tmp_path: Path, before: int, size: int) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for _ in range(20):
         sender.send("a", b"x" * 9_000)
     files = segment_files(tmp_path)
@@ -167,7 +166,7 @@ def test_views_outside_the_log_are_refused(tmp_path: Path, before: int, size: in
 
 
 def test_views_outlive_the_store_and_cost_no_descriptors(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for _ in range(30):
         sender.send("a", b"x" * 9_000)
     views = [sender.store.view(0, sent.position, len(sent.data)) for sent in sender.sent]
@@ -176,11 +175,11 @@ def test_views_outlive_the_store_and_cost_no_descriptors(tmp_path: Path) -> None
 
 
 def test_a_sealed_segment_that_was_cut_under_us_is_an_error_not_a_signal(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for _ in range(30):
         sender.send("a", b"x" * 9_000)
     close_cleanly(sender.store)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     segment_files(tmp_path)[0].write_bytes(b"short")
     with pytest.raises(BadBytes, match="shorter than it was"):
         store.view(0, sender.sent[0].position, 100)
@@ -191,7 +190,7 @@ def test_a_sealed_segment_that_was_cut_under_us_is_an_error_not_a_signal(tmp_pat
 
 
 def test_one_subject_over_partitions_comes_in_sequence_order(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=3))
+    sender = Sender(open_store(tmp_path, FakeDisk(), partitions=3))
     random = np.random.default_rng(7)
     for _ in range(200):
         runs = [("a", [b"x"] * int(random.integers(1, 4)))] + ([("b", [b"y"])] if random.random() < 0.3 else [])
@@ -224,7 +223,7 @@ def test_one_subject_over_partitions_comes_in_sequence_order(tmp_path: Path) -> 
 
 
 def test_headers_come_in_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=3))
+    sender = Sender(open_store(tmp_path, FakeDisk(), partitions=3))
     for number in range(100):
         sender.send("a", b"%d" % number, partition=number * 7 % 3)
     store = sender.store
@@ -242,7 +241,7 @@ def test_headers_come_in_the_order_in_which_they_were_stored(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_claims_what_was_written_when_it_began(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     store = sender.store
     sender.send("a", b"1", b"2")
     assert store.unsynced_bytes == len(sender.sent[0].data)
@@ -264,7 +263,7 @@ def test_a_checkpoint_claims_what_was_written_when_it_began(tmp_path: Path) -> N
 
 
 def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     for number in range(5):
         sender.send("a", b"x")
         checkpoint(sender.store)
@@ -273,7 +272,7 @@ def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_be_repeated(tmp_path: Path) -> None:
-    counting = FaultyDisk()
+    counting = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path / "counting", counting))
     for _ in range(30):
         sender.send("a", b"x" * 5_000)
@@ -283,7 +282,7 @@ def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_
     for operation in ("open", "pwritev", "fsync", "rename", "map", "fsync_directory", "fdatasync"):
         for nth in range(1, counting.calls[operation] - before[operation] + 1):
             path = tmp_path / f"{operation}-{nth}"
-            disk = FaultyDisk(Disk().boot_id())
+            disk = FakeDisk()
             sender = Sender(open_store(path, disk))
             checkpoint(sender.store, {"number": b"1"})
             for _ in range(30):
@@ -302,7 +301,7 @@ def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_
             checkpoint(sender.store, {"number": b"3"})
             sender.store.close(clean=True)
             verified(path)
-            store = open_store(path, HastyDisk())
+            store = open_store(path, FakeDisk())
             assert store.state == {"number": b"3"}
             assert store.recovery.clean
             check_stored(store, sender.sent)
@@ -310,7 +309,7 @@ def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_
 
 
 def test_closing_twice_and_not_cleanly(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     sender.send("a", b"x")
     checkpoint(sender.store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,7 @@ from qmq.errors import (
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill, open_again
 from tests.storage.stores import (
     Sender,
@@ -41,7 +39,7 @@ from tests.storage.stores import (
 def test_a_write_that_fails_stores_nothing_and_the_next_one_works(
     tmp_path: Path, code: int, kind: type[StorageError]
 ) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     sender.send("a", b"before")
     end = sender.store.end(0)
@@ -60,23 +58,10 @@ def test_a_write_that_fails_stores_nothing_and_the_next_one_works(
 
 
 def test_what_a_failed_write_left_behind_does_not_come_back(tmp_path: Path) -> None:
-    class Half(HastyDisk):
-        """Writes whole batches, and then is full."""
-
-        full = False
-
-        def pwritev(self, fd: int, buffers: Any, offset: int) -> int:
-            if self.full and len(buffers) > 1:
-                return super().pwritev(fd, buffers[:2], offset)
-            if self.full:
-                raise OSError(errno.ENOSPC, "no room")
-            return super().pwritev(fd, buffers, offset)
-
-    disk = Half()
+    disk = FakeDisk()
     sender = Sender(open_store(tmp_path, disk))
-    for subject in ("refused.1", "refused.2", "refused.3"):
-        sender.stage((subject, [b"x" * 200]))
-    disk.full = True
+    refused = [sender.stage((subject, [b"x" * 200])) for subject in ("refused.1", "refused.2", "refused.3")]
+    disk.full, disk.fits = True, sum(len(sent.data) for sent in refused[:2])
     with pytest.raises(StorageFull):
         sender.write()
     disk.full = False
@@ -89,7 +74,7 @@ def test_what_a_failed_write_left_behind_does_not_come_back(tmp_path: Path) -> N
 
 
 def test_a_roll_that_fails_takes_back_what_is_staged_and_can_be_tried_again(tmp_path: Path) -> None:
-    counting = FaultyDisk()
+    counting = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path / "counting", counting))
     before = counting.calls.copy()
     while len(segment_files(tmp_path / "counting")) < 2:
@@ -99,7 +84,7 @@ def test_a_roll_that_fails_takes_back_what_is_staged_and_can_be_tried_again(tmp_
     for operation in ("open", "pwritev", "ftruncate", "map"):
         for nth in range(1, counting.calls[operation] - before[operation] + 1):
             path = tmp_path / f"{operation}-{nth}"
-            disk = FaultyDisk()
+            disk = FakeDisk("boot-1")
             sender = Sender(open_store(path, disk))
             sender.send("a", b"before")
             disk.fail(operation, nth, errno.ENOSPC)
@@ -119,7 +104,7 @@ def test_a_roll_that_fails_takes_back_what_is_staged_and_can_be_tried_again(tmp_
 
 
 def test_a_new_segment_that_cannot_be_taken_away_again_stops_the_partition(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     kept = sender.send("a", b"kept")
     while len(segment_files(tmp_path)) < 2:
@@ -136,7 +121,7 @@ def test_a_new_segment_that_cannot_be_taken_away_again_stops_the_partition(tmp_p
 
 
 def test_rows_that_cannot_be_written_do_not_fill_memory(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk, segment_bytes=64 << 20, max_frame_bytes=16 << 20))
     disk.fail_always("pwritev", errno.ENOSPC, ".entries")
     subjects = [(f"s{number}", [b""]) for number in range(4_000)]
@@ -161,7 +146,7 @@ def test_rows_that_cannot_be_written_do_not_fill_memory(tmp_path: Path) -> None:
 
 
 def test_synced_says_what_is_on_disk(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     path, lost = tmp_path / "a", tmp_path / "b"
     disk.track(path)
     sender = Sender(open_store(path, disk))
@@ -176,14 +161,14 @@ def test_synced_says_what_is_on_disk(tmp_path: Path) -> None:
     store.mark_synced(0, end)
     assert store.synced(0) == end
     disk.without_power(path, lost)
-    after = open_store(lost, FaultyDisk("boot-2"))
+    after = open_store(lost, FakeDisk("boot-2"))
     check_stored(after, sender.sent[:-1])
     kill(store)
     kill(after)
 
 
 def test_descriptors_of_synced_segments_are_closed(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     store = sender.store
     for _ in range(60):
@@ -201,7 +186,7 @@ def test_descriptors_of_synced_segments_are_closed(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_path: Path) -> None:
-    disk = FaultyDisk(Disk().boot_id())
+    disk = FakeDisk()
     sender = Sender(open_store(tmp_path, disk, partitions=2))
     store = sender.store
     sender.send("a", b"1")
@@ -230,7 +215,7 @@ def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_pat
     assert claims.partitions[0].position == sender.sent[1].position
     assert claims.partitions[1].position == store.end(1)
     store.close(clean=True)
-    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    store = open_store(tmp_path, FakeDisk(), partitions=2)
     assert not store.recovery.clean
     assert store.recovery.partitions[0].rewritten_bytes == len(sender.sent[1].data)
     check_stored(store, sender.sent)
@@ -243,7 +228,7 @@ def test_what_broke_before_the_first_checkpoint_is_claimed_as_before_the_start(
 ) -> None:
     """What lies behind has been read and synced by the start, but not what is derived from it."""
     path, lost = tmp_path / "a", tmp_path / "b"
-    disk = FaultyDisk("boot-1")
+    disk = FakeDisk("boot-1")
     disk.track(path)
     sender = Sender(open_store(path, disk, partitions=2))
     fill(sender, 60, size=4_000)
@@ -263,7 +248,7 @@ def test_what_broke_before_the_first_checkpoint_is_claimed_as_before_the_start(
     disk.without_power(path, lost)
     kill(store)
     verified(lost)
-    store = open_store(lost, FaultyDisk("boot-2"), partitions=2)
+    store = open_store(lost, FakeDisk("boot-2"), partitions=2)
     assert not any(part.holes or part.damaged for part in store.recovery.partitions)
     kept = [sent for sent in sender.sent if b"not synced" not in sent.data]
     check_stored(store, kept)
@@ -272,7 +257,7 @@ def test_what_broke_before_the_first_checkpoint_is_claimed_as_before_the_start(
 
 
 def test_checkpoints_go_on_without_the_disk_of_a_broken_partition(tmp_path: Path) -> None:
-    disk = FaultyDisk(Disk().boot_id())
+    disk = FakeDisk()
     sender = Sender(open_store(tmp_path, disk, partitions=2))
     store = sender.store
     fill(sender, 60, size=4_000)
@@ -296,23 +281,11 @@ def test_checkpoints_go_on_without_the_disk_of_a_broken_partition(tmp_path: Path
 
 def test_a_sync_that_fails_while_another_waits_fails_both(tmp_path: Path) -> None:
     """The system tells of the failure once; who waits behind must not believe the success that comes after it."""
-    entered, go_on = threading.Event(), threading.Event()
-
-    class Slow(HastyDisk):
-        calls = 0
-
-        def fdatasync(self, fd: int) -> None:
-            self.calls += 1
-            if self.calls == 1 and armed:
-                entered.set()
-                assert go_on.wait(10)
-                raise OSError(errno.EIO, "bad")
-
-    armed = False
-    disk = Slow()
+    disk = FakeDisk()
     sender = Sender(open_store(tmp_path, disk))
     sender.send("a", b"1")
-    disk.calls, armed = 0, True
+    entered = disk.stall("fdatasync")
+    disk.fail("fdatasync")
     outcomes: list[BaseException | None] = []
 
     def sync() -> None:
@@ -327,7 +300,7 @@ def test_a_sync_that_fails_while_another_waits_fails_both(tmp_path: Path) -> Non
     threads[0].start()
     assert entered.wait(10)
     threads[1].start()
-    go_on.set()
+    disk.go_on()
     for thread in threads:
         thread.join(10)
     assert [type(outcome) for outcome in outcomes] == [SyncFailed, SyncFailed]
@@ -338,7 +311,7 @@ def test_a_sync_that_fails_while_another_waits_fails_both(tmp_path: Path) -> Non
 
 
 def test_positions_stay_below_the_reserve_that_is_on_disk(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), reserve_bytes=256 << 10))
+    sender = Sender(open_store(tmp_path, FakeDisk(), reserve_bytes=256 << 10))
     for _ in range(100):
         sender.send("a", b"x" * 9_000)
         for copy in read_copies(Disk(), tmp_path):
@@ -348,7 +321,7 @@ def test_positions_stay_below_the_reserve_that_is_on_disk(tmp_path: Path) -> Non
 
 
 def test_a_reserve_that_cannot_be_renewed_refuses_sends_until_it_can(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk, reserve_bytes=256 << 10))
     disk.fail_always("pwritev", errno.ENOSPC, "store-a")
 

@@ -12,7 +12,7 @@ from crc32c import crc32c
 from qmq.errors import ForeignFile
 from qmq.storage.message_log.segment import Owner, pack_header
 from qmq.storage.store import Store
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill
 from tests.storage.stores import (
     NOW_US,
@@ -76,7 +76,7 @@ STRANGERS = [_of_another_store, _of_another_partition, _of_another_place, _of_a_
 
 def _several(path: Path, after: int) -> Sender:
     """At least five segments, the last *after* batches behind the checkpoint."""
-    sender = Sender(open_store(path, HastyDisk(), **SMALL))
+    sender = Sender(open_store(path, FakeDisk(), **SMALL))
     fill(sender, 100)
     checkpoint(sender.store)
     fill(sender, after)
@@ -109,7 +109,7 @@ def _check_new(path: Path, sender: Sender, rest: list[Sent]) -> None:
     """Only *rest* is there; what is sent now gets neither a position nor a sequence that somebody has seen."""
     seen, ends = _seen(sender)
     for _ in range(2):
-        store = open_store(path, HastyDisk(), **SMALL)
+        store = open_store(path, FakeDisk(), **SMALL)
         _check_served(store, rest)
         more = Sender(store)
         for name in ends:
@@ -132,7 +132,7 @@ def test_one_segment_less(tmp_path: Path, change: Change, place: int, after: int
     assert 0 < len(rest) < len(sender.sent)
     change(file, int(file.stem, 16), sender.store.store_id)
     left = file.read_bytes() if change in STRANGERS else b""
-    store = open_store(tmp_path, HastyDisk(), **SMALL)
+    store = open_store(tmp_path, FakeDisk(), **SMALL)
     if change in STRANGERS:
         assert [file.name in note for note in store.recovery.notes].count(True) == 1
     kill(store)
@@ -153,7 +153,7 @@ def test_a_stranger_where_the_log_would_go_on(tmp_path: Path, change: Change) ->
     left = stranger.read_bytes()
     _check_new(tmp_path, sender, sender.sent)
     assert stranger.read_bytes() == left
-    store = open_store(tmp_path, HastyDisk(), **SMALL)
+    store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert Sender(store).send("a.0", b"x").position >= end + 9_000
     kill(store)
 
@@ -164,7 +164,7 @@ def test_a_stranger_far_away_changes_nothing(tmp_path: Path) -> None:
     stranger = segment_files(tmp_path)[-1].with_name(f"{reserve + (1 << 40):016x}.messages")
     stranger.write_bytes(pack_header(Owner(b"other!", 0), reserve + (1 << 40), 0, NOW_US))
     end = sender.sent[-1].position + len(sender.sent[-1].data)
-    store = open_store(tmp_path, HastyDisk(), **SMALL)
+    store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert Sender(store).send("a.0", b"x").position == end
     close_cleanly(store)
     verified(tmp_path)
@@ -180,7 +180,7 @@ def test_only_strangers_is_the_wrong_directory(tmp_path: Path, with_checkpoint: 
             path.unlink()
     before = {file: file.read_bytes() for file in segment_files(tmp_path)}
     with pytest.raises(ForeignFile, match="belongs to store"):
-        open_store(tmp_path, HastyDisk(), **SMALL)
+        open_store(tmp_path, FakeDisk(), **SMALL)
     assert before == {file: file.read_bytes() for file in segment_files(tmp_path)}
 
 
@@ -195,7 +195,7 @@ def test_a_last_segment_cut_behind_a_batch_does_not_give_positions_again(tmp_pat
 
 
 def test_a_whole_directory_of_another_partition_is_named(tmp_path: Path) -> None:
-    store = open_store(tmp_path, HastyDisk(), partitions=2)
+    store = open_store(tmp_path, FakeDisk(), partitions=2)
     sender = Sender(store)
     fill(sender, 20, 2)
     close_cleanly(store)
@@ -203,4 +203,4 @@ def test_a_whole_directory_of_another_partition_is_named(tmp_path: Path) -> None
     shutil.move(tmp_path / "log-1", tmp_path / "log-0")
     shutil.move(tmp_path / "x", tmp_path / "log-1")
     with pytest.raises(ForeignFile, match="was written as partition 1"):
-        open_store(tmp_path, HastyDisk(), partitions=2)
+        open_store(tmp_path, FakeDisk(), partitions=2)

@@ -19,6 +19,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.verify.report import Report
+from tests.fake_disk import REBOOTED, FakeDisk
 from tests.storage.histories import (
     FILLS,
     Batch,
@@ -27,7 +28,6 @@ from tests.storage.histories import (
     History,
     Message,
     Moment,
-    Rebooted,
     cut,
     kind_of,
     messages_of,
@@ -144,7 +144,7 @@ def test_a_torn_message_log_loses_what_was_torn(history: History, quick: Path, b
             for at in range(first, end, _step(fill, every=every)):
                 what = f"{name}, {fill.__name__} from byte {at} on"
                 hit = _hit(moment, name, at) if fill(data, at) != data else []
-                more: dict[str, Any] = {"unseen": hit} if by == "kill" else {"disk": Rebooted()}
+                more: dict[str, Any] = {"unseen": hit} if by == "kill" else {"disk": FakeDisk(REBOOTED)}
                 files = moment.files | {name: fill(data, at)}
                 _clean(_check(history, quick / "torn", files, moment, what, lost=messages_of(hit), **more), what)
                 struck[fill.__name__] += 1

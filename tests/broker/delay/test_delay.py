@@ -18,7 +18,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, repair
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import PRODUCER, START_US, Driven
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 
 S = 1_000_000
 
@@ -486,7 +486,7 @@ def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
 
 def test_as_many_as_fall_due_together_come_in_the_turn_that_is_asked_for(tmp_path: Path) -> None:
     """By the times that ``tick`` asks for: never early, and no more than its unit late, over any number of turns."""
-    driven = Driven(tmp_path, disk=HastyDisk())
+    driven = Driven(tmp_path, disk=FakeDisk())
     count, due = 10_000, dict[bytes, int]()
     for first in range(0, count, 100):
         delays = [10 * S + (first + number) * 7_919 % 100_000 for number in range(100)]

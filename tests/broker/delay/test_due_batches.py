@@ -13,8 +13,8 @@ from qmq.broker.delay.items import Stretch
 from qmq.format.layout import DELIVER_UNIT_US
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
 from tests.broker.harness import START_US, Driven
+from tests.fake_disk import FakeDisk
 from tests.format.test_joining import one
-from tests.storage.faults import FaultyDisk
 
 COUNT = 300
 DUE_US = START_US + 60 * S
@@ -85,7 +85,7 @@ def test_batches_of_several_and_large_ones_go_by_themselves_and_in_order(
 
 
 def test_a_disk_that_is_full_keeps_all_of_them_for_later(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     names = sent(driven, 40)
     names += delay(driven, "a", *[DUE_US] * 5)
@@ -102,7 +102,7 @@ def test_a_disk_that_is_full_keeps_all_of_them_for_later(tmp_path: Path) -> None
 
 
 def test_no_room_for_another_segment_keeps_all_of_them_for_later(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk, segment_bytes=2_048, max_frame_bytes=1_024)
     names = sent(driven, 40)
     names += delay(driven, "a", *[DUE_US] * 5)

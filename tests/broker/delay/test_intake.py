@@ -9,7 +9,7 @@ from qmq.broker.ports.effects import Refused, Sent
 from qmq.errors import InvalidName, StorageFull, TooManySubjects
 from tests.broker.delay.test_delay import S, command, delay, follow, pulled
 from tests.broker.harness import Driven
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def test_a_subject_too_many_is_refused_when_it_is_sent(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_delay_log_that_cannot_be_made_is_made_later(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     disk.fail_always("pwritev", errno.ENOSPC, path_part="delayed")
     first = command(driven, "a", [S])

@@ -13,14 +13,14 @@ from qmq.broker.ports.commands import Administer, Disconnected
 from qmq.broker.ports.effects import Administered, Effect
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
 from tests.broker.harness import Driven
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 
 SMALL = {"segment_bytes": 8_192, "max_frame_bytes": 4_096}
 
 
-def cold(tmp_path: Path, count: int = 60) -> tuple[Driven, ForgetfulDisk, list[str]]:
+def cold(tmp_path: Path, count: int = 60) -> tuple[Driven, FakeDisk, list[str]]:
     """A broker with messages due in 10 s, a batch each, of which nothing is in memory; reads are done by hand."""
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, **SMALL)
     names = [delay(driven, "a", 10 * S, first=number)[0] for number in range(count)]
     driven.restart()
@@ -38,7 +38,7 @@ def drain(driven: Driven) -> list[str]:
     return found
 
 
-def run(driven: Driven, disk: ForgetfulDisk) -> tuple[int, int]:
+def run(driven: Driven, disk: FakeDisk) -> tuple[int, int]:
     """Tick and read until all is delivered: how often was read, and how often by the loop itself."""
     reads = mine = 0
     for _ in range(500):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 from qmq.broker.ports.commands import Ack, Administer, Back, HandBack, Subscribe
 from qmq.broker.ports.effects import Administered, Messages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
-from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
+from tests.fake_disk import FakeDisk
 
 
 def joining(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> Subscribe:
@@ -118,29 +119,18 @@ def test_nothing_is_handed_out_before_the_block_is_on_disk(tmp_path: Path, prefi
     driven.close()
 
 
-class FailingSync(Disk):
-    """Syncs of the pull log fail when told to."""
-
-    failing = False
-
-    def fdatasync(self, fd: int) -> None:
-        if self.failing:
-            raise OSError(5, "Input/output error")
-        super().fdatasync(fd)
-
-
 def test_a_block_that_cannot_be_synced_is_not_handed_out(tmp_path: Path) -> None:
-    disk = FailingSync()
+    disk = FakeDisk()
     driven = Driven(tmp_path, disk=disk)
     for body in many(4):
         driven.send("a.x", body)
     subscription = joined(driven, "a.", max_unacked=1)
-    disk.failing = True
+    disk.fail_always("fdatasync", errno.EIO)
     for _ in range(2):
         (answer,) = driven.do(driven.pull_command(subscription, max_count=1))
         assert isinstance(answer, Refused)
         assert isinstance(answer.error, SyncFailed)
-    disk.failing = False
+    disk.heal()
     killed(driven)
     subscription = joined(driven, "a.")
     assert len(taken(driven, subscription)) + skipped(driven) >= 4

@@ -17,8 +17,8 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
+from tests.fake_disk import FakeDisk
 from tests.format.test_private import run_of
-from tests.storage.forgetful import ForgetfulDisk
 
 LAPSE_MS = 30_000
 
@@ -158,7 +158,7 @@ def test_what_was_handed_over_goes_by_the_subject_that_it_was_sent_to(tmp_path: 
 
 
 def test_what_is_not_in_memory_is_read_first(tmp_path: Path) -> None:
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     for number in range(12):
         subject = "ab"[number % 2]

@@ -13,7 +13,7 @@ from qmq.broker.groups.in_flight import HeldRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 HELD = HeldRange(MessageRange(5, 100, 0, 7, 3), 4, 1)
 
@@ -65,7 +65,7 @@ def test_those_that_are_chosen_are_found_wherever_they_are(
 
 def test_only_blocks_that_have_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 3_000)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     made = ItemLog(disk, tmp_path, b"store!", RETRY_DTYPE, [])
     for at in range(0, 3_000, 3):
         made.add(letters_of(1, at, HELD, "why", 77))

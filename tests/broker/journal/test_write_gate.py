@@ -7,25 +7,15 @@ from pathlib import Path
 from qmq.broker.journal.write_gate import LATER_US
 from qmq.broker.ports.commands import Ack, Disconnected
 from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent
-from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
-
-
-class Watched(Disk):
-    """Says how often the pull log was written."""
-
-    written = 0
-
-    def pwritev(self, fd: int, buffers: object, offset: int) -> int:  # type: ignore[override]
-        self.written += 1
-        return super().pwritev(fd, buffers, offset)  # type: ignore[arg-type]
+from tests.fake_disk import FakeDisk
 
 
 class Kept:
     """A consumer that holds two messages, and has another pull parked."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.disk = Watched()
+        self.disk = FakeDisk()
         self.driven = driven = Driven(tmp_path, disk=self.disk)
         driven.send("a.x", b"1", b"2")
         self.subscription = driven.subscribe("a.")
@@ -41,14 +31,14 @@ class Kept:
 
 def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_them(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
-    written = kept.disk.written
+    written = kept.disk.calls["pwritev"]
     assert kept.ack(0, 2, kept.pull) == []
-    assert kept.disk.written == written
+    assert kept.disk.calls["pwritev"] == written
     assert kept.driven.store.groups.staged == 1
     said = kept.driven.do(kept.driven.send_command({"a.x": [b"3"]}, flush=False, connection=2))
     assert [type(one) for one in said] == [Acked, Sent, Messages]
     assert said[0] == Acked(1, kept.request, 0, joins=True)
-    assert kept.disk.written == written + 2  # a batch, and two records
+    assert kept.disk.calls["pwritev"] == written + 2  # a batch, and two records
     kept.driven.store.close(clean=False)
     kept.driven.open()
     held = kept.driven.broker._delivery.subscriptions.groups["g"].ledger

@@ -9,14 +9,14 @@ import pytest
 
 from qmq.broker.ports.effects import Messages, Refused, Sent
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def many(prefix: str, count: int) -> list[bytes]:
     return [f"{prefix}{number}".encode() for number in range(count)]
 
 
-def driven_by(disk: FaultyDisk, directory: Path) -> Driven:
+def driven_by(disk: FakeDisk, directory: Path) -> Driven:
     """Two partitions; subject a is 0 and at home in the first, b is 1 and in the second."""
     driven = Driven(directory, disk=disk, partitions=2)
     driven.do(driven.send_command({"a": [b"a0"], "b": [b"b0"]}))
@@ -64,7 +64,7 @@ def test_batches_that_are_wanted_whole_go_as_they_lie(tmp_path: Path, partitions
 
 
 def test_a_failed_write_leaves_no_sequence_twice(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = driven_by(disk, tmp_path)
     disk.fail("pwritev", 1, errno.ENOSPC)
     said = driven.do(
@@ -80,7 +80,7 @@ def test_a_failed_write_leaves_no_sequence_twice(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_a_batch_that_was_not_written(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = driven_by(disk, tmp_path)
     disk.fail("pwritev", 1, errno.ENOSPC)
     (refused,) = driven.do(driven.send_command({"a": [b"lost"], "b": [b"lost"]}, flush=False))

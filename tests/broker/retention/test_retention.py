@@ -22,8 +22,7 @@ from qmq.storage.message_log.archive_receipt import Receipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import group_row
 from tests.broker.test_consuming import Consumer, killed
-from tests.storage.faults import FaultyDisk
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 HOUR_MS = 3_600_000
@@ -230,7 +229,7 @@ def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -
 
 
 def test_what_the_disk_refuses_is_told_of_and_goes_later(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = driven_in(tmp_path, disk=disk)
     send(driven, 40)
     driven.checkpoint()
@@ -265,7 +264,7 @@ def test_a_repeat_of_what_has_gone_is_stored_already_and_its_sequences_are_not_k
 @pytest.mark.parametrize("follows", [("a.0",), ("a.0", "a.1")])
 def test_who_is_moved_on_waits_for_no_disk(tmp_path: Path, follows: tuple[str, ...]) -> None:
     """Where a start by time is in a subject is read beside the loop; all others go on meanwhile."""
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = driven_in(tmp_path, disk=disk)
     send(driven, 40, subjects=2)
     Consumer(driven, "c", *follows, start=("time", driven.store.read_entry(0, 3)[2]))

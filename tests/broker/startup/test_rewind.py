@@ -22,7 +22,7 @@ from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.histories import quick_directory
 from tests.storage.stores import identity_of
 
@@ -60,7 +60,7 @@ def lived(path: Path, seed: int) -> Killed:
         "max_frame_bytes": 32 << 10,
         "reserve_bytes": 1 << 20,
     }
-    driven = Driven(path, disk=HastyDisk(), **options)
+    driven = Driven(path, disk=FakeDisk(), **options)
     sent, places, acked, number = set[bytes](), dict[tuple[str, int], bytes](), set[bytes](), 0
     consumers = [Consumer(driven, f"c{n}", *prefixes, connection=n + 1, **SETTINGS) for n in range(2)]
     steps = 100
@@ -160,7 +160,7 @@ def check(killed: Killed, path: Path, lost: list[PullRecord], chance: random.Ran
     shutil.copytree(killed.path, path)
     files = {spoil(path, record, chance.randrange(8 * (12 + len(record.payload)))) for record in lost}
     torn = killed.records[-1] in lost
-    driven = Driven(path, disk=HastyDisk(), **killed.options)
+    driven = Driven(path, disk=FakeDisk(), **killed.options)
     told = "\n".join(driven.store.recovery.notes)
     if set(lost) - {killed.records[-1]}:
         assert all(str(file) in told for file in files) or torn

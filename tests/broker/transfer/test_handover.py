@@ -17,8 +17,8 @@ from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed
+from tests.fake_disk import FakeDisk
 from tests.format.test_private import run_of
-from tests.storage.faults import FaultyDisk
 
 OTHERS = run_of(b"from elsewhere", b"second")
 
@@ -164,7 +164,7 @@ def test_it_is_answered_when_its_name_is_on_disk_too(tmp_path: Path) -> None:
 
 
 def test_what_was_answered_for_is_there_after_loss_of_power(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(tmp_path / "one")
     driven = Driven(tmp_path / "one", disk=disk)
     Consumer(driven, "c")
@@ -172,7 +172,7 @@ def test_what_was_answered_for_is_there_after_loss_of_power(tmp_path: Path) -> N
     done(driven, over(driven))
     disk.without_power(tmp_path / "one", tmp_path / "two")
     driven.store.close(clean=False)
-    after = Driven(tmp_path / "two", disk=FaultyDisk("boot-2"))
+    after = Driven(tmp_path / "two", disk=FakeDisk("boot-2"))
     assert Consumer(after, "c").pull() == [b"from elsewhere"]
     after.close()
 
@@ -191,7 +191,7 @@ def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is(tmp_path: 
 
 
 def test_it_waits_for_room_on_a_full_disk(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     Consumer(driven, "c")
     disk.fail_always("pwritev", errno.ENOSPC, ".pulls")

@@ -16,7 +16,7 @@ from qmq.storage.consumer_log.blocks import FEW_ROWS
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import FullDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, as_array
 
 OWNER = DerivedHeader(0, STORE, False, 1_000, 0, 0, 70, 0)
@@ -149,7 +149,7 @@ def test_resume_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "BLOCK_ROWS", 8)
-    disk = FullDisk()
+    disk = FakeDisk()
     journal, feed = filled(tmp_path, 2, disk)
     disk.full = True
     for _ in range(12):

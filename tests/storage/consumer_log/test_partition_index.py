@@ -19,7 +19,7 @@ from qmq.storage.consumer_log import sealed_set as sealed
 from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import FullDisk, HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 
 RUNS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), min_size=1, max_size=4, unique_by=lambda run: run[0])
@@ -43,7 +43,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def start(directory: Path, feed: Feed, disk: Disk | None = None) -> ConsumerLog:
-    log = ConsumerLog.open(disk or HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(disk or FakeDisk(), directory, 0, STORE)
     assert log.load([], 0) == 0
     log.roll(feed.bases[0])
     return log
@@ -182,7 +182,7 @@ def test_a_restart_goes_on_where_the_checkpoint_was(directory: Path) -> None:
     log = filled(directory, feed)
     state, covered = log.journal_state(), feed.position
     log.close()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), covered, state) == covered
     check_reads(log, feed.rows)
     add(log, feed.batch([(1, 3), (2, 1)]))
@@ -225,7 +225,7 @@ def test_nothing_at_or_past_covered_is_used(
             first_lost = DERIVED_HEADER_SIZE + ENTRY_SIZE * (state[1] if state else 0)
             data[first_lost:] = bytes(len(data[first_lost:]))
             path.write_bytes(data)
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     position = log.load(wanted.segments(), covered, state)
     assert position <= max(covered, feed.bases[0])
     assert log.visible_row == sum(row[1] < position for row in wanted.rows)
@@ -246,7 +246,7 @@ def test_a_cut_at_every_byte_is_healed(directory: Path) -> None:
         for cut in range(len(good[name])):
             for other, data in good.items():
                 (directory / other).write_bytes(data[:cut] if other == name else data)
-            log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+            log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
             position = log.load(feed.segments(), covered, state)
             assert position in (covered, *feed.bases)
             assert position == covered or not name.endswith(".order")
@@ -273,7 +273,7 @@ def test_a_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, data:
     changed = bytearray(good[name])
     changed[at] ^= data.draw(st.integers(1, 255))
     (directory / name).write_bytes(changed)
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     feed_from(log, feed, log.load(feed.segments(), covered, state))
     check_reads(log, feed.rows)
     log.close()
@@ -295,13 +295,13 @@ def test_a_lost_middle_segment_is_made_again_alone(directory: Path) -> None:
     log.close()
     good = contents(directory)
     (directory / f"{feed.bases[1]:016x}.entries").unlink()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), covered, state, reread_of(feed)) == covered
     assert contents(directory) == good
     check_reads(log, feed.rows)
     log.close()
     (directory / f"{feed.bases[1]:016x}.entries").unlink()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), covered, state) == feed.bases[1]
     log.close()
 
@@ -316,19 +316,19 @@ def test_rot_found_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch
     path = directory / f"{feed.bases[1]:016x}.entries"
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), covered, state, reread_of(feed)) == covered
     check_reads(log, feed.rows)
     assert path.read_bytes() == good
     log.close()
 
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), covered, state) == covered
     with pytest.raises(BadBytes, match="restart the broker"):
         all_rows(log)
     log.close()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     position = log.load(feed.segments(), covered, state)
     assert position == feed.bases[1]
     feed_from(log, feed, position)
@@ -343,7 +343,7 @@ def test_files_of_other_segments_are_deleted_and_strangers_left_alone(directory:
     log.close()
     for name in ("00000000000000ff.entries", "00000000000000ff.order.tmp", "notes.txt"):
         (directory / name).write_bytes(b"x")
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     log.load(feed.segments(), feed.position, state)
     log.close()
     assert {path.name for path in directory.iterdir()} == {
@@ -362,7 +362,7 @@ def test_files_of_another_store_or_partition_are_not_used(directory: Path) -> No
     for partition, store in ((1, STORE), (0, b"other1")):
         copy = directory.with_name(f"copy{partition}{store!r}")
         shutil.copytree(directory, copy)
-        other = ConsumerLog.open(HastyDisk(), copy, partition, store)
+        other = ConsumerLog.open(FakeDisk(), copy, partition, store)
         assert other.load(feed.segments(), feed.position, state) == feed.bases[0]
         assert other.end_row == 0
         other.close()
@@ -376,7 +376,7 @@ def test_a_missing_order_is_written_by_seal_pending(directory: Path) -> None:
     path = directory / f"{feed.bases[0]:016x}.order"
     good = path.read_bytes()
     path.unlink()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), feed.position, state) == feed.position
     log.seal_pending()
     assert path.read_bytes() == good
@@ -384,7 +384,7 @@ def test_a_missing_order_is_written_by_seal_pending(directory: Path) -> None:
 
 
 def test_a_full_disk_keeps_rows_readable_and_loses_none(directory: Path) -> None:
-    disk = FullDisk()
+    disk = FakeDisk()
     feed = Feed()
     log = start(directory, feed, disk)
     add(log, feed.batch([(0, 1), (1, 2)]))
@@ -409,7 +409,7 @@ def test_a_full_disk_keeps_rows_readable_and_loses_none(directory: Path) -> None
     check_reads(log, feed.rows)
     state = log.journal_state()
     log.close()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     assert log.load(feed.segments(), feed.position, state) == feed.position
     check_reads(log, feed.rows)
     log.close()
@@ -428,7 +428,7 @@ def test_segments_without_rows(directory: Path) -> None:
     check_reads(log, feed.rows)
     log.flush()
     log.close()
-    log = ConsumerLog.open(HastyDisk(), directory, 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), directory, 0, STORE)
     feed_from(log, feed, log.load(feed.segments(), feed.position, state))
     check_reads(log, feed.rows)
     log.close()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from qmq.storage.consumer_log.partition_index import ConsumerLog
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, as_array
 
 
 def started(path: Path, feed: Feed) -> ConsumerLog:
-    log = ConsumerLog.open(HastyDisk(), path / "consumer-log" / "0", 0, STORE)
+    log = ConsumerLog.open(FakeDisk(), path / "consumer-log" / "0", 0, STORE)
     log.load([], 0)
     log.roll(feed.bases[0])
     return log

@@ -13,7 +13,7 @@ from qmq.storage.consumer_log import active as journal
 from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, kill, open_store
 
 PARTITIONS = 3
@@ -42,7 +42,7 @@ def derived(directory: Path) -> dict[str, bytes]:
 
 
 def reopen(directory: Path) -> None:
-    close_cleanly(open_store(directory, HastyDisk(), partitions=PARTITIONS))
+    close_cleanly(open_store(directory, FakeDisk(), partitions=PARTITIONS))
 
 
 def check_made_again(directory: Path) -> None:
@@ -73,14 +73,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_partitions_and_mixed_batches(tmp_path: Path, small_blocks: None) -> None:
     directory = tmp_path / "data"
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     sender = Sender(store)
     fill(sender, 150, seed=1)
     checkpoint(store)
     fill(sender, 150, seed=2)
     close_cleanly(store)
     check_made_again(directory)
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     check_stored(store, sender.sent)
     close_cleanly(store)
 
@@ -88,7 +88,7 @@ def test_several_partitions_and_mixed_batches(tmp_path: Path, small_blocks: None
 def test_after_a_cut_tail(tmp_path: Path, small_blocks: None) -> None:
     """Killed between checkpoints, with a batch that was cut short: what recovery makes is what a rebuild makes."""
     directory = tmp_path / "data"
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     sender = Sender(store)
     fill(sender, 100, seed=3)
     checkpoint(store)
@@ -97,7 +97,7 @@ def test_after_a_cut_tail(tmp_path: Path, small_blocks: None) -> None:
     kill(store)
     path = max((directory / "log-1").glob("*.messages"))
     os.truncate(path, torn.position - int(path.stem, 16) + len(torn.data) - 100)
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     assert store.recovery.partitions[1].cut_bytes > 0
     check_stored(store, sender.sent[:-1])
     sender.sent.pop()
@@ -111,7 +111,7 @@ def test_after_a_cut_tail(tmp_path: Path, small_blocks: None) -> None:
 def test_without_any_checkpoint(tmp_path: Path) -> None:
     """All but the message log and the identity is lost: the registry too is made again, in the order of the log."""
     directory = tmp_path / "data"
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     sender = Sender(store)
     fill(sender, 200, seed=6)
     kill(store)
@@ -119,7 +119,7 @@ def test_without_any_checkpoint(tmp_path: Path) -> None:
         path.unlink()
     (directory / "subjects").unlink()
     shutil.rmtree(directory / "consumer-log")
-    store = open_store(directory, HastyDisk(), partitions=PARTITIONS)
+    store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     check_stored(store, sender.sent)
     close_cleanly(store)
     check_made_again(directory)

@@ -11,17 +11,17 @@ from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.store import Store
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import NOW_US, Sender, kill, options
 
 
 def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, options(), HastyDisk(), NOW_US)
+    store = Store.open(tmp_path, options(), FakeDisk(), NOW_US)
     sender = Sender(store)
     sender.stage(("one", [b"1", b"2"]))
     sender.stage(("two", [b"1"]), ("one", [b"2"]), ("three", [b"3"] * 4))
     sender.write()
-    subjects = SubjectTable.open(HastyDisk(), tmp_path / "other", store.store_id)
+    subjects = SubjectTable.open(FakeDisk(), tmp_path / "other", store.store_id)
     for name in ("one", "two"):
         subjects.add(name)
     maker = RowMaker(subjects)

@@ -11,7 +11,7 @@ from qmq.storage.consumer_log.active import Journal
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_segment import SealedSegment, count_before
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import FullDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, as_array
 
 OWNER = DerivedHeader(0, STORE, False, 1_000, 0, 0, 70, 0)
@@ -85,7 +85,7 @@ def test_an_order_that_is_lost_is_made_again(tmp_path: Path, feed: Feed, damage:
 
 def test_reads_by_subject_go_on_while_the_disk_is_full(tmp_path: Path, feed: Feed) -> None:
     next(tmp_path.glob("*.order")).unlink()
-    disk = FullDisk()
+    disk = FakeDisk()
     disk.full = True
     segment = SealedSegment.open(disk, tmp_path, OWNER, feed.position)
     assert list(segment.span(9)) == list(range(1, 60, 2))

@@ -11,7 +11,7 @@ from qmq.storage.consumer_log import sealed_set as sealed
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_set import SealedSegments, find_sealed, make_again
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, as_array
 
 OWNER = DerivedHeader(0, STORE, False, 0, 0, 0, 0, 0)
@@ -24,7 +24,7 @@ def feed(tmp_path: Path) -> Feed:
     for segment in range(5):
         batches = [made.batch([(segment, 1), (9, 1)]) for _ in range(10)]
         owner = OWNER._replace(base=made.bases[-1], first_row=20 * segment)
-        make_again(HastyDisk(), tmp_path, owner, made.position, lambda _base, _end, b=batches: map(as_array, b))
+        make_again(FakeDisk(), tmp_path, owner, made.position, lambda _base, _end, b=batches: map(as_array, b))
         made.roll()
     return made
 

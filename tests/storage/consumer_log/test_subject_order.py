@@ -16,7 +16,7 @@ from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.subject_order import Order, derive_order, open_order, order_block, sort_block, write_order
 from qmq.storage.disk.disk import Disk
-from tests.storage.disks import FullDisk
+from tests.fake_disk import FakeDisk
 
 #: (subject, lane) by row
 KEYS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), max_size=60)
@@ -103,7 +103,7 @@ def test_files_that_do_not_belong_or_are_rotten_are_refused(tmp_path: Path) -> N
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    disk = FullDisk()
+    disk = FakeDisk()
     disk.full = True
     with pytest.raises(OSError, match="No space"):
         write_order(disk, tmp_path / "x.order", header_of(1), derive_order(rows_of([(1, 0)])))

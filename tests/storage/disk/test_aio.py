@@ -13,7 +13,7 @@ from qmq.errors import SyncFailed
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 PATIENCE_MS = 60_000
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
 
 
 def test_who_has_a_sync_of_its_own_is_not_passed_by() -> None:
-    assert FaultyDisk().aside() is None
+    assert FakeDisk("boot-1").aside() is None
     aside = Disk().aside()
     assert aside is not None
     aside.close()

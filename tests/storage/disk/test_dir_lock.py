@@ -13,7 +13,7 @@ import pytest
 from qmq.errors import DirectoryInUse, StorageFailed
 from qmq.storage.disk.dir_lock import DirectoryLock, holder_of
 from qmq.storage.disk.disk import Disk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 NOW_US = 1_700_000_000_000_000
 HOLDER = f"process {os.getpid()} on {socket.gethostname()}, since 2023-11-14T22:13:20Z"
@@ -21,8 +21,10 @@ HOLDER = f"process {os.getpid()} on {socket.gethostname()}, since 2023-11-14T22:
 HOLD = """
 import sys
 from pathlib import Path
+from tests.fake_disk import FakeDisk
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.dir_lock import DirectoryLock
+from tests.fake_disk import FakeDisk
 lock = DirectoryLock.acquire(Disk(), Path(sys.argv[1]), 0)
 print("held", flush=True)
 sys.stdin.read()
@@ -57,7 +59,7 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_has_not_said_its_name_yet(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always("pwritev")  # a full disk keeps nobody from serving what is there
     lock = DirectoryLock.acquire(disk, tmp_path, NOW_US)
     with pytest.raises(DirectoryInUse, match="another process that has just started"):
@@ -66,7 +68,7 @@ def test_a_holder_that_has_not_said_its_name_yet(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_locked(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail("open", 1, 13)
     with pytest.raises(StorageFailed, match=r"cannot open .*lock: .*access"):
         DirectoryLock.acquire(disk, tmp_path, NOW_US)

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from qmq.errors import StorageFailed, StorageFull
 from qmq.storage.disk.disk import (
     IOV_MAX,
     WRITE_BYTES,
-    Buffer,
     Disk,
     failure,
     read_fully,
@@ -25,7 +23,7 @@ from qmq.storage.disk.disk import (
     write_atomically,
     write_fully,
 )
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -65,7 +63,7 @@ def test_an_error_without_advice_still_says_what_happened() -> None:
 
 @pytest.mark.parametrize("short", [None, 1, 3, 1_000])
 def test_write_fully_writes_all_however_short_the_system_writes(tmp_path: Path, short: int | None) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.short = short
     fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
     parts = [bytes([number % 256]) * (number % 5) for number in range(IOV_MAX + 50)]
@@ -76,18 +74,14 @@ def test_write_fully_writes_all_however_short_the_system_writes(tmp_path: Path, 
 
 @pytest.mark.parametrize("short", [None, 700_001])
 def test_no_call_is_asked_to_write_very_much(tmp_path: Path, short: int | None) -> None:
-    asked = []
-
-    class Counting(FaultyDisk):
-        def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-            asked.append(sum(map(len, buffers)))
-            return super().pwritev(fd, buffers, offset)
-
-    disk = Counting()
+    asked = list[int]()
+    disk = FakeDisk()
     disk.short = short
     fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    disk.before = lambda operation: asked.append(sum(map(len, operation.arguments[1])))
     parts = [bytes([number]) * size for number, size in enumerate((5, WRITE_BYTES, 3 * WRITE_BYTES + 7, 1, 600_000))]
     write_fully(disk, fd, parts, 3)
+    disk.before = None
     assert read_fully(disk, fd, 1 << 24, 0) == bytes(3) + b"".join(parts)
     assert max(asked) == WRITE_BYTES
     assert short or len(asked) == 5
@@ -95,12 +89,12 @@ def test_no_call_is_asked_to_write_very_much(tmp_path: Path, short: int | None) 
 
 
 def test_a_write_of_nothing_does_not_go_on_for_ever(tmp_path: Path) -> None:
-    class Stuck(Disk):
-        def pwritev(self, fd: int, buffers: object, offset: int) -> int:
-            return 0
-
+    disk = FakeDisk()
+    fd = disk.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    disk.short = 0
     with pytest.raises(OSError, match="wrote nothing"):
-        write_fully(Stuck(), 0, [b"x"], 0)
+        write_fully(disk, fd, [b"x"], 0)
+    disk.close(fd)
 
 
 def test_the_end_of_the_data_of_a_sparse_file(tmp_path: Path) -> None:
@@ -139,21 +133,21 @@ def test_mkdir_where_one_is_and_where_a_file_is(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    write_atomically(FaultyDisk(), path, b"old")
+    write_atomically(FakeDisk("boot-1"), path, b"old")
     assert read_whole(Disk(), path) == b"old"
     for operation in ("open", "pwritev", "fsync", "rename"):
-        disk = FaultyDisk()
+        disk = FakeDisk("boot-1")
         disk.fail(operation, 1, errno.ENOSPC)
         with pytest.raises(StorageFull, match="cannot write"):
             write_atomically(disk, path, [b"n", b"ew"])
         assert [file.name for file in tmp_path.iterdir()] == ["f"]
         assert path.read_bytes() == b"old"
-    write_atomically(FaultyDisk(), path, [b"n", b"ew"])
+    write_atomically(FakeDisk("boot-1"), path, [b"n", b"ew"])
     assert path.read_bytes() == b"new"
 
 
 def test_a_replaced_file_is_on_disk_when_the_call_returns(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(tmp_path / "d")
     write_atomically(disk, tmp_path / "d" / "f", b"content")
     disk.without_power(tmp_path / "d", tmp_path / "after")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qmq.errors import BadBytes, StorageFailed
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope, unpack_envelope
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 MAGIC = b"QMQTESTS"
 VALUES = st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.binary(max_size=50) | st.text(max_size=20)
@@ -84,7 +84,7 @@ def test_good_bytes_of_the_wrong_kind(body: bytes, problem: str) -> None:
 
 @pytest.mark.parametrize("operation", ["open", "pread"])
 def test_a_bad_sector_is_rot(tmp_path: Path, operation: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     (tmp_path / "f").write_bytes(b"".join(pack_envelope(MAGIC, 3, {"n": 7})))
     disk.fail(operation, 1, errno.EIO)
     opened = read_envelope(disk, tmp_path / "f", MAGIC, 3)
@@ -93,7 +93,7 @@ def test_a_bad_sector_is_rot(tmp_path: Path, operation: str) -> None:
 
 
 def test_a_file_that_the_system_does_not_let_read(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always("open", 13)
     with pytest.raises(StorageFailed, match="cannot read"):
         read_envelope(disk, tmp_path / "f", MAGIC, 3)

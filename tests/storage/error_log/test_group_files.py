@@ -26,8 +26,7 @@ from qmq.storage.store import Store
 from qmq.storage.verify.groups import SET_ASIDE
 from qmq.storage.verify.repair import Outcome, repair
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified
 
 #: Long, and others pass the same lines: several times as fast where nobody counts lines.
@@ -66,7 +65,7 @@ class Kept:
 
     def open(self, disk: Disk | None = None) -> list[bytes]:
         """Open it, as a broker does with what a checkpoint says; the records behind that."""
-        self.store: Store = open_store(self.path, disk if disk is not None else HastyDisk())
+        self.store: Store = open_store(self.path, disk if disk is not None else FakeDisk())
         self.retries: Schedule = self.store.groups.retries(GROUP)
         self.dead: ItemLog = self.store.groups.dead(GROUP)
         return [bytes(record.payload) for record in self.store.groups.take_records()]
@@ -123,7 +122,7 @@ def test_a_flipped_bit_in_one_copy_is_found_and_mended(
         item = (bit // 8 - SCHEDULE_HEADER_SIZE) // RETRY_SIZE
         position = 0 if item < 0 else SCHEDULE_HEADER_SIZE + item * RETRY_SIZE
         assert places(made.path) == {(name, position)}, bit
-        assert repair(made.path, HastyDisk(), NOW_US).is_whole
+        assert repair(made.path, FakeDisk(), NOW_US).is_whole
         assert file.read_bytes() == whole
         tried += 1
     assert tried > 40
@@ -142,7 +141,7 @@ def test_a_copy_that_is_cut_or_gone_is_made_again(
     whole = (made.path / name).read_bytes()
     spoiled(made.path / name)
     assert {file for file, _ in places(made.path)} == {name}
-    assert repair(made.path, HastyDisk(), NOW_US).is_whole
+    assert repair(made.path, FakeDisk(), NOW_US).is_whole
     assert (made.path / name).read_bytes() == whole
     verified(made.path)
 
@@ -156,7 +155,7 @@ def test_what_is_rotten_in_both_copies_is_set_aside_and_told(
         for copy in "ab":
             spoil(made.path / f"{name}.{copy}", 8 * (position + 30))
     spoil(made.path / f"{RETRIES}.a", 8 * (position + RETRY_SIZE))  # the next one, which the other copy has
-    done = repair(made.path, HastyDisk(), NOW_US)
+    done = repair(made.path, FakeDisk(), NOW_US)
     assert not done.is_whole
     lost = {one.finding.position for one in done.treated if one.outcome is Outcome.GIVEN_UP}
     assert lost == {position}
@@ -190,7 +189,7 @@ def test_a_repair_leaves_records_to_the_broker(tmp_path: Path) -> None:
     made.say(2, 3)
     kill(made.store)
     spoil(made.path / f"{RETRIES}.a", 8 * 100)
-    assert repair(made.path, HastyDisk(), NOW_US).is_whole
+    assert repair(made.path, FakeDisk(), NOW_US).is_whole
     assert made.open() == [b"record 2", b"record 3"]
     kill(made.store)
 
@@ -225,7 +224,7 @@ def test_pull_files_are_kept_for_the_checkpoint_before(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_sync_nothing_is_confirmed_and_checkpoints_go_on(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     made = Kept(tmp_path / "data", disk)
     checkpoint(made.store)
     made.say(2)
@@ -246,7 +245,7 @@ def test_after_a_failed_sync_nothing_is_confirmed_and_checkpoints_go_on(tmp_path
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES])
 def test_items_that_cannot_be_read_now_are_read_later(tmp_path: Path, code: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     made = Kept(tmp_path / "data", disk)
     made.retries.pop(5, 100)
     disk.fail_always("open", code, "groups")
@@ -262,7 +261,7 @@ def test_items_that_cannot_be_read_now_are_read_later(tmp_path: Path, code: int)
 
 @pytest.mark.parametrize("operation", ["open", "pwritev", "mkdir"])
 def test_what_no_run_can_be_made_of_stays_in_memory(tmp_path: Path, operation: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     store = open_store(tmp_path / "data", disk)
     disk.fail_always(operation, errno.ENOSPC, "groups")
     retries, dead = store.groups.retries(GROUP), store.groups.dead(GROUP)

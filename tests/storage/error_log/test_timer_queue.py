@@ -13,7 +13,7 @@ from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.error_log.sorted_runs import Items
 from qmq.storage.error_log.timer_queue import Schedule
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 DTYPE = np.dtype([("due_us", "<u8"), ("number", "<u8"), ("what", "<u4"), ("crc", "<u4")])
 STORE = b"store!"
@@ -95,7 +95,7 @@ def filled(tmp_path: Path) -> tuple[Schedule, list[tuple[int, int]]]:
 
 def test_what_is_taken_at_once_reads_a_few_blocks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MOST_BLOCKS", 4)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     found = Schedule(disk, tmp_path, STORE, DTYPE, [])
     pairs = [(number * 7919 % 10_007, number) for number in range(1, 2_000)]
     for start in range(0, len(pairs), 10):

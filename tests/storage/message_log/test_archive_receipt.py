@@ -12,8 +12,7 @@ from qmq.format.checked import pack_checked
 from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, receipt_path, write_receipt
 from qmq.storage.message_log.segment import Owner, base_of
 from qmq.storage.verify.repair import repair
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files, verified
 from tests.storage.verify.test_verify import notes
 
@@ -22,7 +21,7 @@ MADE = Receipt(STORE.hex(), 3, 1 << 60, (1 << 60) + 1_000, 1_000, 0xFFFF_FFFF, "
 
 
 def test_written_and_read_again(tmp_path: Path) -> None:
-    disk = HastyDisk()
+    disk = FakeDisk()
     assert read_receipt(disk, tmp_path, MADE.base) is None
     write_receipt(disk, tmp_path, MADE)
     assert read_receipt(disk, tmp_path, MADE.base) == MADE
@@ -45,23 +44,23 @@ def test_is_about_one_segment_up_to_its_end() -> None:
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:
     path = receipt_path(tmp_path, MADE.base)
-    write_receipt(HastyDisk(), tmp_path, MADE)
+    write_receipt(FakeDisk(), tmp_path, MADE)
     packed = path.read_bytes()
     for at in range(len(packed) - 1):
         path.write_bytes(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
         with pytest.raises(BadBytes, match=f"{path} .*the next run of qmq archive"):
-            read_receipt(HastyDisk(), tmp_path, MADE.base)
+            read_receipt(FakeDisk(), tmp_path, MADE.base)
     for content in ({}, {**vars(MADE), "store_id": "7f"}, {**vars(MADE), "end": "1"}):
         path.write_bytes(pack_checked(1, content))
         with pytest.raises(BadBytes, match="is no receipt"):
-            read_receipt(HastyDisk(), tmp_path, MADE.base)
+            read_receipt(FakeDisk(), tmp_path, MADE.base)
     path.write_bytes(pack_checked(2, vars(MADE)))
     with pytest.raises(ForeignFile, match="version 2"):
-        read_receipt(HastyDisk(), tmp_path, MADE.base)
+        read_receipt(FakeDisk(), tmp_path, MADE.base)
 
 
 def test_what_the_system_refuses_is_said_and_leaves_the_old_one(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     write_receipt(disk, tmp_path, MADE)
     for operation in ("pwritev", "fsync", "rename"):
         disk.fail(operation)
@@ -83,7 +82,7 @@ def test_lie_beside_segments_and_disturb_nobody(tmp_path: Path) -> None:
     for path in segment_files(tmp_path):
         base = base_of(path.name)
         assert base is not None
-        write_receipt(HastyDisk(), path.parent, replace(MADE, store_id=store.store_id.hex(), partition=0, base=base))
+        write_receipt(FakeDisk(), path.parent, replace(MADE, store_id=store.store_id.hex(), partition=0, base=base))
     for _ in range(30):
         sender.send("a", *[b"body" * 50] * 10)
     close_cleanly(store)
@@ -91,7 +90,7 @@ def test_lie_beside_segments_and_disturb_nobody(tmp_path: Path) -> None:
     assert len(receipts) > 1
     verified(tmp_path)
     assert notes(tmp_path) == []
-    repair(tmp_path, HastyDisk(), NOW_US)
+    repair(tmp_path, FakeDisk(), NOW_US)
     close_cleanly(open_store(tmp_path))
     assert sorted((tmp_path / "log-0").glob("*.receipt")) == receipts
     receipts[0].write_bytes(b"{}")

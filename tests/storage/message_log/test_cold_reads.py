@@ -8,11 +8,11 @@ import pytest
 
 from qmq.errors import BadBytes, StorageFailed
 from qmq.storage.message_log.cold_reads import Fetch
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def test_reads_a_part_of_a_file(tmp_path: Path) -> None:
-    disk, path = FaultyDisk(), tmp_path / "file"
+    disk, path = FakeDisk("boot-1"), tmp_path / "file"
     path.write_bytes(b"0123456789")
     for offset, size, expected in ((2, 3, b"234"), (8, 5, b"89"), (20, 5, b"")):
         fetch = Fetch(disk, 0, path, offset, size, 1_000 + offset)
@@ -22,7 +22,7 @@ def test_reads_a_part_of_a_file(tmp_path: Path) -> None:
 
 
 def test_says_what_cannot_be_read(tmp_path: Path) -> None:
-    disk, path = FaultyDisk(), tmp_path / "file"
+    disk, path = FakeDisk("boot-1"), tmp_path / "file"
     with pytest.raises(BadBytes, match="was removed"):
         Fetch(disk, 0, path, 0, 5, 1_000).run()
     path.write_bytes(b"0123456789")

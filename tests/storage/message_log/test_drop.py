@@ -10,7 +10,7 @@ import pytest
 from qmq.errors import BadBytes
 from qmq.storage.message_log.drop import stretches_of
 from qmq.storage.store import Store
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, verified
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
@@ -18,7 +18,7 @@ SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 
 def filled(path: Path, partitions: int = 1, count: int = 60) -> Sender:
     """Two subjects whose messages lie in all partitions by turns, a few KB each."""
-    sender = Sender(open_store(path, HastyDisk(), partitions=partitions, **SMALL))
+    sender = Sender(open_store(path, FakeDisk(), partitions=partitions, **SMALL))
     for number in range(count):
         sender.send("ab"[number % 2], b"%d" % number + bytes(1_500), b"more", partition=number // 2 % partitions)
     checkpoint(sender.store)
@@ -71,7 +71,7 @@ def test_what_is_left_begins_behind_it(tmp_path: Path, partitions: int, times: i
     check(sender.store)
     close_cleanly(sender.store)
     verified(tmp_path)
-    store = open_store(tmp_path, HastyDisk(), partitions=partitions, **SMALL)
+    store = open_store(tmp_path, FakeDisk(), partitions=partitions, **SMALL)
     check(store)
     while len(store.removable(0)) > 1:
         drop(store)
@@ -95,7 +95,7 @@ def test_a_start_after_a_kill_has_it_or_has_it_not(tmp_path: Path, checkpoints: 
         checkpoint(sender.store)
     kill(sender.store)
     verified(tmp_path)
-    store = open_store(tmp_path, HastyDisk(), partitions=2, **SMALL)
+    store = open_store(tmp_path, FakeDisk(), partitions=2, **SMALL)
     assert [(part.damaged, part.holes) for part in store.recovery.partitions] == [([], [])] * 2
     assert store.recovery.notes == []
     assert int(store.firsts[number]) == (first if checkpoints else 0)
@@ -105,7 +105,7 @@ def test_a_start_after_a_kill_has_it_or_has_it_not(tmp_path: Path, checkpoints: 
 
 
 def test_no_sequence_is_given_again_even_without_any_checkpoint(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), **SMALL))
+    sender = Sender(open_store(tmp_path, FakeDisk(), **SMALL))
     store = sender.store
     for number in range(30):
         sender.send("once", b"%d" % number + bytes(900))
@@ -122,7 +122,7 @@ def test_no_sequence_is_given_again_even_without_any_checkpoint(tmp_path: Path) 
     close_cleanly(store)
     for path in tmp_path.glob("checkpoint-*"):
         path.unlink()
-    sender.store = open_store(tmp_path, HastyDisk(), **SMALL)
+    sender.store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert sender.send("once", b"again").runs[0][1] >= 30
     assert sender.send("later", b"again").runs[0][1] >= 30
     close_cleanly(sender.store)

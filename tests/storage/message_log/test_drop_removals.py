@@ -17,8 +17,7 @@ from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
 from qmq.storage.verify.repair import repair
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import (
     NOW_US,
     Sender,
@@ -36,7 +35,7 @@ SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 
 def filled(path: Path, disk: Disk | None = None, count: int = 40) -> Sender:
     """Batches of 1 KB, seven a segment or so."""
-    sender = Sender(open_store(path, disk if disk is not None else HastyDisk(), **SMALL))
+    sender = Sender(open_store(path, disk if disk is not None else FakeDisk(), **SMALL))
     for number in range(count):
         sender.send("ab"[number % 2], b"%d" % number + bytes(1_000))
     return sender
@@ -113,7 +112,7 @@ def test_a_start_goes_on_with_what_is_left(
         if not checkpoints:
             left = list(sender.sent)  # nobody has heard of it
     verified(tmp_path)
-    sender.store = store = open_store(tmp_path, HastyDisk(), **SMALL)
+    sender.store = store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert [(part.damaged, part.holes, part.rebuilt_bytes) for part in store.recovery.partitions] == [([], [], 0)]
     assert store.recovery.notes == []
     check(store, left)
@@ -134,14 +133,14 @@ def test_a_checkpoint_that_still_names_it_finds_it(tmp_path: Path) -> None:
     checkpoint(sender.store)
     kill(sender.store)
     max(tmp_path.glob("checkpoint-*")).unlink()
-    sender.store = open_store(tmp_path, HastyDisk(), **SMALL)
+    sender.store = open_store(tmp_path, FakeDisk(), **SMALL)
     check(sender.store, sender.sent)
     close_cleanly(sender.store)
     verified(tmp_path)
 
 
 def test_files_that_cannot_be_removed_are_removed_later(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = filled(tmp_path, disk)
     checkpoint(sender.store)
     files = segment_files(tmp_path)
@@ -173,9 +172,9 @@ def test_derived_files_behind_a_gap_are_made_again(tmp_path: Path, which: str) -
     close_cleanly(sender.store)
     for path in tmp_path.rglob(f"*.{which}"):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert repair(tmp_path, HastyDisk(), NOW_US).is_whole
+    assert repair(tmp_path, FakeDisk(), NOW_US).is_whole
     verified(tmp_path)
-    sender.store = open_store(tmp_path, HastyDisk(), **SMALL)
+    sender.store = open_store(tmp_path, FakeDisk(), **SMALL)
     check(sender.store, left)
     kill(sender.store)
 
@@ -195,7 +194,7 @@ def test_only_what_a_checkpoint_knows_is_removable(tmp_path: Path) -> None:
 
 
 def test_neighbours_become_one(tmp_path: Path) -> None:
-    removals = Removals(HastyDisk(), tmp_path, tmp_path, (), [])
+    removals = Removals(FakeDisk(), tmp_path, tmp_path, (), [])
     for before, span in ((20, (20, 30)), (50, (60, 70)), (30, (30, 50)), (0, (0, 5))):
         removals.add(before, SegmentSpan(*span))
     assert removals.removed == (Hole(0, 5), Hole(20, 70))

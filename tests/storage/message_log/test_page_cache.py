@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker.ports.effects import Messages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
-from tests.storage.forgetful import ForgetfulDisk
+from tests.fake_disk import FakeDisk
 
 
 @pytest.mark.parametrize("prefix", ["a.", "a.x"])
@@ -18,7 +18,7 @@ def test_what_was_found_in_memory_is_not_asked_about_again_for_a_tenth_of_a_seco
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, count: int
 ) -> None:
     """Messages come one a batch, or all ten in one that is pulled bit by bit."""
-    disk = ForgetfulDisk()
+    disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk)
     for start in range(0, 10, count):
         driven.send("a.x", *[b"%d" % number for number in range(start, start + count)])

@@ -13,13 +13,13 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.message_log.partition_log import MAPS_KEPT, MessageLog
 from qmq.storage.message_log.segment import Owner, Segment, list_bases
 from qmq.storage.meta.checkpoint import SegmentSpan
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 OWNER = Owner(b"\1\2\3\4\5\6", 0)
 SIZE = 1_000
 
 
-def make(path: Path, disk: FaultyDisk, reserve: int = 10**6) -> MessageLog:
+def make(path: Path, disk: FakeDisk, reserve: int = 10**6) -> MessageLog:
     current = Segment.create(disk, path, OWNER, 0, 0, SIZE, 1)
     return MessageLog(
         disk, path, OWNER, segment_bytes=SIZE, sealed=[], current=current, end=SEGMENT_HEADER_SIZE, reserve=reserve
@@ -36,7 +36,7 @@ def put(log: MessageLog, data: bytes) -> int:
 
 
 def test_nothing_is_there_before_it_is_written(tmp_path: Path) -> None:
-    log = make(tmp_path, FaultyDisk())
+    log = make(tmp_path, FakeDisk("boot-1"))
     first, second = put(log, b"a" * 100), put(log, b"b" * 50)
     assert (first, second, log.end, log.staged_end) == (64, 164, 64, 214)
     with pytest.raises(BadBytes):
@@ -48,7 +48,7 @@ def test_nothing_is_there_before_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_group_that_crosses_segments_is_written_in_order(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     places = [put(log, bytes([number]) * 400) for number in range(7)]
     assert list_bases(disk, tmp_path) != [0]
@@ -65,7 +65,7 @@ def test_a_group_that_crosses_segments_is_written_in_order(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_a_group_that_crosses_segments_is_taken_back_whole(tmp_path: Path, nth: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     put(log, b"before")
     log.write()
@@ -85,7 +85,7 @@ def test_a_group_that_crosses_segments_is_taken_back_whole(tmp_path: Path, nth: 
 
 
 def test_staged_batches_can_be_forgotten(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     for number in range(5):
         put(log, bytes([number]) * 400)
@@ -97,7 +97,7 @@ def test_staged_batches_can_be_forgotten(tmp_path: Path) -> None:
 
 
 def test_what_a_failed_write_left_is_cleaned_before_the_next(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     disk.fail("pwritev", 1)
     disk.fail_always("ftruncate")
@@ -116,7 +116,7 @@ def test_what_a_failed_write_left_is_cleaned_before_the_next(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("operation", ["pread", ""])
 def test_what_a_failed_write_left_for_good_stops_the_partition(tmp_path: Path, operation: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     disk.tears = True
     disk.fail("pwritev", 1)
@@ -135,7 +135,7 @@ def test_what_a_failed_write_left_for_good_stops_the_partition(tmp_path: Path, o
 
 
 def test_the_limit_is_the_end_of_the_segment_or_the_reserve(tmp_path: Path) -> None:
-    log = make(tmp_path, FaultyDisk(), reserve=500)
+    log = make(tmp_path, FakeDisk("boot-1"), reserve=500)
     assert log.limit == 500
     log.set_reserve(5_000)
     assert log.limit == SIZE
@@ -149,7 +149,7 @@ def test_the_limit_is_the_end_of_the_segment_or_the_reserve(tmp_path: Path) -> N
 
 
 def test_segments_are_let_go_once_they_are_synced(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     ends = []
     for number in range(6):
@@ -170,7 +170,7 @@ def test_segments_are_let_go_once_they_are_synced(tmp_path: Path) -> None:
 
 
 def test_the_directory_is_synced_after_a_segment_was_made(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     log.sync()
     assert disk.calls["fsync_directory"] == 0
@@ -185,7 +185,7 @@ def test_the_directory_is_synced_after_a_segment_was_made(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("operation", ["fdatasync", "fsync_directory"])
 def test_a_failed_sync_is_for_good(tmp_path: Path, operation: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     place = put(log, b"x" * 900)
     put(log, b"x" * 900)
@@ -207,7 +207,7 @@ def test_a_failed_sync_is_for_good(tmp_path: Path, operation: str) -> None:
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_a_sync_that_could_not_begin_can_be_tried_again(tmp_path: Path, code: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     put(log, b"x" * 900)
     put(log, b"x" * 900)
@@ -225,7 +225,7 @@ def test_a_sync_that_could_not_begin_can_be_tried_again(tmp_path: Path, code: in
 
 
 def test_few_segments_stay_mapped_and_views_pin_theirs(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     places = [put(log, number.to_bytes(2, "little") * 450) for number in range(MAPS_KEPT + 20)]
     log.write()
@@ -239,7 +239,7 @@ def test_few_segments_stay_mapped_and_views_pin_theirs(tmp_path: Path) -> None:
 
 
 def test_a_removed_segment_is_not_shown_again(tmp_path: Path) -> None:
-    log = make(tmp_path, FaultyDisk())
+    log = make(tmp_path, FakeDisk("boot-1"))
     places = [put(log, bytes([number]) * 400) for number in range(7)]
     log.write()
     gone, next_one = places[0], places[2]
@@ -253,7 +253,7 @@ def test_a_removed_segment_is_not_shown_again(tmp_path: Path) -> None:
 
 
 def test_views_stay_within_batches_of_one_segment(tmp_path: Path) -> None:
-    log = make(tmp_path, FaultyDisk())
+    log = make(tmp_path, FakeDisk("boot-1"))
     for _ in range(3):
         put(log, b"x" * 900)
     log.write()

@@ -17,7 +17,7 @@ from qmq.storage.message_log import reader as scan
 from qmq.storage.message_log.reader import Found, Scanner, candidates
 from qmq.storage.message_log.segment import Owner, Segment
 from qmq.storage.meta.checkpoint import Hole
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk, Operation
 
 OWNER = Owner(b"store1", 0)
 SECRET = b"sixteen bytes of"
@@ -48,10 +48,10 @@ def log_of(bodies: list[bytes]) -> tuple[bytearray, list[tuple[int, int]]]:
 
 
 def scan_bytes(
-    path: Path, data: bytes, *, rewrite_from: int | None = None, disk: FaultyDisk | None = None, start: int = BASE
+    path: Path, data: bytes, *, rewrite_from: int | None = None, disk: FakeDisk | None = None, start: int = BASE
 ) -> tuple[Found, list[tuple[int, int]]]:
     """Scan a segment that holds *data*; gives what was found and (position, size) of every batch that was fed."""
-    disk = disk if disk is not None else FaultyDisk()
+    disk = disk if disk is not None else FakeDisk("boot-1")
     segment = Segment.create(disk, path, OWNER, BASE, BASE, CAPACITY, 1)
     segment.write([data[SEGMENT_HEADER_SIZE:]], len(data) - SEGMENT_HEADER_SIZE, SEGMENT_HEADER_SIZE)
     fed: list[tuple[int, int]] = []
@@ -236,13 +236,13 @@ def test_valid_batches_are_written_again_where_they_lie(tmp_path: Path, monkeypa
     damage_data(data, places[4][0] - BASE, places[4][1])
     writes: list[tuple[int, int]] = []
 
-    class Watching(FaultyDisk):
-        def pwritev(self, fd: int, buffers, offset: int) -> int:  # type: ignore[no-untyped-def]
-            written = super().pwritev(fd, buffers, offset)
-            writes.append((BASE + offset, written))
-            return written
+    def note(operation: Operation) -> None:
+        if operation.kind == "pwritev":
+            _, buffers, offset = operation.arguments
+            writes.append((BASE + offset, sum(map(len, buffers))))
 
-    disk = Watching()
+    disk = FakeDisk("boot-1")
+    disk.after = note
     found, _ = scan_bytes(tmp_path, data, rewrite_from=places[2][0], disk=disk)
     again = [write for write in writes[2:] if write[0] >= FIRST]
     covered = {place for start, size in again for place in range(start, start + size)}
@@ -255,7 +255,7 @@ def test_valid_batches_are_written_again_where_they_lie(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("operation", ["preadv", "pwritev"])
 def test_a_disk_that_fails_is_named(tmp_path: Path, operation: str) -> None:
     data, _ = log_of([b"x"])
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail(operation, 1 if operation == "preadv" else 3)
     with pytest.raises(StorageFailed, match=rf"cannot read or write again .*messages at position {BASE}: "):
         scan_bytes(tmp_path, data, rewrite_from=0, disk=disk)

@@ -13,7 +13,7 @@ from qmq.errors import ForeignFile, StorageFailed, StorageFull
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner, Segment, base_of, check_header, list_bases, pack_header, segment_path
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 OWNER = Owner(b"\1\2\3\4\5\6", 3)
 POSITIONS = st.integers(0, 2**64 - 1)
@@ -103,7 +103,7 @@ def test_a_new_segment_is_sparse_mapped_and_shows_what_is_written(tmp_path: Path
 
 @pytest.mark.parametrize("operation", ["open", "pwritev", "ftruncate", "map"])
 def test_a_segment_that_cannot_be_made_leaves_nothing(tmp_path: Path, operation: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail(operation, 1, 28)
     with pytest.raises(StorageFull, match=r"cannot create .*0000000000001000\.messages"):
         Segment.create(disk, tmp_path, OWNER, 4_096, 4_096, 1 << 16, 7)
@@ -112,7 +112,7 @@ def test_a_segment_that_cannot_be_made_leaves_nothing(tmp_path: Path, operation:
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     with pytest.raises(StorageFailed, match=r"cannot open .*0000000000000007\.messages"):
         Segment.open(disk, tmp_path, 7, 100, writable=True)
     Segment.create(disk, tmp_path, OWNER, 7, 7, 1 << 16, 7).close()

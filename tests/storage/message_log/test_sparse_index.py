@@ -14,8 +14,7 @@ from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, ENTRY_DTYPE, INDEX_DTYPE, INDEX_ENTRY
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import BUFFER_RECORDS, SegmentIndex, derive_index, index_path, is_sealed_index
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 OWNER = Owner(b"\1\2\3\4\5\6", 3)
 
@@ -25,8 +24,8 @@ def records_of(path: Path) -> list[tuple[int, int]]:
     return found
 
 
-def make(path: Path, count: int, disk: FaultyDisk | None = None) -> tuple[SegmentIndex, list[tuple[int, int]]]:
-    index = SegmentIndex(disk or FaultyDisk(), path, OWNER, 64)
+def make(path: Path, count: int, disk: FakeDisk | None = None) -> tuple[SegmentIndex, list[tuple[int, int]]]:
+    index = SegmentIndex(disk or FakeDisk("boot-1"), path, OWNER, 64)
     expected = [(128 + 10 * number, 1_000 + number) for number in range(count)]
     for record in expected:
         index.append(*record)
@@ -47,7 +46,7 @@ def test_one_record_a_batch(batches: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("count", [0, 1, 1_000, BUFFER_RECORDS, 2 * BUFFER_RECORDS + 5])
 def test_what_is_added_is_in_the_file_when_it_is_sealed(tmp_path: Path, count: int) -> None:
     index, expected = make(tmp_path, count)
-    assert not is_sealed_index(HastyDisk(), tmp_path, OWNER, 64, 9_999)
+    assert not is_sealed_index(FakeDisk(), tmp_path, OWNER, 64, 9_999)
     index.seal(9_999)
     path = index_path(tmp_path, 64)
     assert records_of(path) == expected
@@ -55,7 +54,7 @@ def test_what_is_added_is_in_the_file_when_it_is_sealed(tmp_path: Path, count: i
     assert header[:5] == (b"QMQINDEX", 1, 3, OWNER.store_id, 1)
     assert header[6:9] == (64, 9_999, count)
     assert header[10] == crc32c(path.read_bytes()[DERIVED_HEADER_SIZE:])
-    assert is_sealed_index(HastyDisk(), tmp_path, OWNER, 64, 9_999)
+    assert is_sealed_index(FakeDisk(), tmp_path, OWNER, 64, 9_999)
 
 
 def test_records_come_singly_or_in_bulk(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_an_index_that_is_not_what_it_should_be_is_made_again(tmp_path: Path) ->
     index.seal(9_999)
     path = index_path(tmp_path, 64)
     good = path.read_bytes()
-    disk = HastyDisk()
+    disk = FakeDisk()
     assert not is_sealed_index(disk, tmp_path, OWNER, 64, 10_000)
     assert not is_sealed_index(disk, tmp_path, Owner(OWNER.store_id, 4), 64, 9_999)
     for bad in (b"", good[:-1], good + b"x", good[:50], good[:20] + b"\x07" + good[21:]):
@@ -86,7 +85,7 @@ def test_an_index_that_is_not_what_it_should_be_is_made_again(tmp_path: Path) ->
 
 
 def test_a_disk_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always("pwritev")
     index, expected = make(tmp_path, 3 * BUFFER_RECORDS, disk)
     index.extend(np.array([(10**6, 10**9)], INDEX_DTYPE))
@@ -103,7 +102,7 @@ def test_a_disk_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["open", "pwritev", "fdatasync"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_sealing_can_be_tried_again(tmp_path: Path, operation: str, nth: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     index, expected = make(tmp_path, 50, disk)
     disk.fail(operation, nth, 28)
     try:

@@ -25,8 +25,7 @@ from qmq.storage.meta.checkpoint import (
     write_checkpoint,
 )
 from qmq.storage.meta.gaps import Gaps
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 U64 = st.integers(0, 2**64 - 1)
 PAIRS = st.lists(st.tuples(U64, U64), max_size=4)
@@ -65,21 +64,21 @@ def claims(number: int) -> Claims:
 @given(CLAIMS)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: Claims) -> None:
     path = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(HastyDisk(), path, content)
+    write_checkpoint(FakeDisk(), path, content)
     found = read_checkpoint(Disk(), path, content.number)
     assert (found.state, found.claims, found.reason) == (FileState.GOOD, content, "")
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for number in (1, 2, 5, 9):
-        write_checkpoint(HastyDisk(), tmp_path, claims(number))
+        write_checkpoint(FakeDisk(), tmp_path, claims(number))
     assert list_checkpoints(Disk(), tmp_path) == [9, 5]
 
 
 def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
     for name in ("checkpoint-", "checkpoint-x", "checkpoint-1.tmp", "checkpoint--1", "checkpoint-²", "Checkpoint-1"):
         (tmp_path / name).write_bytes(b"")
-    write_checkpoint(HastyDisk(), tmp_path, claims(3))
+    write_checkpoint(FakeDisk(), tmp_path, claims(3))
     assert list_checkpoints(Disk(), tmp_path) == [3]
     with pytest.raises(StorageFailed):
         list_checkpoints(Disk(), tmp_path / "missing")
@@ -88,8 +87,8 @@ def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["open", "pwritev", "fsync", "rename"])
 def test_one_that_cannot_be_written_leaves_the_others(tmp_path: Path, operation: str) -> None:
     for number in (1, 2):
-        write_checkpoint(HastyDisk(), tmp_path, claims(number))
-    disk = FaultyDisk()
+        write_checkpoint(FakeDisk(), tmp_path, claims(number))
+    disk = FakeDisk("boot-1")
     disk.fail(operation, 1, 28)
     with pytest.raises(StorageFull, match="checkpoint-3"):
         write_checkpoint(disk, tmp_path, claims(3))
@@ -98,18 +97,18 @@ def test_one_that_cannot_be_written_leaves_the_others(tmp_path: Path, operation:
 
 def test_an_old_one_that_cannot_be_removed_is_no_failure(tmp_path: Path) -> None:
     for number in (1, 2):
-        write_checkpoint(HastyDisk(), tmp_path, claims(number))
-    disk = FaultyDisk()
+        write_checkpoint(FakeDisk(), tmp_path, claims(number))
+    disk = FakeDisk("boot-1")
     disk.fail_always("unlink", 13)
     write_checkpoint(disk, tmp_path, claims(3))
     assert list_checkpoints(Disk(), tmp_path) == [3, 2, 1]
-    write_checkpoint(HastyDisk(), tmp_path, claims(4))
+    write_checkpoint(FakeDisk(), tmp_path, claims(4))
     assert list_checkpoints(Disk(), tmp_path) == [4, 3]
 
 
 @pytest.mark.parametrize("field", ["number", "store_id", "partitions", "subjects", "state", "last_stored_at_us"])
 def test_one_that_lacks_a_field_is_rotten(tmp_path: Path, field: str) -> None:
-    write_checkpoint(HastyDisk(), tmp_path, claims(1))
+    write_checkpoint(FakeDisk(), tmp_path, claims(1))
     path = checkpoint_path(tmp_path, 1)
     content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
     assert content is not None
@@ -123,7 +122,7 @@ def test_one_that_lacks_a_field_is_rotten(tmp_path: Path, field: str) -> None:
 def test_fields_that_nobody_knows_are_passed_over(tmp_path: Path) -> None:
     span, hole = SegmentSpan(0, 64), Hole(64, 70)
     known = dataclasses.replace(claims(1), partitions=(PartitionClaim(70, (span,), (hole,), (0, 1, 2)),))
-    write_checkpoint(HastyDisk(), tmp_path, known)
+    write_checkpoint(FakeDisk(), tmp_path, known)
     path = checkpoint_path(tmp_path, 1)
     content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
     assert content is not None
@@ -134,7 +133,7 @@ def test_fields_that_nobody_knows_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_columns_of_another_length_are_rotten(tmp_path: Path) -> None:
-    write_checkpoint(HastyDisk(), tmp_path, claims(1))
+    write_checkpoint(FakeDisk(), tmp_path, claims(1))
     path = checkpoint_path(tmp_path, 1)
     content = read_envelope(Disk(), path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION).content
     assert content is not None

@@ -23,8 +23,7 @@ from qmq.storage.meta.identity import (
     new_identity,
     read_copies,
 )
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 
 
 def make(partitions: int = 1) -> Identity:
@@ -61,7 +60,7 @@ def test_added_partitions_come_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_changed_is_in_both_copies(tmp_path: Path) -> None:
-    file = IdentityFile(HastyDisk(), tmp_path, make())
+    file = IdentityFile(FakeDisk(), tmp_path, make())
     changed = file.change(lambda identity: replace(identity, sequence_base=2**63, clean=True))
     assert changed.generation == 1
     assert copies(tmp_path) == [changed, changed] == [file.current] * 2
@@ -91,7 +90,7 @@ def test_copies_of_two_stores_are_refused(change: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("operation", ["open", "pwritev", "fsync", "rename", "fsync_directory"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_change_that_fails_is_not_current_and_a_copy_stays_good(tmp_path: Path, operation: str, nth: int) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     file = IdentityFile(disk, tmp_path, make())
     before = file.change(lambda identity: identity)
     disk.fail(operation, nth)
@@ -106,7 +105,7 @@ def test_a_change_that_fails_is_not_current_and_a_copy_stays_good(tmp_path: Path
 
 
 def test_a_full_disk_has_room_where_the_copies_stand(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     file = IdentityFile(disk, tmp_path, make())
     disk.fail_always("pwritev", path_part=".tmp")
     with pytest.raises(StorageFull):
@@ -134,13 +133,13 @@ def test_a_full_disk_has_room_where_the_copies_stand(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_lacks_a_field_is_rotten(tmp_path: Path) -> None:
-    IdentityFile(HastyDisk(), tmp_path, make()).change(lambda identity: replace(identity, partitions=()))
+    IdentityFile(FakeDisk(), tmp_path, make()).change(lambda identity: replace(identity, partitions=()))
     assert [copy.state for copy in read_copies(Disk(), tmp_path)] == [FileState.ROTTEN] * 2
     assert "lacks a field" in read_copies(Disk(), tmp_path)[0].reason
 
 
 def test_reserves_are_renewed_when_half_is_used_and_never_go_back(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     file = IdentityFile(disk, tmp_path, make(2))
     floors = [part.floor for part in file.current.partitions]
     assert file.renew([floors[0] + 499, floors[1]], 1_000).generation == 0
@@ -153,7 +152,7 @@ def test_reserves_are_renewed_when_half_is_used_and_never_go_back(tmp_path: Path
 
 
 def test_changes_from_two_threads_are_one_after_the_other(tmp_path: Path) -> None:
-    file = IdentityFile(HastyDisk(), tmp_path, make())
+    file = IdentityFile(FakeDisk(), tmp_path, make())
 
     def add() -> None:
         for _ in range(20):
@@ -169,6 +168,6 @@ def test_changes_from_two_threads_are_one_after_the_other(tmp_path: Path) -> Non
 
 
 def test_the_files_are_where_the_layout_says(tmp_path: Path) -> None:
-    IdentityFile(HastyDisk(), tmp_path, make()).change(lambda identity: identity)
+    IdentityFile(FakeDisk(), tmp_path, make()).change(lambda identity: identity)
     assert sorted(file.name for file in tmp_path.iterdir()) == list(COPY_NAMES)
     assert PartitionIdentity._fields == ("floor", "reserve", "directory")

@@ -19,7 +19,7 @@ from qmq.storage.meta.subjects import (
     pack_record,
     parse_records,
 )
-from tests.storage.disks import FullDisk
+from tests.fake_disk import FakeDisk
 
 STORE = b"store1"
 NAMES = st.lists(st.text("abc._-9", min_size=1, max_size=20), unique=True, max_size=30)
@@ -185,7 +185,7 @@ def test_the_registry_of_another_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    disk = FullDisk()
+    disk = FakeDisk()
     table = SubjectTable.open(disk, tmp_path / "subjects", STORE)
     table.add("a")
     disk.full = True

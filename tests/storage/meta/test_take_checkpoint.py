@@ -12,7 +12,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import Owner
 from qmq.storage.message_log.sparse_index import is_sealed_index
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, kill, open_store, segment_files, verified
 
 
@@ -24,7 +24,7 @@ def fill(sender: Sender, count: int = 40) -> None:
 
 def test_all_that_it_claims_survives_loss_of_power(tmp_path: Path) -> None:
     path, lost = tmp_path / "a", tmp_path / "b"
-    disk = FaultyDisk("boot-1")
+    disk = FakeDisk("boot-1")
     disk.track(path)
     sender = Sender(open_store(path, disk, partitions=2))
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_all_that_it_claims_survives_loss_of_power(tmp_path: Path) -> None:
     disk.without_power(path, lost)
     kill(sender.store)
     verified(lost)  # as the loss of power left it: everything that the checkpoint claims is good
-    store = open_store(lost, FaultyDisk("boot-2"), partitions=2)
+    store = open_store(lost, FakeDisk("boot-2"), partitions=2)
     assert store.state == {"state": b"kept"}
     assert all(part.rebuilt_bytes == 0 for part in store.recovery.partitions)
     check_stored(store, kept)
@@ -43,7 +43,7 @@ def test_all_that_it_claims_survives_loss_of_power(tmp_path: Path) -> None:
 
 
 def test_loss_of_power_before_any_step_of_it_leaves_the_one_before(tmp_path: Path) -> None:
-    counting = FaultyDisk()
+    counting = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path / "counting", counting))
     fill(sender, 5)
     checkpoint(sender.store)
@@ -55,7 +55,7 @@ def test_loss_of_power_before_any_step_of_it_leaves_the_one_before(tmp_path: Pat
     for operation in ("fdatasync", "fsync", "fsync_directory", "rename", "pwritev"):
         for nth in range(1, counting.calls[operation] - before[operation] + 1):
             path, lost = tmp_path / f"{operation}-{nth}", tmp_path / f"{operation}-{nth}-lost"
-            disk = FaultyDisk("boot-1")
+            disk = FakeDisk("boot-1")
             disk.track(path)
             sender = Sender(open_store(path, disk))
             fill(sender, 5)
@@ -68,13 +68,13 @@ def test_loss_of_power_before_any_step_of_it_leaves_the_one_before(tmp_path: Pat
             disk.without_power(path, lost)
             kill(sender.store)
             verified(lost)
-            store = open_store(lost, FaultyDisk("boot-2"))
+            store = open_store(lost, FakeDisk("boot-2"))
             assert {sent.position for sent in sender.sent[:5]} <= {h.position for _, h in store.headers_since([])}
             kill(store)
 
 
 def test_indexes_of_sealed_segments_are_sealed_with_it(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     fill(sender)
     owner = Owner(sender.store.store_id, 0)
@@ -91,7 +91,7 @@ def test_indexes_of_sealed_segments_are_sealed_with_it(tmp_path: Path) -> None:
 
 
 def test_it_claims_only_what_was_there_when_it_began(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, FaultyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk("boot-1")))
     fill(sender, 10)
     end = sender.store.end(0)
     made = sender.store.begin_checkpoint({})

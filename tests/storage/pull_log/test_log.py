@@ -22,8 +22,8 @@ from qmq.storage.pull_log.records import (
     remove_pull_files,
     rewrite_pull_log,
 )
+from tests.fake_disk import FakeDisk
 from tests.sim.disk import Operation, SimulatedDisk
-from tests.storage.faults import FaultyDisk
 
 STORE, SECRET, BASE, FILE_BYTES = b"store!", b"s" * 16, 5_000, 4_096
 
@@ -156,7 +156,7 @@ def test_what_is_cut_does_not_count_nor_comes_back(tmp_path: Path, lost: int) ->
 
 def test_another_generation_is_on_disk_before_anything_else(tmp_path: Path) -> None:
     written(tmp_path, some_records(5)).close()
-    disk, end = FaultyDisk(), found(tmp_path).end
+    disk, end = FakeDisk("boot-1"), found(tmp_path).end
     disk.fail("fdatasync")
     with pytest.raises(StorageFailed):
         PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, 2, cut=end)
@@ -226,7 +226,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_what_is_staged_for_the_next_write(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = made(tmp_path, disk=disk)
     records = some_records(100)
     for record in records:
@@ -252,7 +252,7 @@ def test_a_full_disk_keeps_what_is_staged_for_the_next_write(tmp_path: Path) -> 
 def test_a_start_on_a_full_disk_writes_on_in_the_last_file(tmp_path: Path) -> None:
     records = some_records(20)
     written(tmp_path, records).close()
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     for number in range(3):
         end = found(tmp_path).end
         disk.fail_always("open", path_part=pull_file_path(tmp_path, end).name)
@@ -271,7 +271,7 @@ def test_a_start_on_a_full_disk_writes_on_in_the_last_file(tmp_path: Path) -> No
 
 def test_another_generation_waits_for_room_for_a_header(tmp_path: Path) -> None:
     written(tmp_path, some_records(5)).close()
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     end = found(tmp_path).end
     disk.fail_always("open", path_part=pull_file_path(tmp_path, end).name)
     log = PullLog(disk, tmp_path / "pulls", STORE, SECRET, end, 7, FILE_BYTES, generation=2, cut=end)
@@ -286,7 +286,7 @@ def test_another_generation_waits_for_room_for_a_header(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     log = made(tmp_path, disk=disk)
     log.stage(1, b"a")
     log.write()
@@ -304,7 +304,7 @@ def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
 def test_what_was_read_is_written_again_and_synced(tmp_path: Path) -> None:
     records = some_records(200)
     written(tmp_path, records).close()
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     rewrite_pull_log(disk, tmp_path / "pulls", found(tmp_path))
     files = len(list_pull_files(Disk(), tmp_path / "pulls"))
     assert disk.calls["fdatasync"] == files

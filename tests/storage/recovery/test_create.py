@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import InvalidOption
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import killed
 from tests.storage.stores import (
     Sender,
@@ -21,7 +21,7 @@ from tests.storage.stores import (
 
 def test_partitions_can_be_added_not_taken_away(tmp_path: Path) -> None:
     sender = killed(tmp_path, partitions=1)
-    store = open_store(tmp_path, HastyDisk(), partitions=3)
+    store = open_store(tmp_path, FakeDisk(), partitions=3)
     check_stored(store, sender.sent)
     more = Sender(store)
     for partition in range(3):
@@ -30,21 +30,21 @@ def test_partitions_can_be_added_not_taken_away(tmp_path: Path) -> None:
     close_cleanly(store)
     verified(tmp_path)
     with pytest.raises(InvalidOption, match="has 3 partitions"):
-        open_store(tmp_path, HastyDisk(), partitions=2)
+        open_store(tmp_path, FakeDisk(), partitions=2)
 
 
 def test_partitions_on_other_disks(tmp_path: Path) -> None:
     places = (tmp_path / "disk1" / "qmq", tmp_path / "disk2")
-    store = open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places)
+    store = open_store(tmp_path / "data", FakeDisk(), partitions=2, partition_dirs=places)
     sender = Sender(store)
     sender.send("a", b"1", partition=1)
     close_cleanly(store)
     assert [len(list(place.glob("*.messages"))) for place in places] == [1, 1]
-    store = open_store(tmp_path / "data", HastyDisk(), partitions=2)  # it knows where they are
+    store = open_store(tmp_path / "data", FakeDisk(), partitions=2)  # it knows where they are
     check_stored(store, sender.sent)
     kill(store)
     with pytest.raises(InvalidOption, match="1 directories for 2"):
-        open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places[:1])
+        open_store(tmp_path / "data", FakeDisk(), partitions=2, partition_dirs=places[:1])
 
 
 @pytest.mark.parametrize(
@@ -66,27 +66,27 @@ def test_each_partition_has_a_directory_of_its_own(tmp_path: Path, first: str, s
     (tmp_path / "link").symlink_to(tmp_path / "a")
     places = (tmp_path / first, Path(f"{tmp_path}/{second}"))
     with pytest.raises(InvalidOption, match=says):
-        open_store(tmp_path / "data", HastyDisk(), partitions=2, partition_dirs=places)
+        open_store(tmp_path / "data", FakeDisk(), partitions=2, partition_dirs=places)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "link"]
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["lock"]
 
 
 def test_a_partition_that_is_added_gets_no_directory_of_another(tmp_path: Path) -> None:
     first = tmp_path / "data" / "log-1"
-    kill(open_store(tmp_path / "data", HastyDisk(), partitions=1, partition_dirs=(first,)))
+    kill(open_store(tmp_path / "data", FakeDisk(), partitions=1, partition_dirs=(first,)))
     with pytest.raises(InvalidOption, match=r"log-1 of partition 0 is the same directory as .*log-1 of partition 1"):
-        open_store(tmp_path / "data", HastyDisk(), partitions=2)
+        open_store(tmp_path / "data", FakeDisk(), partitions=2)
 
 
 def test_directories_whose_names_begin_alike_are_apart(tmp_path: Path) -> None:
     places = (tmp_path / "disk", tmp_path / "disk2", tmp_path / "data" / "log-2")
-    kill(open_store(tmp_path / "data", HastyDisk(), partitions=3, partition_dirs=places))
+    kill(open_store(tmp_path / "data", FakeDisk(), partitions=3, partition_dirs=places))
     assert [len(list(place.glob("*.messages"))) for place in places] == [1, 1, 1]
 
 
 def test_the_hint_of_a_store_id_has_its_size(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="store_id_hint has 5 bytes; give 6"):
         open_store(tmp_path, store_id_hint=b"short")
-    store = open_store(tmp_path / "right", HastyDisk(), store_id_hint=b"hinted")
+    store = open_store(tmp_path / "right", FakeDisk(), store_id_hint=b"hinted")
     assert store.store_id == b"hinted"
     kill(store)

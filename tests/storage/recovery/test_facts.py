@@ -12,7 +12,7 @@ from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.recovery.decide import Facts
 from qmq.storage.recovery.facts import facts_of
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 
 
@@ -52,16 +52,16 @@ def test_what_makes_a_directory_one_with_data(tmp_path: Path, name: str, populat
 
 
 def test_a_store_that_was_stopped_and_one_that_was_killed(tmp_path: Path) -> None:
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     Sender(store).send("a", b"1")
     checkpoint(store)
     checkpoint(store)
     kill(store)
-    boot_id = HastyDisk().boot_id()
+    boot_id = FakeDisk().boot_id()
     facts = seen(tmp_path, boot_id)
     assert {facts.identity_a, facts.identity_b, facts.checkpoint, facts.checkpoint_before} == {FileState.GOOD}
     assert (facts.populated, facts.clean, facts.same_boot) == (True, False, True)
     assert not seen(tmp_path, "another").same_boot
     assert not seen(tmp_path, "").same_boot
-    close_cleanly(open_store(tmp_path, HastyDisk()))
+    close_cleanly(open_store(tmp_path, FakeDisk()))
     assert seen(tmp_path, boot_id).clean

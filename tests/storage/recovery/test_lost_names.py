@@ -10,7 +10,7 @@ from qmq.storage.meta.checkpoint import Claims, list_checkpoints, read_checkpoin
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable, parse_records
 from qmq.storage.recovery.lost_names import LOST_PREFIX, LogReader, restore_names
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
 NAMES = [f"some.{number}" for number in range(12)]
@@ -18,7 +18,7 @@ NAMES = [f"some.{number}" for number in range(12)]
 
 def make(path: Path) -> Sender:
     """Subjects over two partitions and some segments; the last one was registered and never used."""
-    sender = Sender(open_store(path, HastyDisk(), partitions=2))
+    sender = Sender(open_store(path, FakeDisk(), partitions=2))
     for number in range(44):
         names = [NAMES[number % 11], NAMES[(number + 3) % 11]]
         sender.stage(*((name, [b"x" * 2_000]) for name in names), partition=number % 2)
@@ -31,7 +31,7 @@ def make(path: Path) -> Sender:
 
 
 def open_parts(path: Path) -> tuple[SubjectTable, Claims, list[LogReader], list[ConsumerLog]]:
-    disk = HastyDisk()
+    disk = FakeDisk()
     identity = read_copies(disk, path)[0].identity
     claims = read_checkpoint(disk, path, list_checkpoints(disk, path)[0]).claims
     assert identity is not None

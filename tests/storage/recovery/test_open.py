@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.storage.disk.disk import Buffer, Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import COPY_NAMES
 from qmq.storage.store import Store
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
-from tests.storage.stops import Rebooted, fill, killed
+from tests.fake_disk import REBOOTED, FakeDisk
+from tests.storage.stops import fill, killed
 from tests.storage.stores import (
     NOW_US,
     Sender,
@@ -53,7 +50,7 @@ def test_a_start_without_a_reboot_makes_both_copies_of_the_identity_whole(
     tmp_path: Path, missing: str, left: str
 ) -> None:
     """As a kill between the two writes leaves them: the copy that is behind may be the only one that lasts."""
-    disk = HastyDisk()
+    disk = FakeDisk()
     store = open_store(tmp_path, disk, reserve_bytes=1 << 20)
     older = (tmp_path / missing).read_bytes()
     sender = Sender(store)
@@ -75,14 +72,14 @@ def test_a_start_without_a_reboot_makes_both_copies_of_the_identity_whole(
 def test_positions_of_two_new_directories_differ(tmp_path: Path) -> None:
     ends = []
     for name in "ab":
-        store = open_store(tmp_path / name, HastyDisk())
+        store = open_store(tmp_path / name, FakeDisk())
         ends.append(store.end(0))
         kill(store)
     assert ends[0] != ends[1]
 
 
 def test_a_crash_at_any_operation_while_a_directory_is_made_leaves_one_that_opens(tmp_path: Path) -> None:
-    counting = FaultyDisk()
+    counting = FakeDisk("boot-1")
     kill(open_store(tmp_path / "whole", counting))
     for operation in (
         "open",
@@ -98,12 +95,12 @@ def test_a_crash_at_any_operation_while_a_directory_is_made_leaves_one_that_open
         assert counting.calls[operation]
         for nth in range(1, counting.calls[operation] + 1):
             path = tmp_path / f"{operation}-{nth}"
-            disk = FaultyDisk()
+            disk = FakeDisk("boot-1")
             disk.fail(operation, nth)
             try:
                 store = open_store(path, disk)
             except StorageError:
-                store = open_store(path, HastyDisk())
+                store = open_store(path, FakeDisk())
             Sender(store).send("a", b"b")
             close_cleanly(store)
             verified(path)
@@ -113,12 +110,12 @@ def test_a_crash_at_any_operation_while_a_directory_is_made_leaves_one_that_open
 
 
 def test_after_a_clean_stop_nothing_is_read_again(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     fill(sender, 60)
     checkpoint(sender.store, {"broker": b"state"})
     sender.store.state = {"broker": b"state"}
     close_cleanly(sender.store)
-    store = open_store(tmp_path, Rebooted())
+    store = open_store(tmp_path, FakeDisk(REBOOTED))
     assert store.recovery.clean
     assert not store.recovery.power_loss
     assert store.recovery.raised_by == 0
@@ -130,10 +127,10 @@ def test_after_a_clean_stop_nothing_is_read_again(tmp_path: Path) -> None:
 
 
 def test_closing_without_a_checkpoint_is_not_clean(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk()))
+    sender = Sender(open_store(tmp_path, FakeDisk()))
     fill(sender, 3)
     sender.store.close(clean=True)
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     assert not store.recovery.clean
     check_stored(store, sender.sent)
     kill(store)
@@ -161,7 +158,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["open", "mkdir", "listdir", "pwritev"])
 @pytest.mark.parametrize(("code", "advice"), [(13, "give the user"), (30, "mount the file system for writing")])
 def test_missing_rights_are_named(tmp_path: Path, operation: str, code: int, advice: str) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.fail_always(operation, code)
     with pytest.raises(StorageFailed, match=advice):
         open_store(tmp_path / "data", disk)
@@ -169,7 +166,7 @@ def test_missing_rights_are_named(tmp_path: Path, operation: str, code: int, adv
 
 def test_a_tail_that_cannot_be_written_again_is_not_served(tmp_path: Path) -> None:
     sender = killed(tmp_path)
-    disk = FaultyDisk(Disk().boot_id())
+    disk = FakeDisk()
     disk.fail_always("pwritev", errno.EIO, "messages")
     with pytest.raises(StorageFailed, match="write again"):
         open_store(tmp_path, disk)
@@ -179,23 +176,12 @@ def test_a_tail_that_cannot_be_written_again_is_not_served(tmp_path: Path) -> No
     kill(store)
 
 
-class NoRoom(FaultyDisk):
-    """Takes no byte that a file does not have already."""
-
-    full = False
-
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        if self.full and offset + sum(map(len, buffers)) > self.data_end(fd):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().pwritev(fd, buffers, offset)
-
-
 def test_a_full_disk_after_kill_is_served_and_takes_sends_again_when_there_is_room(tmp_path: Path) -> None:
     sender = killed(tmp_path, 600, 50)
-    kill(open_store(tmp_path, HastyDisk()))
+    kill(open_store(tmp_path, FakeDisk()))
     for index in tmp_path.glob("log-0/*.index"):
         index.unlink()
-    disk = NoRoom(Disk().boot_id())
+    disk = FakeDisk()
     disk.full = True
     store = open_store(tmp_path, disk)
     check_stored(store, sender.sent)

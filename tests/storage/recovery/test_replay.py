@@ -17,8 +17,7 @@ from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.decide import Tail
 from qmq.storage.recovery.replay import PartitionReplay
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stores import (
     Sender,
     checkpoint,
@@ -33,7 +32,7 @@ SEGMENT_BYTES = 64 << 10
 
 
 def store_with(path: Path, before: int = 60, after: int = 40) -> Sender:
-    sender = Sender(open_store(path, HastyDisk()))
+    sender = Sender(open_store(path, FakeDisk()))
     for number in range(before + after):
         if number == before:
             checkpoint(sender.store)
@@ -48,7 +47,7 @@ class Replayed:
     """A partition opened by hand, without a store around it."""
 
     def __init__(self, path: Path, *, claimed: bool = True, disk: Disk | None = None) -> None:
-        disk = disk if disk is not None else HastyDisk()
+        disk = disk if disk is not None else FakeDisk()
         identity = read_copies(disk, path)[0].identity
         assert identity is not None
         claims = read_checkpoint(disk, path, list_checkpoints(disk, path)[0]).claims
@@ -164,7 +163,7 @@ def test_it_goes_on_where_the_log_ends_or_at_the_floor(tmp_path: Path) -> None:
 def test_everything_is_on_disk_when_it_is_finished(tmp_path: Path) -> None:
     path, lost = tmp_path / "a", tmp_path / "b"
     store_with(path)
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     disk.track(path)
     opened = Replayed(path, disk=disk)
     opened.replay.load()

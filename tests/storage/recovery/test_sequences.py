@@ -13,13 +13,13 @@ from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.sequences import SequenceReplay, rows_in_order
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 
 STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 5)), max_size=40)
 
 
 def table_of(path: Path, count: int) -> SubjectTable:
-    table = SubjectTable.open(HastyDisk(), path / "subjects", b"store1")
+    table = SubjectTable.open(FakeDisk(), path / "subjects", b"store1")
     for number in range(count):
         table.add(f"s{number}")
     return table
@@ -108,7 +108,7 @@ def test_rows_of_several_partitions_come_as_they_were_stored(
     tmp_path_factory: pytest.TempPathFactory, partitions: list[int], skipped: int, logs_count: int
 ) -> None:
     path = tmp_path_factory.mktemp("logs")
-    logs = [ConsumerLog.open(HastyDisk(), path / "c" / str(number), number, b"store1") for number in range(logs_count)]
+    logs = [ConsumerLog.open(FakeDisk(), path / "c" / str(number), number, b"store1") for number in range(logs_count)]
     for log in logs:
         log.load([], 0)
         log.roll(0)
@@ -130,7 +130,7 @@ def test_pieces_of_several_partitions_are_cut_where_rows_may_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.storage.recovery.sequences._CHUNK_ROWS", 3)
-    logs = [ConsumerLog.open(HastyDisk(), tmp_path / "c" / str(number), number, b"store1") for number in range(2)]
+    logs = [ConsumerLog.open(FakeDisk(), tmp_path / "c" / str(number), number, b"store1") for number in range(2)]
     for log in logs:
         log.load([], 0)
         log.roll(0)

@@ -15,8 +15,7 @@ from qmq.storage.message_log.segment import Owner, pack_header
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.verify.repair import Outcome, Repair, repair
 from qmq.storage.verify.verify import verify
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.histories import Files, History, kind_of, quick_directory, read_files, survive, write_files
 from tests.storage.stops import fill
 from tests.storage.stores import (
@@ -41,7 +40,7 @@ STATE = {"broker": b"what it knows"}
 @pytest.fixture
 def sender(tmp_path: Path) -> Sender:
     """Who sent what the store in tmp_path holds, which was stopped cleanly."""
-    sender = Sender(open_store(tmp_path, HastyDisk(), partitions=2, **SMALL))
+    sender = Sender(open_store(tmp_path, FakeDisk(), partitions=2, **SMALL))
     fill(sender, 90, 2)
     checkpoint(sender.store, STATE)
     sender.store.close()
@@ -49,7 +48,7 @@ def sender(tmp_path: Path) -> Sender:
 
 
 def _repaired(directory: Path) -> Repair:
-    return repair(directory, HastyDisk(), NOW_US)
+    return repair(directory, FakeDisk(), NOW_US)
 
 
 def _outcomes(done: Repair) -> dict[str, Outcome]:
@@ -106,7 +105,7 @@ def test_derived_files_are_made_again_equal_byte_for_byte(
     assert {name for name, outcome in _outcomes(done).items() if outcome is Outcome.MADE_AGAIN} >= set(spoilt)
     assert _derived(tmp_path) == wanted
     verified(tmp_path)
-    store = open_store(tmp_path, HastyDisk(), partitions=2, **SMALL)
+    store = open_store(tmp_path, FakeDisk(), partitions=2, **SMALL)
     check_stored(store, sender.sent)
     assert store.state == STATE
     kill(store)
@@ -165,13 +164,13 @@ def test_a_batch_whose_header_is_gone_is_given_up_when_its_rows_are(tmp_path: Pa
     (lost,) = [treated for treated in done.treated if treated.outcome is not Outcome.MADE_AGAIN]
     assert (lost.outcome, lost.finding.file, lost.finding.position) == (Outcome.GIVEN_UP, file, start)
     verified(tmp_path)
-    store = open_store(tmp_path, HastyDisk(), partitions=2, **SMALL)
+    store = open_store(tmp_path, FakeDisk(), partitions=2, **SMALL)
     check_stored(store, [sent for sent in sender.sent if sent != bad])
     kill(store)
 
 
 def test_rot_behind_the_checkpoint_is_given_up_and_named(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), **SMALL))
+    sender = Sender(open_store(tmp_path, FakeDisk(), **SMALL))
     fill(sender, 20)
     checkpoint(sender.store)
     bad, _ = sender.send("a.b", b"1"), sender.send("a.b", b"2")
@@ -213,7 +212,7 @@ def test_nothing_is_changed_while_a_segment_could_be_put_back(
     assert read_files(tmp_path) == before
     segment.write_bytes(good)
     assert _repaired(tmp_path).is_whole
-    store = open_store(tmp_path, HastyDisk(), partitions=2, **SMALL)
+    store = open_store(tmp_path, FakeDisk(), partitions=2, **SMALL)
     check_stored(store, sender.sent)
     kill(store)
 
@@ -250,7 +249,7 @@ def test_a_repair_that_fails_can_be_done_again(tmp_path: Path, sender: Sender, o
     for nth in (2, 5, 13):
         for name in sorted(wanted)[::3]:
             _rot(tmp_path / name)
-        disk = FaultyDisk(Disk().boot_id())
+        disk = FakeDisk()
         disk.fail(operation, nth, 5)
         try:
             repair(tmp_path, disk, NOW_US)
@@ -279,14 +278,14 @@ def test_a_broker_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 def test_progress_goes_to_the_end(tmp_path: Path, sender: Sender) -> None:
     shutil.rmtree(tmp_path / "consumer-log")
     told: list[tuple[int, int]] = []
-    repair(tmp_path, HastyDisk(), NOW_US, lambda done, total: told.append((done, total)))
+    repair(tmp_path, FakeDisk(), NOW_US, lambda done, total: told.append((done, total)))
     assert told[0][0] > 0
     assert told[-1][0] == told[-1][1]
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
 def test_segments_larger_than_the_default_are_not_taken_for_cut(tmp_path: Path) -> None:
-    sender = Sender(open_store(tmp_path, HastyDisk(), segment_bytes=300 << 20, max_frame_bytes=1 << 20))
+    sender = Sender(open_store(tmp_path, FakeDisk(), segment_bytes=300 << 20, max_frame_bytes=1 << 20))
     fill(sender, 20)
     checkpoint(sender.store)
     fill(sender, 5)
@@ -295,6 +294,6 @@ def test_segments_larger_than_the_default_are_not_taken_for_cut(tmp_path: Path) 
     floor = identity_of(tmp_path).partitions[0].floor
     assert _repaired(tmp_path).is_whole
     assert identity_of(tmp_path).partitions[0].floor == floor, "the log goes on where it was"
-    store = open_store(tmp_path, HastyDisk(), segment_bytes=300 << 20, max_frame_bytes=1 << 20)
+    store = open_store(tmp_path, FakeDisk(), segment_bytes=300 << 20, max_frame_bytes=1 << 20)
     check_stored(store, sender.sent)
     close_cleanly(store)

@@ -21,15 +21,14 @@ from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
 from qmq.storage.verify import scrub
 from qmq.storage.verify.scrub import Damage, Pace, SegmentReader
-from tests.storage.disks import HastyDisk
-from tests.storage.faults import FaultyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, Sent, checkpoint, close_cleanly, damage, file_of, kill, open_store, verified
 
 
 def filled(path: Path, count: int = 400, size: int = 300) -> Sender:
     """A store with some sealed segments."""
-    sender = Sender(open_store(path, HastyDisk()))
+    sender = Sender(open_store(path, FakeDisk()))
     fill(sender, count, size=size)
     checkpoint(sender.store)
     return sender
@@ -223,29 +222,15 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
     assert f"{path} is not there any more" in found.reason
 
 
-class BadSectors(FaultyDisk):
-    """Reads that touch offsets [start, end) of a file fail."""
-
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__()
-        self._bad = start, end
-        self.struck = 0
-
-    def preadv(self, fd: int, buffers: object, offset: int) -> int:
-        size = sum(len(buffer) for buffer in buffers)  # type: ignore[attr-defined]
-        if offset < self._bad[1] and self._bad[0] < offset + size:
-            self.struck += 1
-            raise OSError(errno.EIO, "Input/output error")
-        return super().preadv(fd, buffers, offset)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("sectors", [1, 3])
 def test_bad_sectors_cost_what_they_hold(sender: Sender, sectors: int) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
-    disk = BadSectors(8_192, 8_192 + 4_096 * sectors)
+    disk, path = FakeDisk("boot-1"), sender.store.place_of(0, span.base).path
+    for sector in range(sectors):
+        disk.spoil(path, 8_192 + 4_096 * sector)
     found = scrubbed(sender.store, span, disk)
-    assert disk.struck
+    assert disk.struck["unreadable"]
     assert disk.still_open() == []
     low, high = span.base + 8_192, span.base + 8_192 + 4_096 * sectors
     for sent in batches:
@@ -272,7 +257,7 @@ def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
             reader.close()
 
     assert read(Disk()) == (sent.data, None)
-    broken = FaultyDisk()
+    broken = FakeDisk("boot-1")
     broken.fail_always("preadv", errno.EIO)
     view, found = read(broken)
     assert view == b""
@@ -283,7 +268,7 @@ def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
     view, found = read(Disk())
     assert found is not None
     assert found.start < found.marks[0][0] < found.end
-    busy = FaultyDisk()
+    busy = FakeDisk("boot-1")
     busy.fail_always("open", errno.EMFILE)
     with pytest.raises(StorageFailed, match="raise the limit of open files"):
         read(busy)

@@ -18,9 +18,8 @@ from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.store import Store
 from qmq.storage.verify import scrub_groups
 from qmq.storage.verify.scrub_groups import GroupReader, PullReader
-from tests.storage.disks import HastyDisk
+from tests.fake_disk import FakeDisk
 from tests.storage.error_log.test_group_files import DEAD, GROUP, ITEMS, RETRIES, items_of
-from tests.storage.faults import FaultyDisk
 from tests.storage.stores import checkpoint, open_store
 
 RECORD_BYTES: Final = 2_412
@@ -44,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def filled(path: Path, disk: Disk | None = None) -> Store:
-    store = open_store(path, disk if disk is not None else HastyDisk())
+    store = open_store(path, disk if disk is not None else FakeDisk())
     store.groups.take_records()
     store.groups.retries(GROUP).push(items_of(ITEMS))
     store.groups.dead(GROUP).add(items_of(ITEMS))
@@ -151,7 +150,7 @@ def test_the_pull_log_is_told_of_up_to_its_first_bad_byte_and_until_checkpoints_
 
 
 def test_a_record_that_is_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
-    store = open_store(tmp_path, HastyDisk())
+    store = open_store(tmp_path, FakeDisk())
     store.groups.take_records()
     while not store.groups._log.full:
         store.groups.stage(2, os.urandom(9_000))
@@ -161,7 +160,7 @@ def test_a_record_that_is_longer_than_what_is_read_at_once(tmp_path: Path) -> No
 
 
 def test_what_the_system_refuses_is_no_rot(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+    disk = FakeDisk("boot-1")
     store = filled(tmp_path, disk)
     ((base, end),) = store.groups._log.full
     reader = PullReader(disk, tmp_path / "pulls", base, end, store.secret)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,41 +27,18 @@ from qmq.format.layout import (
     SEGMENT_HEADER_SIZE,
 )
 from qmq.storage.consumer_log.header import parse_derived
-from qmq.storage.disk.disk import Buffer, Disk
+from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import IdentityFile, latest, read_copies
 from qmq.storage.store import Store
 from qmq.storage.verify.repair import Outcome, repair
 from qmq.storage.verify.verify import Report, verify
+from tests.fake_disk import FakeDisk
 from tests.storage import stores
-from tests.storage.disks import HastyDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 
 
-class ReadingDisk(Disk):
-    """Refuses everything that writes."""
-
-    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
-        assert flags == os.O_RDONLY, path
-        return super().open(path, flags, mode)
-
-    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        raise AssertionError
-
-    def ftruncate(self, fd: int, length: int) -> None:
-        raise AssertionError
-
-    def rename(self, source: Path, target: Path) -> None:
-        raise AssertionError
-
-    def unlink(self, path: Path) -> None:
-        raise AssertionError
-
-    def mkdir(self, path: Path, mode: int = 0o700) -> None:
-        raise AssertionError
-
-
 def check(directory: Path) -> Report:
-    return verify(directory, ReadingDisk())
+    return verify(directory, FakeDisk(is_read_only=True))
 
 
 def faults(directory: Path) -> list[str]:
@@ -87,7 +64,7 @@ def fill(sender: Sender, batches: int, seed: int = 1) -> None:
 
 
 def make(directory: Path, batches: int = 60, partitions: int = 2) -> Store:
-    store = open_store(directory, HastyDisk(), partitions=partitions)
+    store = open_store(directory, FakeDisk(), partitions=partitions)
     fill(Sender(store), batches)
     return store
 
@@ -111,7 +88,7 @@ def files_of(directory: Path) -> list[Path]:
 def test_a_sound_store_has_nothing_to_tell(sound: Path) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_of(sound)}
     calls: list[tuple[int, int]] = []
-    report = verify(sound, ReadingDisk(), lambda done, total: calls.append((done, total)))
+    report = verify(sound, FakeDisk(is_read_only=True), lambda done, total: calls.append((done, total)))
     assert [str(finding) for finding in report.findings] == []
     assert report.is_good
     assert report.counts["messages"].records == report.counts["index"].records + current_batches(sound) == 90
@@ -424,7 +401,7 @@ def test_a_segment_that_nobody_knows_is_a_note(sound: Path, tmp_path: Path) -> N
 
 def test_a_directory_that_two_partitions_have_is_a_fault_and_no_live_segment_is_to_go(tmp_path: Path) -> None:
     data, first, second = tmp_path / "data", tmp_path / "a", tmp_path / "b"
-    store = open_store(data, HastyDisk(), partitions=2, partition_dirs=(first, second))
+    store = open_store(data, FakeDisk(), partitions=2, partition_dirs=(first, second))
     fill(Sender(store), 60)
     close_cleanly(store)
     moved = sorted(path.name for path in second.glob("*.messages"))
@@ -439,7 +416,7 @@ def test_a_directory_that_two_partitions_have_is_a_fault_and_no_live_segment_is_
     assert finding.advice.endswith(f"name that in partition_dirs: {', '.join(moved)}")
     assert len(moved) >= 2
     with pytest.raises(InvalidOption, match="is the same directory"):
-        open_store(data, HastyDisk(), partitions=2)
+        open_store(data, FakeDisk(), partitions=2)
 
 
 # --- what is no file -------------------------------------------------------------------------------------------------
@@ -501,7 +478,7 @@ def test_a_store_with_a_fifo_in_the_place_of_a_file_does_not_hang(sound: Path, t
     (copy / name).unlink(missing_ok=True)
     os.mkfifo(copy / name)
     with pytest.raises(StorageFailed, match=f"{name}: it is a FIFO, not a file; move it away"):
-        open_store(copy, HastyDisk(), partitions=2)
+        open_store(copy, FakeDisk(), partitions=2)
     repaired = repair(copy, Disk(), 0)
     assert [(treated.finding.file, treated.outcome) for treated in repaired.treated] == [(copy / name, Outcome.LEFT)]
     if name != "checkpoint-99":
