@@ -84,6 +84,8 @@ class FakeDisk(Disk):
     have done.
     """
 
+    hot_bytes = Disk.hot_bytes
+
     def __init__(
         self,
         boot: str | None = None,
@@ -143,7 +145,9 @@ class FakeDisk(Disk):
     # --- what is to fail ---------------------------------------------------------------------------------------------
 
     def fail(self, operation: str, nth: int = 1, code: int = errno.EIO) -> None:
-        """Let the nth call of *operation* from now on fail with errno *code*."""
+        """Let the nth call of *operation* from now on fail with errno *code*. Of any sync that is "sync", of opening a
+        file for writing "create", of anything that changes something "change".
+        """
         self._faults[operation, self.calls[operation] + nth] = code
 
     def fail_always(self, operation: str, code: int = errno.ENOSPC, path_part: str = "") -> None:
@@ -198,8 +202,8 @@ class FakeDisk(Disk):
 
     def _begin(self, operation: str, path: Path | str, *arguments: Any, kind: str = "", changes: bool = False) -> None:
         """Count a call, let it wait, and fail it if that is wanted."""
-        self.calls[operation] = number = self.calls[operation] + 1
         self._kinds[kind or operation] += 1
+        calls = self._count(operation, kind, changes)
         assert not (changes and self.is_read_only), (operation, path)
         if self.before is not None and (changes or operation == "close"):
             self.before(Operation(operation, str(path), arguments))
@@ -212,14 +216,38 @@ class FakeDisk(Disk):
             self._steps += 1
             if self._steps > self._last_step:
                 raise Killed
-        code = self._faults.pop((operation, number), None)
+        code = None
+        for call in calls:
+            code = self._faults.pop(call, code)
         lasting = self._lasting.get(operation)
         if code is None and lasting is not None and lasting[1] in str(path):
             code = lasting[0]
         if code is None:
             code = self._struck_by(kind or operation)
         if code is not None:
-            raise OSError(code, os.strerror(code))
+            self._leave_failed(operation, *arguments)
+            raise OSError(code, os.strerror(code), str(path))
+
+    def _count(self, operation: str, kind: str, changes: bool) -> list[tuple[str, int]]:
+        """Count a call by all names that ``fail`` knows it by: the name and number of each."""
+        names = [operation]
+        if kind and kind != operation:
+            names.append(kind)
+        if changes:
+            names.append("change")
+        if operation in SYNCS:
+            names.append("sync")
+        self.calls.update(names)
+        return [(name, self.calls[name]) for name in names]
+
+    def _leave_failed(self, operation: str, *arguments: Any) -> None:
+        """Do what is done of a call that fails."""
+        if operation == "pwritev" and self.tears:
+            fd, buffers, offset = arguments
+            whole = b"".join(buffers)
+            if len(whole) > _NOT_TORN_BYTES:
+                self.calls["torn"] += 1
+                self.files.pwritev(fd, [whole[: len(whole) // 2]], offset)
 
     def _end(self, operation: str, path: Path | str, *arguments: Any) -> None:
         if self.after is not None:
@@ -241,7 +269,9 @@ class FakeDisk(Disk):
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
-        self._begin("open", path, path, flags, mode, kind="create" if writes else "open", changes=writes)
+        assert not (writes and self.is_read_only), path
+        changes = bool(flags & os.O_TRUNC) or (bool(flags & os.O_CREAT) and not self.files.exists(path))
+        self._begin("open", path, path, flags, mode, kind="create" if writes else "", changes=changes)
         is_new = self._tracks and not path.exists()
         fd = self.files.open(path, flags, mode)
         if self._tracks:
@@ -266,17 +296,13 @@ class FakeDisk(Disk):
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         path = self._paths.get(fd, "")
+        if self.before is not None or self.after is not None:
+            buffers = [b"".join(buffers)]  # a test may keep it
         try:
             self._begin("pwritev", path, fd, buffers, offset, changes=True)
         except Killed:
             if self._last_step is not None and self._steps == self._last_step + 1:
                 whole = b"".join(buffers)
-                self.files.pwritev(fd, [whole[: len(whole) // 2]], offset)
-            raise
-        except OSError:
-            whole = b"".join(buffers)
-            if self.tears and len(whole) > _NOT_TORN_BYTES:
-                self.calls["torn"] += 1
                 self.files.pwritev(fd, [whole[: len(whole) // 2]], offset)
             raise
         if self.full:
@@ -331,7 +357,7 @@ class FakeDisk(Disk):
 
     def ftruncate(self, fd: int, length: int) -> None:
         path = self._paths.get(fd, "")
-        self._begin("ftruncate", path, fd, length, changes=True)
+        self._begin("ftruncate", path, fd, length, changes=length != self.files.size(fd))
         self.files.ftruncate(fd, length)
         self._written[path] = min(self._written[path], length)
         self._end("ftruncate", path, fd, length)
@@ -383,9 +409,12 @@ class FakeDisk(Disk):
 
     def fsync_directory(self, path: Path) -> None:
         self._begin("fsync_directory", path, path, changes=True)
+        self._sync_names(path)
+        self._end("fsync_directory", path, path)
+
+    def _sync_names(self, path: Path) -> None:
         if self._tracks and not self.is_lying and self._root in (path, *path.parents):
             self._remember_names(path)
-        self._end("fsync_directory", path, path)
 
     def rename(self, source: Path, target: Path) -> None:
         self._begin("rename", target, source, target, changes=True)
@@ -410,7 +439,7 @@ class FakeDisk(Disk):
         self._end("unlink", path, path)
 
     def mkdir(self, path: Path, mode: int = 0o700) -> None:
-        self._begin("mkdir", path, path, mode, changes=True)
+        self._begin("mkdir", path, path, mode, changes=not self.files.exists(path))
         self.files.mkdir(path, mode)
         self._end("mkdir", path, path, mode)
 

@@ -12,6 +12,7 @@ from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_
 from tests.broker.delivery.test_at_most_once import joined, taken
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
+from tests.fake_disk import Operation
 from tests.sim.disk import Operation, SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files
 
@@ -43,9 +44,9 @@ def lose(driven: Driven, disk: SimulatedDisk, kind: Kind) -> None:
     fd = disk.open(pull_file_path(PULLS, base), os.O_RDWR)
     disk.pwritev(fd, [bytes(12 + len(record.payload))], record.position - base)
     disk.close(fd)
-    for file in disk._all_files():
+    for file in disk.files.all_files():
         file.sync()
-    for directory in disk._directories.values():
+    for directory in disk.files.directories.values():
         directory.sync()
     disk.stop(power=True)
     check_files(disk)

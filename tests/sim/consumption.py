@@ -15,7 +15,8 @@ from qmq.broker.ports.commands import Administer, Command, Disconnected, Heartbe
 from qmq.broker.ports.effects import Administered, Effect, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from tests.broker.harness import Driven, batch_of
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import Operation
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
 from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.fake_disk import Operation
 from tests.sim.client import Client
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import GROUPS, Life, check_files, stop
 
 #: At how many of the operations of a workload, of a recovery, and of the recovery after that a crash is looked at.

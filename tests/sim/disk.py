@@ -1,4 +1,4 @@
-"""A machine's disk in memory, under the storage seam: it loses power at any operation, and fails as it is told.
+"""A machine in memory, under the fake disk of tests: it loses power at any operation, and fails as it is told.
 
 ``before`` is called ahead of every operation that changes something, so a test can take a ``clone`` there and crash it:
 the workload goes on, and every moment of it is looked at in one run. ``stop`` ends the process, maybe with the power.
@@ -11,45 +11,110 @@ import mmap
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from qmq.storage.disk.disk import PAGE, Buffer, Disk
+from tests.fake_disk import SYNCS, FakeDisk, Operation
 from tests.sim.platter import SECTOR, Change, Directory, File
 
 _FIRST_DESCRIPTOR: Final = 1_000_000
-SYNCS: Final = ("fdatasync", "fsync", "fsync_directory")
 
 
-class Operation(NamedTuple):
-    """An operation that changes something; descriptors and paths are those of the disk, and of its clones."""
-
-    kind: str
-    path: str
-    arguments: tuple[Any, ...]
-
-
-class SimulatedDisk(Disk):
+class SimulatedDisk(FakeDisk):
     """One machine. ``struck`` counts each fault where it struck, over this disk and all its clones."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.struck: Counter[str] = Counter()
-        self.before: Callable[[Operation], None] | None = None
-        self.operations: Counter[str] = Counter()
-        self.boot = 1
-        self._directories: dict[str, Directory] = {"": Directory()}
-        self._files: dict[int, File] = {}
-        self._paths: dict[int, str] = {}
-        self._descriptor = _FIRST_DESCRIPTOR
-        self._writes = 0
-        self._faults: dict[tuple[str, int], int] = {}
+    files: SimulatedFiles
+
+    def __init__(self, seed: int, files: SimulatedFiles | None = None) -> None:
+        super().__init__(files=files if files is not None else SimulatedFiles(), seed=seed)
+        self.files.chance = self.chance
 
     def clone(self, seed: int) -> SimulatedDisk:
         """The same machine at this moment, to do something else with."""
-        other = SimulatedDisk(seed)
-        other.struck, other.boot = self.struck, self.boot
+        other = SimulatedDisk(seed, self.files.clone())
+        other.struck, other.is_lying, other._paths = self.struck, self.is_lying, dict(self._paths)
+        return other
+
+    def interrupt(self, operation: Operation) -> None:
+        """Do some of an operation, as a process that is killed within it."""
+        kind, arguments = operation.kind, operation.arguments
+        if kind in SYNCS or self.chance.random() < 0.3:
+            return
+        if kind == "pwritev":
+            fd, buffers, offset = arguments
+            data = b"".join(buffers)
+            if self.chance.random() < 0.6:
+                ends = range(SECTOR - offset % SECTOR, len(data), SECTOR)
+                data = data[: self.chance.choice([0, *ends])]
+                self.struck["write cut short"] += 1
+            arguments = fd, [data], offset
+        with suppress(OSError):
+            getattr(self.files, kind)(*arguments)
+
+    def _leave_failed(self, operation: str, *arguments: Any) -> None:
+        if operation == "pwritev":
+            fd, buffers, offset = arguments
+            data = b"".join(buffers)
+            self.files.pwritev(fd, [data[: self.chance.randrange(len(data) + 1)]], offset)
+            self.struck["write failed"] += 1
+        elif operation in ("fdatasync", "fsync"):
+            self.struck["page of a failed sync"] += self.files.fail_sync(arguments[0])
+            self.struck["sync failed"] += 1
+        else:
+            self.struck["sync of names failed" if operation in SYNCS else "other call failed"] += 1
+
+    def stop(self, *, power: bool, evict: bool = False) -> bool:
+        """The process is gone, and with *power* all that is not on disk. Whether anything may be lost.
+
+        With *evict*, what a failed sync left in memory may be gone without a loss of power.
+        """
+        self._paths.clear()
+        self._faults.clear()
+        self.calls.clear()
+        self.before = None
+        evicted = self.files.stop(evict=evict and not power)
+        if power:
+            self.files.lose_power(self.struck)
+        self.struck["page evicted"] += evicted
+        return power or evicted > 0
+
+    def close(self, fd: int) -> None:
+        del self._paths[fd]
+        self.files.close(fd)
+
+    def allocate(self, fd: int, size: int) -> None:
+        if size > self.size(fd):
+            self.ftruncate(fd, size)
+
+    def _sync(self, fd: int) -> None:
+        if not self.is_lying:
+            self.files.fsync(fd)
+
+    def _sync_names(self, path: Path) -> None:
+        if not self.is_lying:
+            self.files.fsync_directory(path)
+
+
+class SimulatedFiles(Disk):
+    """Files and directories of a machine in memory, and what of them is on its disk."""
+
+    hot_bytes = Disk.hot_bytes
+
+    def __init__(self) -> None:
+        self.chance: random.Random
+        self.boot = 1
+        self.directories: dict[str, Directory] = {"": Directory()}
+        self._files: dict[int, File] = {}
+        self._descriptor = _FIRST_DESCRIPTOR
+        self._writes = 0
+
+    def clone(self) -> SimulatedFiles:
+        """The same on another machine."""
+        other = SimulatedFiles()
+        other.boot = self.boot
         other._descriptor, other._writes = self._descriptor, self._writes
         made: dict[int, File] = {}
 
@@ -60,99 +125,51 @@ class SimulatedDisk(Disk):
                 made[id(file)] = file.clone()
             return made[id(file)]
 
-        for path, directory in self._directories.items():
-            mine = other._directories[path] = Directory()
+        for path, directory in self.directories.items():
+            mine = other.directories[path] = Directory()
             mine.names = {name: copied(file) for name, file in directory.names.items()}
             mine.platter = {name: copied(file) for name, file in directory.platter.items()}
             mine.pending = [change._replace(file=copied(change.file)) for change in directory.pending]
         other._files = {fd: cast(File, copied(file)) for fd, file in self._files.items()}
-        other._paths = dict(self._paths)
         return other
 
-    # --- faults ------------------------------------------------------------------------------------------------------
+    # --- the machine stops -------------------------------------------------------------------------------------------
 
-    def fail(self, kind: str, nth: int = 1, code: int = errno.EIO) -> None:
-        """Let the nth call of *kind* from now on fail; of *kind* "sync", the nth of any sync."""
-        self._faults[kind, self.operations[kind] + nth] = code
-
-    def heal(self) -> None:
-        """Let nothing fail that has not yet."""
-        self._faults.clear()
-
-    def interrupt(self, operation: Operation) -> None:
-        """Do some of an operation, as a process that is killed within it."""
-        kind, arguments = operation.kind, operation.arguments
-        if kind in SYNCS or self.chance.random() < 0.3:
-            return
-        if kind == "pwritev" and self.chance.random() < 0.6:
-            fd, data, offset = arguments
-            ends = range(SECTOR - offset % SECTOR, len(data), SECTOR)
-            arguments = fd, data[: self.chance.choice([0, *ends])], offset
-            self.struck["write cut short"] += 1
-        getattr(self, f"_do_{kind}")(*arguments)
-
-    def stop(self, *, power: bool, evict: bool = False) -> bool:
-        """The process is gone, and with *power* all that is not on disk. Whether anything may be lost.
-
-        With *evict*, what a failed sync left in memory may be gone without a loss of power.
-        """
+    def stop(self, *, evict: bool) -> int:
+        """Nothing is open any more; how many sectors that a failed sync left in memory are gone."""
         self._files.clear()
-        self._paths.clear()
-        self._faults.clear()
-        self.operations.clear()
-        self.before = None
         evicted = 0
-        for file in self._all_files():
+        for file in self.all_files():
             file.locked = -1
-            if evict and not power and self.chance.random() < 0.5:
+            if evict and self.chance.random() < 0.5:
                 evicted += file.evict()
-        if power:
-            self._lose_power()
-        self.struck["page evicted"] += evicted
-        return power or evicted > 0
+        return evicted
 
-    def _all_files(self) -> list[File]:
+    def all_files(self) -> list[File]:
+        """Each once, also those that have a name only in memory, or only on disk."""
         found: dict[int, File] = {}
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             named = [*directory.names.values(), *directory.platter.values()]
             for file in [*named, *(change.file for change in directory.pending)]:
                 if file is not None:
                     found[id(file)] = file
         return list(found.values())
 
-    def _lose_power(self) -> None:
+    def lose_power(self, struck: Counter[str]) -> None:
+        """What is not on disk may be gone."""
         self.boot += 1
-        for file in self._all_files():
-            file.lose_power(self.chance, self.struck)
-        for directory in self._directories.values():
-            directory.lose_power(self.chance, self.struck)
-        for path in sorted(self._directories):
+        for file in self.all_files():
+            file.lose_power(self.chance, struck)
+        for directory in self.directories.values():
+            directory.lose_power(self.chance, struck)
+        for path in sorted(self.directories):
             parent, _, name = path.rpartition("/")
-            if path and (parent not in self._directories or name not in self._directories[parent].names):
-                del self._directories[path]
+            if path and (parent not in self.directories or name not in self.directories[parent].names):
+                del self.directories[path]
 
-    def _begin(self, kind: str, path: str, *arguments: Any) -> None:
-        """Count an operation, let a test look, and fail if that is wanted."""
-        self.operations[kind] += 1
-        self.operations["any"] += 1
-        self.operations["sync"] += kind in SYNCS
-        if self.before is not None:
-            self.before(Operation(kind, path, arguments))
-        code = self._faults.pop((kind, self.operations[kind]), None)
-        if code is None and kind in SYNCS:
-            code = self._faults.pop(("sync", self.operations["sync"]), None)
-        if code is None:
-            return
-        if kind == "pwritev":
-            fd, data, offset = arguments
-            self._do_pwritev(fd, data[: self.chance.randrange(len(data) + 1)], offset)
-            self.struck["write failed"] += 1
-        elif kind in ("fdatasync", "fsync"):
-            self.struck["page of a failed sync"] += self._files[arguments[0]].fail_sync(self.chance)
-            self.struck["sync failed"] += 1
-        else:
-            self.struck["sync of names failed" if kind in SYNCS else "other call failed"] += 1
-        raise OSError(code, os.strerror(code), path)
+    def fail_sync(self, fd: int) -> int:
+        """Some of it is on disk: how many sectors are not."""
+        return self._files[fd].fail_sync(self.chance)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -164,15 +181,12 @@ class SimulatedDisk(Disk):
         if file is None and not flags & os.O_CREAT:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if file is None or flags & os.O_TRUNC:
-            self._begin("open", str(path), path, flags)
-            file = self._do_open(path, flags)
+            file = self._make(directory, name, flags)
         self._descriptor += 1
         self._files[self._descriptor] = file
-        self._paths[self._descriptor] = str(path)
         return self._descriptor
 
-    def _do_open(self, path: Path, flags: int) -> File:
-        directory, name = self._place(path)
+    def _make(self, directory: Directory, name: str, flags: int) -> File:
         file = directory.names.get(name)
         if file is None:
             file = File()
@@ -183,19 +197,14 @@ class SimulatedDisk(Disk):
 
     def close(self, fd: int) -> None:
         file = self._files.pop(fd)
-        del self._paths[fd]
         if file.locked == fd:
             file.locked = -1
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         data = b"".join(buffers)
-        self._begin("pwritev", self._paths[fd], fd, data, offset)
-        self._do_pwritev(fd, data, offset)
-        return len(data)
-
-    def _do_pwritev(self, fd: int, data: bytes, offset: int) -> None:
         if data:
             self._files[fd].write(self._next_write(), data, offset)
+        return len(data)
 
     def _next_write(self) -> int:
         self._writes += 1
@@ -221,8 +230,6 @@ class SimulatedDisk(Disk):
             raise ValueError("mmap length is greater than file size")
         return cast(mmap.mmap, memoryview(file.buffer)[:length].toreadonly())
 
-    hot_bytes = Disk.hot_bytes
-
     def residency(self, mapped: mmap.mmap, offset: int, size: int) -> bytes:
         return b"\1" * ((offset + size - 1) // PAGE - offset // PAGE + 1)
 
@@ -240,16 +247,11 @@ class SimulatedDisk(Disk):
 
     def ftruncate(self, fd: int, length: int) -> None:
         if length != self._files[fd].size:
-            self._begin("ftruncate", self._paths[fd], fd, length)
-            self._do_ftruncate(fd, length)
-
-    def _do_ftruncate(self, fd: int, length: int) -> None:
-        self._files[fd].truncate(self._next_write(), length)
+            self._files[fd].truncate(self._next_write(), length)
 
     def allocate(self, fd: int, size: int) -> None:
         if size > self._files[fd].size:
-            self._begin("ftruncate", self._paths[fd], fd, size)
-            self._do_ftruncate(fd, size)
+            self.ftruncate(fd, size)
 
     def size(self, fd: int) -> int:
         return self._files[fd].size
@@ -262,38 +264,30 @@ class SimulatedDisk(Disk):
         return self._files[fd].data_end()
 
     def fdatasync(self, fd: int) -> None:
-        self._begin("fdatasync", self._paths[fd], fd)
         self._files[fd].sync()
 
     def fsync(self, fd: int) -> None:
-        self._begin("fsync", self._paths[fd], fd)
         self._files[fd].sync()
 
     # --- names -------------------------------------------------------------------------------------------------------
 
     def _place(self, path: Path) -> tuple[Directory, str]:
         parent, _, name = str(path).rpartition("/")
-        directory = self._directories.get(parent)
+        directory = self.directories.get(parent)
         if directory is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return directory, name
 
     def fsync_directory(self, path: Path) -> None:
-        directory = self._directories.get(str(path).removesuffix("/"))
+        directory = self.directories.get(str(path).removesuffix("/"))
         if directory is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._begin("fsync_directory", str(path))
         directory.sync()
 
     def rename(self, source: Path, target: Path) -> None:
         directory, name = self._place(source)
         if directory.names.get(name) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
-        self._begin("rename", str(target), source, target)
-        self._do_rename(source, target)
-
-    def _do_rename(self, source: Path, target: Path) -> None:
-        directory, name = self._place(source)
         assert source.parent == target.parent
         directory.change(Change("rename", target.name, directory.names[name], name))
 
@@ -303,11 +297,6 @@ class SimulatedDisk(Disk):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
         if target.name in directory.names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        self._begin("link", str(target), source, target)
-        self._do_link(source, target)
-
-    def _do_link(self, source: Path, target: Path) -> None:
-        directory, name = self._place(source)
         assert source.parent == target.parent
         directory.change(Change("name", target.name, directory.names[name]))
 
@@ -315,15 +304,10 @@ class SimulatedDisk(Disk):
         directory, name = self._place(path)
         if directory.names.get(name) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._begin("unlink", str(path), path)
-        self._do_unlink(path)
-
-    def _do_unlink(self, path: Path) -> None:
-        directory, name = self._place(path)
         directory.change(Change("unlink", name, None))
 
     def listdir(self, path: Path) -> list[str]:
-        directory = self._directories.get(str(path).removesuffix("/"))
+        directory = self.directories.get(str(path).removesuffix("/"))
         if directory is None:
             code = errno.ENOTDIR if self.exists(path) else errno.ENOENT
             raise OSError(code, os.strerror(code), str(path))
@@ -332,15 +316,10 @@ class SimulatedDisk(Disk):
     def mkdir(self, path: Path, mode: int = 0o700) -> None:
         parent, name = self._place(path)
         if name not in parent.names:
-            self._begin("mkdir", str(path), path)
-            self._do_mkdir(path)
-        if str(path) not in self._directories:
+            parent.change(Change("directory", name, None))
+            self.directories[str(path)] = Directory()
+        if str(path) not in self.directories:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-
-    def _do_mkdir(self, path: Path) -> None:
-        parent, name = self._place(path)
-        parent.change(Change("directory", name, None))
-        self._directories[str(path)] = Directory()
 
     def resolve(self, path: Path) -> Path:
         return path  # there are no links
@@ -354,7 +333,7 @@ class SimulatedDisk(Disk):
 
     def exists(self, path: Path) -> bool:
         parent, _, name = str(path).rpartition("/")
-        return not str(path).strip("/") or (parent in self._directories and name in self._directories[parent].names)
+        return not str(path).strip("/") or (parent in self.directories and name in self.directories[parent].names)
 
     # --- the machine -------------------------------------------------------------------------------------------------
 

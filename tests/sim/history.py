@@ -13,7 +13,7 @@ from tests.sim.crashes import Chances, Crashes
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import Life, stop
 
-_KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "open", "ftruncate", "rename", "unlink")
+_KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "create", "ftruncate", "rename", "unlink")
 _CODES: Final = (errno.EIO, errno.ENOSPC)
 
 
@@ -98,7 +98,7 @@ class History:
                 pass
         while self.chance.random() < 0.3:
             lossy |= stop(self.disk, power=self.chance.random() < 0.5)
-            self.disk.fail("any", self.chance.randrange(1, 60))
+            self.disk.fail("change", self.chance.randrange(1, 60))
             try:
                 Life(self.disk, self.client.clone(), 0, self.partitions)
             except StorageError:

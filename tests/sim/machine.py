@@ -12,7 +12,8 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.replies import Work
 from qmq.storage.store import Store, StoreOptions
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import Operation
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
 from tests.sim.wires import End
 from tests.sim.world import START_US, Killed, Process, World

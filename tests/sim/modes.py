@@ -15,8 +15,8 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer
 from tests.broker.harness import runs_of_answer
+from tests.fake_disk import Operation
 from tests.sim.consumption import Batch, Consumption
-from tests.sim.disk import Operation
 from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import SETTINGS, Worker

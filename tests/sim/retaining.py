@@ -10,8 +10,8 @@ from typing import Any
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Sent
 from qmq.format.ids import MessageId
+from tests.fake_disk import Operation
 from tests.sim.consumption import GROUPS, LIMITS, Consumption
-from tests.sim.disk import Operation
 from tests.sim.runs import run_one
 
 SMALL = {"segment_bytes": 2_600, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}

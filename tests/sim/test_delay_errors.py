@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import Operation
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import check_files, stop
 from tests.sim.test_delays import Life, Record, check, crash
 
@@ -21,7 +22,7 @@ STEPS: Final = 70
 SAMPLES: Final = 5
 CODES: Final = {
     "pwritev": errno.ENOSPC,
-    "open": errno.EMFILE,
+    "create": errno.EMFILE,
     "unlink": errno.EIO,
     "rename": errno.EIO,
     "ftruncate": errno.EIO,
@@ -48,7 +49,7 @@ def test_an_error_at_operations_all_over_a_life(kind: str) -> None:
     whole, _ = lived(seed)
     began = SimulatedDisk(seed)
     Life(began, Record(), seed)
-    count = whole.operations[kind] - began.operations[kind]
+    count = whole.calls[kind] - began.calls[kind]
     struck = 0
     for nth in sorted({max(1, count * place // SAMPLES) for place in range(1, SAMPLES + 1)}):
         disk, life = lived(seed, kind, nth)

@@ -21,7 +21,8 @@ from qmq.errors import StorageError, SyncFailed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from tests.broker.harness import START_US, Driven, runs_of_answer
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import Operation
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files, stop
 
 #: Thousands of histories: they run twice as fast where nobody counts lines.
@@ -199,7 +200,7 @@ def crash(
 
 def life_seed(disk: SimulatedDisk) -> int:
     """A seed with the number of partitions that the disk's store has."""
-    return 1 if any(path.endswith("/log-1") for path in disk._directories) else 0
+    return 1 if disk.exists(DIRECTORY / "log-1") else 0
 
 
 def check(life: Life, power: bool) -> None:
@@ -245,7 +246,7 @@ def test_a_disk_that_fails(seed: int) -> None:
     life = Life(disk, Record(), seed)
     for _ in range(120):
         if chance.random() < 0.1:
-            disk.fail(chance.choice(("pwritev", "open")), chance.randrange(1, 4), errno.ENOSPC)
+            disk.fail(chance.choice(("pwritev", "create")), chance.randrange(1, 4), errno.ENOSPC)
         life.step()
     disk.heal()
     life.drain()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qmq.storage.disk.disk import Disk
-from tests.sim.disk import SimulatedDisk
+from tests.fake_disk import FakeDisk
+from tests.sim.disk import SimulatedDisk, SimulatedFiles
 
 FILE = Path("/file")
 
@@ -38,7 +39,8 @@ def content(disk: SimulatedDisk) -> bytes:
 
 def test_it_stands_in_for_every_call() -> None:
     calls = {name for name in vars(Disk) if not name.startswith("_")}
-    assert calls <= vars(SimulatedDisk).keys(), "a call that is not simulated would reach the machine's own disk"
+    for stands_in in (FakeDisk, SimulatedFiles):
+        assert calls <= vars(stands_in).keys(), "a call that is not simulated would reach the machine's own disk"
 
 
 @pytest.mark.parametrize("seed", range(20))

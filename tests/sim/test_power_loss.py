@@ -77,16 +77,10 @@ def test_other_histories(kind: str, seed: int) -> None:
     run(kind, seed)
 
 
-class LyingDisk(SimulatedDisk):
-    """Says at once that all is on disk."""
-
-    def fdatasync(self, fd: int) -> None:
-        """As some disks do: nothing."""
-
-
 def test_a_disk_that_lies_is_found_out() -> None:
     """What the other tests would see if the broker did not sync."""
-    disk, client = LyingDisk(1), Client()
+    disk, client = SimulatedDisk(1), Client()
+    disk.is_lying = True
     life = Life(disk, client, 1, 1)
     for _ in range(10):
         life.send()

@@ -14,7 +14,8 @@ from qmq.broker.ports.effects import Administered, Effect, Refused, Subscribed
 from qmq.errors import SyncFailed, UnknownGroup
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_consuming import Consumer
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import Operation
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files
 
 #: Of what is not on disk, each loss of power takes something else.

@@ -22,8 +22,8 @@ from qmq.storage.pull_log.records import (
     remove_pull_files,
     rewrite_pull_log,
 )
-from tests.fake_disk import FakeDisk
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.fake_disk import FakeDisk, Operation
+from tests.sim.disk import SimulatedDisk
 
 STORE, SECRET, BASE, FILE_BYTES = b"store!", b"s" * 16, 5_000, 4_096
 
