@@ -143,7 +143,9 @@ class GroupMachine(GroupCalls):
             return
         self.sessions.remove(session)
         if data.draw(RARELY, label="replaced"):
-            self.begin(session.one.name)
+            for _ in range(1 + self.counts["replaced"] % 3):  # maybe several times in a row
+                self.begin(session.one.name)
+            self.counts["replaced"] += 1
             return
         others = [at for at, one in enumerate(self.sessions) if one.nonce != session.nonce]
         self.advance(LAPSE_MS - 1, set(others))
@@ -172,25 +174,32 @@ class GroupMachine(GroupCalls):
         end = start + data.draw(st.sampled_from([1, 1, 3]), label="count")
         self.counts[f"{verdict.name.lower()}s"] += 1
         backs = [Back(start, end, verdict, delay_us, "broke")]
+        if self.counts["hand-backs"] % 3 == 0:  # the last of them again, in the same call
+            self.counts["handed back twice"] += 1
+            backs.append(Back(end - 1, end + 1, verdict, delay_us, "twice"))
+        self.counts["hand-backs"] += 1
         (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), session.subscription, backs))
         if self.refusal(session, answer):
             return
+        refused = tuple(at for at, back in enumerate(backs) if not self.takes_back(one, back))
+        self.counts["hand-backs refused"] += len(refused)
+        assert isinstance(answer, HandedBack), answer
+        assert answer.refused == refused
+        self.check()
+
+    def takes_back(self, one: Consumer, back: Back) -> bool:
+        """Whether the model does."""
         assert self.group is not None
         try:
-            if verdict is Verdict.NACK:
-                self.group.nack(one, start, end, delay_us, "broke", self.now_us)
-            elif verdict is Verdict.RELEASE:
-                self.group.release(one, start, end, delay_us, self.now_us)
+            if back.verdict is Verdict.NACK:
+                self.group.nack(one, back.start, back.end, back.delay_us, back.reason, self.now_us)
+            elif back.verdict is Verdict.RELEASE:
+                self.group.release(one, back.start, back.end, back.delay_us, self.now_us)
             else:
-                self.group.reject(one, start, end, "broke")
+                self.group.reject(one, back.start, back.end, back.reason)
         except Refusal:
-            self.counts["hand-backs refused"] += 1
-            assert isinstance(answer, HandedBack)
-            assert answer.refused == (0,)
-        else:
-            assert isinstance(answer, HandedBack), answer
-            assert not answer.refused
-        self.check()
+            return False
+        return True
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
@@ -307,10 +316,20 @@ class GroupMachine(GroupCalls):
 
 #: What happened in all histories of this run.
 TOTAL: Counter[str] = Counter()
-RULES = ("given held", "given alone", "given again", "given fresh", "given nothing", "late calls", "lapses", "kills")
+RULES = (
+    "handed back twice",
+    "given held",
+    "given alone",
+    "given again",
+    "given fresh",
+    "given nothing",
+    "late calls",
+    "lapses",
+    "kills",
+)
 
 HISTORIES = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

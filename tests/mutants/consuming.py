@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handled_or_dead_and_never_with_two[0]"
+_SIMULATION: Final = "tests/sim/test_consumption.py::test_every_message_is_handled_or_dead_and_never_with_two[first]"
 
 _LOST: Final = "tests/broker/test_lost_records.py"
 

@@ -375,7 +375,7 @@ SAFEGUARDS: Final = (
         "hand nothing back twice that comes twice at once",
         "Held.holding",
         always("not seen.overlaps(start, end)"),
-        ("tests/broker/test_ledger_histories.py",),
+        ("tests/broker/test_group_model.py",),
     ),
     Mutant(
         "take what is handled in a tenth of a second",
