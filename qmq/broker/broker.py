@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
 
 import msgpack
 
@@ -23,6 +24,8 @@ from qmq.broker.delivery.read_waits import Asker, Postponed, asker_of
 from qmq.broker.delivery.serve import waits
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
+from qmq.broker.groups.group import Group
+from qmq.broker.broker import Handling, Parts
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
@@ -461,6 +464,11 @@ class Broker:
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
         return self._intake.acknowledging.waiting_for_sync()
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """All groups by name, as they are now."""
+        return self._delivery.subscriptions.groups
 
     def delayed(self) -> dict[str, int]:
         """How many messages wait to be delivered later, by subject."""

@@ -67,7 +67,7 @@ class GroupCalls(RuleBasedStateMachine):
     def check(self) -> None:
         """Who holds what, what waits and until when, what is dead and why: as in the model."""
         if self.group is None:
-            assert "g" not in self.driven.broker._delivery.subscriptions.groups
+            assert "g" not in self.driven.broker.groups
             return
         (row,) = self.ask("groups")["rows"]
         letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]

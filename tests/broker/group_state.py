@@ -29,7 +29,7 @@ def standing(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> Stan
 
 def ledger_of(driven: Driven) -> Ledger:
     """The group's ledger."""
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     return ledger
 
@@ -74,3 +74,6 @@ def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
     return tuple(
         (store.subject_name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
     )
+    store, group = driven.store, driven.broker.groups["g"]
+    found = stretches_of(store, group, [messages.part(at, at + 1) for at in range(messages.total)])
+    return tuple((store.subject_name(subject), first) for subject, first, _ in found)

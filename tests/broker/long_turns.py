@@ -72,7 +72,7 @@ def ticks(driven: Driven, milliseconds: int) -> Iterator[float]:
 
 def waiting(driven: Driven) -> int:
     """How many messages of the group wait to be handed out again."""
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     assert group.ledger is not None
     return group.ledger.retries.count
 

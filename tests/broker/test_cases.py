@@ -197,7 +197,7 @@ def test_exactly_max_attempts_then_dead_also_over_restarts(tmp_path: Path) -> No
         driven.restart()
         consumer.join()
     assert attempts == [1, 2, 3, 4, 5]
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     assert (len(ledger.dead), ledger.retries.count) == (1, 0)
 

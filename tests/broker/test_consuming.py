@@ -239,7 +239,7 @@ def test_a_window_stops_only_its_consumer(tmp_path: Path) -> None:
 def test_messages_that_are_gone_are_passed_and_those_behind_them_come(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     consumer = Consumer(driven, "one")
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     gone = MessageRange(PARTITIONS, 1 << 60, 0, 0, 1, 1 << 60)
     for _ in range(2):

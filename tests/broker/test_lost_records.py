@@ -64,7 +64,7 @@ def handed_on(driven: Driven) -> None:
 
 def held_by_a(driven: Driven) -> bool:
     """All is as it was before a left: it holds the messages, b nothing, and nothing waits."""
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     held = {name: member.held.count for name, member in ledger.by_name.items()}
     return held == {"a": 3, "b": 0} and not ledger.retries.count and driven.store.groups.generation > 1
@@ -130,7 +130,7 @@ def test_what_a_block_may_have_given_away_is_not_handed_out_again() -> None:
     assert [one.kind for one in records][-2:] == [Kind.RESERVE] * 2
     lose(driven, disk, Kind.JOIN)
     driven.open()
-    assert not driven.broker._delivery.subscriptions.groups["h"].ledger.members  # type: ignore[union-attr]
+    assert not driven.broker.groups["h"].ledger.members  # type: ignore[union-attr]
     left = taken(driven, joined(driven))
     assert not set(left) & set(many(2)), left
 

@@ -75,5 +75,5 @@ def _check(scene: Scene, began_at: float, is_right: Any) -> None:
     """Where the group is, it is so; unless its broker has lost power meanwhile."""
     for machine in scene.machines:
         if machine.is_up and machine.power_lost_at < began_at:
-            group = machine.broker._delivery.subscriptions.groups.get(GROUP)
+            group = machine.broker.groups.get(GROUP)
             assert group is None or is_right(group), f"broker {machine.number} has not done what it said it had"

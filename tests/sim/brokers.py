@@ -242,7 +242,7 @@ class Brokers:
         machine = self._machine_of(copy)
         if not machine.is_up:
             return False
-        found = machine.broker._delivery.subscriptions.groups.get(group)
+        found = machine.broker.groups.get(group)
         if found is None or found.ledger is None:
             return False
         member = found.ledger.by_name.get(holder.consumer)

@@ -255,7 +255,7 @@ class Consumption:
     def check_let_go(self, message: int, holder: Holder) -> None:
         """The broker would not take that one's acknowledgement any more."""
         group, name, incarnation, generation, _ = holder.key
-        found = self.driven.broker._delivery.subscriptions.groups[group].ledger
+        found = self.driven.broker.groups[group].ledger
         assert found is not None
         member = found.by_name.get(name)
         if member is None or member.closed or member.incarnation != incarnation:

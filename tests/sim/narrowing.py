@@ -37,7 +37,7 @@ class Narrowing(Consumption):
 
     def step(self, is_late: bool = False) -> None:
         """As ever, and now and then the group is told what to follow."""
-        if self.chance.random() < 0.04 and GROUP in self.driven.broker._delivery.subscriptions.groups:
+        if self.chance.random() < 0.04 and GROUP in self.driven.broker.groups:
             self.follow_only(self.chance.choice(FOLLOWS))
         super().step(is_late)
 

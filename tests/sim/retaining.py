@@ -36,7 +36,7 @@ class Retaining(Consumption):
         """As ever, with a checkpoint where retention wants one."""
         if self.driven.broker.wants_checkpoint() and self.chance.random() < 0.5:
             self.checkpoint()
-        absent = [group for group, _, _ in GROUPS if group not in self.driven.broker._delivery.subscriptions.groups]
+        absent = [group for group, _, _ in GROUPS if group not in self.driven.broker.groups]
         super().step(is_late)
         for group in absent:
             self.driven.store.may_wait(True)

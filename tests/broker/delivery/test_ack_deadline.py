@@ -100,7 +100,7 @@ def test_of_many_that_are_overdue_some_are_taken_back_in_each_turn(
     assert one.pull() == many(30)[12:]
     one.ack(*range(0, 30, 2))
     driven.do(Heartbeat(9, driven.request(), b"one", 0))
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     driven.now = Now(driven.now.monotonic_us + 10_000_000, driven.now.wall_us + 10_000_000)
     waits = list[int]()

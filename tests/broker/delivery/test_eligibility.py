@@ -193,7 +193,7 @@ def test_pieces_of_one_retry_are_put_back_whole(tmp_path: Path) -> None:
     driven = filled(tmp_path)
     consumer = Consumer(driven, "c")
     consumer.pull()
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     assert group.ledger is not None
     found = group.ledger.retries
     number = found.add(MessageRange(0, 0, 0, 0, 9), 1, 0, False, Failure("broke", 1, 0, 5, 5))

@@ -67,7 +67,7 @@ def test_a_connection_that_ends_leaves_none(tmp_path: Path) -> None:
     subscription = subscribed(driven)
     command = driven.pull_command(subscription.number)._replace(timeout_ms=1_000)
     assert driven.do(command) == []
-    assert driven.broker._delivery.parked() == 1
+    assert driven.broker.parked_pulls() == 1
     driven.do(Disconnected(1))
-    assert driven.broker._delivery.parked() == 0
+    assert driven.broker.parked_pulls() == 0
     assert driven.advance(2_000) == []

@@ -30,7 +30,7 @@ def test_one_that_waits_gets_what_it_asked_for_or_what_is_there_in_the_end(tmp_p
     command = driven.pull_command(subscription, max_count=9)._replace(min_count=2, timeout_ms=100)
     assert driven.do(command) == []
     driven.send("a.x", b"4", b"5")
-    assert driven.broker._delivery.parked() == 0
+    assert driven.broker.parked_pulls() == 0
 
 
 def test_it_is_answered_with_what_is_held_before_anything_else(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_parked_pulls_of_a_connection_are_bounded_and_refused_by_name(tmp_path: 
     assert isinstance(answer, Refused)
     assert isinstance(answer.error, Overloaded)
     driven.broker._delivery.refuse_parked(Overloaded("the broker stops"))
-    assert driven.broker._delivery.parked() == 0
+    assert driven.broker.parked_pulls() == 0

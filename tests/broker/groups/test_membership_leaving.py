@@ -54,7 +54,7 @@ def go(driven: Driven, consumer: Consumer, why: str) -> None:
 
 
 def ledger_of(driven: Driven) -> Any:
-    ledger = driven.broker._delivery.subscriptions.groups["g"].ledger
+    ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     return ledger
 
@@ -204,7 +204,7 @@ def test_the_second_takeover_of_one_that_held_much_is_a_lapse_a_part_a_turn(
 def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
     driven, consumer = holding(tmp_path)
     go(driven, consumer, "falls silent")
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     assert group.ledger is not None
     driven.broker._delivery.handing.drop(group.ledger, clear_retries=True)
     for _ in range(20):

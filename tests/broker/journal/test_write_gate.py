@@ -41,7 +41,7 @@ def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_t
     assert kept.disk.calls["pwritev"] == written + 2  # a batch, and two records
     kept.driven.store.close(clean=False)
     kept.driven.open()
-    held = kept.driven.broker._delivery.subscriptions.groups["g"].ledger
+    held = kept.driven.broker.groups["g"].ledger
     assert held is not None
     assert [(one.held.frontier, one.held.next_sequence) for one in held.members.values()] == [(2, 3)]
     kept.driven.close()

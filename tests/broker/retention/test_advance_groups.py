@@ -32,13 +32,13 @@ def test_it_is_what_it_would_have_been_given(tmp_path: Path, follows: tuple[str,
     inside = int(rows["stored_at_us"][len(rows) // 2])
     begin = {"first": None, "time": ("time", inside), "sequence": ("sequence", 3)}[start]
     for pulled in (0, 1, 4, 9):
-        group = driven.broker._delivery.subscriptions.groups.get("g")
+        group = driven.broker.groups.get("g")
         if group is not None:
             driven.broker._changes.delete(group)
         consumer = Consumer(driven, "c", *follows, nonce=b"%d" % pulled, start=begin)
         given = set(numbers(consumer.pull(pulled))) if pulled else set()
         all_of_it = set[int]()
-        group = driven.broker._delivery.subscriptions.groups["g"]
+        group = driven.broker.groups["g"]
         had = stretches_of(rows)
         driven.store.leave(0, base, had)
         moving = Moving(driven.store, Target(0, base, end, had), rows)

@@ -40,7 +40,7 @@ class One(NamedTuple):
 
 def standing(driven: Driven) -> tuple[dict[tuple[str, int], One], list[One], list[One]]:
     """What consumers of the group hold by pull sequence, what waits to be handed out again, what is dead."""
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     ledger = group.ledger
     assert ledger is not None
     held = dict[tuple[str, int], One]()

@@ -36,7 +36,7 @@ def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
         driven.do(driven.send_command(contents))
     driven.checkpoint()
     driven.subscribe(*follows)
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     command = driven.pull_command(1, max_count=rng.randrange(100, 400))
     driven.do(command)
     assert group.ledger is not None
@@ -73,6 +73,6 @@ def _cut(rng: random.Random, messages: MessageRange) -> list[MessageRange]:
 
 
 def _matches(driven: Driven, messages: MessageRange) -> Any:
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     following = group.following(prefix_of(messages)) if prefix_of(messages) else None
     return None if following is None else following.matches(driven.store)

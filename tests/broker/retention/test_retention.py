@@ -215,7 +215,7 @@ def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -
     subscription = driven.subscribe("a.")
     driven.pull(subscription)
     first, last = driven.store.read_entry(0, 0)[1], driven.store.read_entry(0, 39)[1]
-    group = driven.broker._delivery.subscriptions.groups["g"]
+    group = driven.broker.groups["g"]
     messages = MessageRange(PARTITIONS, first, 0, 3, 20, last)
     driven.store.may_wait(True)
     assert parts_of(driven.store, group, messages)
