@@ -13,7 +13,7 @@ from tests.sim.crashes import Chances, Crashes
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import Life, stop
 
-_KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "create", "ftruncate", "rename", "unlink")
+_KINDS: Final = ("sync", "sync", "pwritev", "pwritev", "open", "create", "ftruncate", "rename", "unlink", "map")
 _CODES: Final = (errno.EIO, errno.ENOSPC)
 
 
