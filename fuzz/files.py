@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
-from tests.storage.disks import HastyDisk
 
 from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
@@ -26,19 +25,13 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
+from tests.fake_disk import FakeDisk
 
 NOW: Final = Now(1_000_000, 1_700_000_000_000_000)
 OPTIONS: Final = StoreOptions(segment_bytes=64 << 10, reserve_bytes=1 << 20, max_frame_bytes=32 << 10)
 MOST_PULLS: Final = 400
 _ZEROS: Final = 8
 _ENVELOPES: Final = ("store-", "checkpoint-")
-
-
-class Hasty(HastyDisk):
-    """Does not wait for directories either."""
-
-    def fsync_directory(self, path: Path) -> None:
-        pass
 
 
 def _batch(subject: str, sequence: int, bodies: list[bytes]) -> memoryview:
@@ -92,7 +85,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 def template(directory: Path, clean: bool) -> dict[str, bytes]:
     """The files of a small store: three segments, a group, remembered producers, and a tail behind the checkpoint."""
-    store = Store.open(directory, OPTIONS, Hasty(), NOW.wall_us)
+    store = Store.open(directory, OPTIONS, FakeDisk(), NOW.wall_us)
     broker = Broker(store, BrokerLimits(), NOW)
     broker.handle(Subscribe(1, 1, "g", ("s.", "s.1"), "c", None), NOW)
     for sequence in range(0, 32, 2):
@@ -168,17 +161,17 @@ class Files:
 
     def _use(self, directory: Path) -> None:
         try:
-            verify(directory, Hasty())
+            verify(directory, FakeDisk())
         except QmqError:
             pass
         try:
-            served = open_broker(directory, OPTIONS, Hasty(), BrokerLimits(), NOW)
+            served = open_broker(directory, OPTIONS, FakeDisk(), BrokerLimits(), NOW)
         except QmqError:
             self.refused += 1
             return
         self.opened += 1
         self._serve(*served)
-        self._serve(*open_broker(directory, OPTIONS, Hasty(), BrokerLimits(), NOW))
+        self._serve(*open_broker(directory, OPTIONS, FakeDisk(), BrokerLimits(), NOW))
 
     def _serve(self, store: Store, broker: Broker) -> None:
         clean = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, Hasty, answers, checkpoint, files_of, send
+from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, answers, checkpoint, files_of, send
 from qmq.broker.broker import Broker
 from qmq.broker.journal.record_types import Verdict
 from qmq.broker.ports.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
@@ -20,6 +20,7 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.store import Store
+from tests.fake_disk import FakeDisk
 
 #: When all that waits is due.
 _LATER: Final = Now(NOW.monotonic_us + 7_200_000_000, NOW.wall_us + 7_200_000_000)
@@ -56,7 +57,7 @@ def _delayed(sequence: int) -> memoryview:
 
 def template(directory: Path, clean: bool) -> dict[str, bytes]:
     """A store with runs of every kind, records before and behind the checkpoint, and groups of two modes."""
-    store = Store.open(directory, OPTIONS, Hasty(), NOW.wall_us)
+    store = Store.open(directory, OPTIONS, FakeDisk(), NOW.wall_us)
     broker = Broker(store, BrokerLimits(), NOW)
     reliable, once = _join(store, broker, "g"), _join(store, broker, "once", "most_once")
     for sequence in range(0, 64, 2):
