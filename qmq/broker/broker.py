@@ -9,9 +9,8 @@ What each command is: which part of the broker takes it. Pulls, acknowledgements
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
-from collections.abc import Mapping
 
 import msgpack
 
@@ -25,7 +24,6 @@ from qmq.broker.delivery.serve import waits
 from qmq.broker.error_log.reviving import Reviving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.groups.group import Group
-from qmq.broker.broker import Handling, Parts
 from qmq.broker.journal.write_gate import Records
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (

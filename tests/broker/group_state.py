@@ -69,11 +69,8 @@ def letter_of(row: dict[str, Any]) -> Letter:
 
 
 def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
-    store, group = driven.store, driven.broker._delivery.subscriptions.groups["g"]
+    store, group = driven.store, driven.broker.groups["g"]
     found = [part for at in range(messages.total) for part in parts_of(store, group, messages.part(at, at + 1))]
     return tuple(
         (store.subject_name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
     )
-    store, group = driven.store, driven.broker.groups["g"]
-    found = stretches_of(store, group, [messages.part(at, at + 1) for at in range(messages.total)])
-    return tuple((store.subject_name(subject), first) for subject, first, _ in found)

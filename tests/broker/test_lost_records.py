@@ -13,7 +13,7 @@ from tests.broker.delivery.test_at_most_once import joined, taken
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
 from tests.fake_disk import Operation
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files
 
 PULLS = DIRECTORY / "pulls"

@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.broker.test_unnamed import records
-from tests.broker.test_untold import spoil
 
 from qmq.broker.journal.record_types import Kind
 from qmq.broker.ports.effects import Messages, Refused, Subscribed
@@ -24,7 +22,7 @@ from tests.broker.startup.test_rewind import spoil
 from tests.broker.test_consuming import filled, killed, many
 from tests.broker.test_rotten_records import records
 from tests.fake_disk import FakeDisk, Operation
-from tests.sim.disk import Operation, SimulatedDisk
+from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
 
 #: Blocks are small, so that there are many.
