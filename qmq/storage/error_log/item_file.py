@@ -1,7 +1,9 @@
 """Items by number, listed and taken out one by one: the dead letters of a group.
 
 The newest are in memory and in checkpoints; when there are many they become a run (``runs.py``
-draws it), in the order of their numbers, which have no gaps within a run. What was taken out stands in the checkpoint.
+draws it), in the order of their numbers. The numbers that were taken out stand in the checkpoint. Each checkpoint drops
+runs of which nothing is left, and makes one of a few neighbours of which little is left: so the files are in proportion
+to the items, whoever takes out which.
 """
 
 from __future__ import annotations
@@ -19,6 +21,16 @@ from qmq.storage.error_log.sorted_runs import Items, Run, RunClaim, RunOwner, se
 
 #: So many items are in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
+#: A checkpoint makes one run of so many at most: each is half a MiB to be read.
+MERGED_RUNS: Final = 8
+
+
+class NumberedRun(NamedTuple):
+    """A run of items with numbers in [first, end). Some are missing where runs were merged."""
+
+    first: int
+    end: int
+    run: Run
 
 
 class ItemLogClaim(NamedTuple):
@@ -26,7 +38,7 @@ class ItemLogClaim(NamedTuple):
 
     next_number: int
     next_run: int
-    runs: list[tuple[int, int, int]]  # run number, items, number of the first item
+    runs: list[tuple[int, int, int, int]]  # run number, items, number of the first item, and behind the last one
     kept: bytes
     gone: list[tuple[int, int]]
 
@@ -40,17 +52,18 @@ class ItemLog(RunOwner):
         """As of every owner of runs."""
         super().__init__(disk, directory, store_id, dtype, damaged)
         self._kept: list[Items] = []  # one each
-        self._runs: list[tuple[int, Run]] = []  # number of the first item
-        self._gone = Intervals()
+        self._runs: list[NumberedRun] = []
+        self._gone = Intervals()  # all numbers below the next one that were taken out
+        self._untidy = False  # something was taken out since runs were looked through
         self._next_number = 1
         self._spill_at = MEMORY_ITEMS
 
     def _all_runs(self) -> list[Run]:
-        return [run for _, run in self._runs]
+        return [one.run for one in self._runs]
 
     def __len__(self) -> int:
         """How many items there are that were not taken out."""
-        return len(self._kept) + sum(run.items for _, run in self._runs) - self._gone.size
+        return self._next_number - 1 - self._gone.size
 
     def add(self, items: Items) -> None:
         """Put items in, with the next numbers. When they are too many for memory and no run can be written (a full
@@ -69,21 +82,73 @@ class ItemLog(RunOwner):
                 self._spill_at = len(self._kept) + MEMORY_ITEMS // 8
 
     def _spill(self) -> None:
-        items = np.concatenate(self._kept)
-        self._runs.append((int(items["number"][0]), self._add_run(items)))
-        self._kept, self._spill_at = [], MEMORY_ITEMS
+        self._forget_gone()
+        if len(self._kept) > MEMORY_ITEMS // 2:
+            self._runs.append(self._run_of(np.concatenate(self._kept)))
+            self._kept = []
+        self._spill_at = MEMORY_ITEMS
+
+    def _run_of(self, items: Items) -> NumberedRun:
+        """Raises StorageFull or StorageFailed."""
+        numbers = items["number"]
+        return NumberedRun(int(numbers[0]), int(numbers[-1]) + 1, self._add_run(items))
+
+    def _forget_gone(self) -> None:
+        """Let go of items in memory that were taken out."""
+        self._kept = [item for item in self._kept if int(item["number"][0]) not in self._gone]
+
+    def _left_in(self, one: NumberedRun) -> int:
+        return sum(end - start for start, end in self._gone.missing(one.first, one.end))
+
+    def _tidy(self) -> None:
+        """Drop runs of which nothing is left; make one of neighbours of which less than half is left."""
+        self._untidy = False
+        self._forget_gone()
+        left = [(one, count) for one in self._runs if (count := self._left_in(one))]
+        self._runs = [one for one, _ in left]
+        for at in range(len(left)):
+            items, total, end = 0, 0, at
+            while end < min(len(left), at + MERGED_RUNS) and (end == at or total + left[end][1] <= MEMORY_ITEMS):
+                items, total, end = items + left[end][0].run.items, total + left[end][1], end + 1
+            if items > 2 * total:
+                try:
+                    self._merge(at, end)
+                    self._untidy = True  # there may be more
+                except StorageError as error:
+                    self._damaged.append(error)
+                return
+
+    def _merge(self, at: int, end: int) -> None:
+        """Raises StorageFull or StorageFailed."""
+        blocks = [block for one in self._runs[at:end] for block in self._blocks(one, one.first - 1)]
+        items = np.concatenate(blocks) if blocks else np.empty(0, self._dtype)
+        first, last = self._runs[at].first, self._runs[end - 1].end
+        self._runs[at:end] = [self._run_of(items)] if len(items) else []
+        there = set(items["number"].tolist())
+        for start, stop in self._gone.missing(first, last):
+            for number in range(start, stop):
+                if number not in there:  # it was rotten in both files, and that was told of
+                    self._gone.add(number, number + 1)
 
     def after(self, number: int) -> Iterator[Items]:
         """The items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
-        for first, run in self._runs:
-            start = max(0, number + 1 - first)
-            while start < run.items:
-                block = run.read(start)
-                start += len(block)
-                yield self._left(block[block["number"] > 0])
+        for one in self._runs:
+            if number + 1 < one.end:
+                yield from self._blocks(one, number)
         if self._kept:
             block = np.concatenate(self._kept)
             yield self._left(block[block["number"] > number])
+
+    def _blocks(self, one: NumberedRun, number: int) -> Iterator[Items]:
+        """The blocks of a run that have items with a higher number. Raises StorageFailed."""
+        is_whole = one.run.items == one.end - one.first
+        start = max(0, number + 1 - one.first) if is_whole else 0
+        while start < one.run.items:
+            block = one.run.read(start)
+            start += len(block)
+            block = block[block["number"] > max(number, 0)]  # rotten ones have the number 0
+            if len(block):
+                yield self._left(block)
 
     def _left(self, items: Items) -> Items:
         gone = self._gone
@@ -100,7 +165,7 @@ class ItemLog(RunOwner):
         """The next item gets that number: what had the numbers up to it is not known any more."""
         start, count = self._next_number, number - self._next_number
         if count > 0:
-            self.add(np.zeros(count, self._dtype))
+            self._next_number = number
             self._gone.add(start, number)
 
     def has(self, number: int) -> bool:
@@ -109,18 +174,24 @@ class ItemLog(RunOwner):
 
     def take_out(self, start: int, end: int) -> int:
         """The items with numbers [start, end) are gone; returns how many of them were there."""
-        return self._gone.add(start, min(end, self._next_number))
+        found = self._gone.add(start, min(end, self._next_number))
+        self._untidy |= found > 0
+        return found
 
     def claim(self) -> ItemLogClaim:
-        """For a checkpoint."""
-        runs = [(run.number, run.items, first) for first, run in self._runs]
+        """For a checkpoint, which has to claim the runs that there are now."""
+        if self._untidy:
+            self._tidy()
+        runs = [(one.run.number, one.run.items, one.first, one.end) for one in self._runs]
         kept = b"".join(item.tobytes() for item in self._kept)
         return ItemLogClaim(self._next_number, self._next_run, runs, kept, list(self._gone))
 
     def restore(self, claim: ItemLogClaim) -> None:
         """Take over what ``claim`` gave."""
         self._next_number, self._next_run = claim.next_number, claim.next_run
-        self._runs = [(first, self._run(RunClaim(number, items, 0))) for number, items, first in claim.runs]
+        self._runs = [
+            NumberedRun(first, end, self._run(RunClaim(number, items, 0))) for number, items, first, end in claim.runs
+        ]
         kept = np.frombuffer(claim.kept, self._dtype)
         self._kept = [kept[at : at + 1] for at in range(len(kept))]
         for start, end in claim.gone:
